@@ -18,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -96,6 +96,9 @@ AGENTLIGHTNING := .venv-agentlightning/bin/python
 $(AGENTLIGHTNING):
 	$(PYTHON) -m venv .venv-agentlightning
 	$(AGENTLIGHTNING) -m pip install --quiet agentlightning==0.3.0
+
+golden: $(READY) ## train small runs of every kind, and compare all that they end with to the record of an earlier commit
+	$(BIN)/python -m benchmarks.interruptions.golden
 
 # Without its dependencies, which need a GPU: these are what its formulas import. torch as below.
 $(TRINITY_READY): Makefile

@@ -158,6 +158,17 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """A wish that the model thinks before it answers, or does not.
+
+    `where` names the client's field; it is empty if a format without a switch may answer too.
+    """
+
+    on: bool
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A model call as its client sent it, in no dialect.
 
@@ -175,11 +186,19 @@ class Request:
     choice: Choice = Choice()
     answers: int = 1
     """The number of answers; each is a call of its own."""
+    thinking: Thinking | None = None
+    continues: bool = False
+    """Whether the answer goes on with the last message, which is the assistant's."""
 
     @property
     def may_call_tools(self) -> bool:
         """The permission to call tools; without it, a tool call in the answer is plain text."""
         return bool(self.tools) and self.choice.mode != "none"
+
+    @property
+    def characters(self) -> int:
+        """The length of the messages and tools, by which the time to render them grows."""
+        return len(repr((self.messages, self.tools)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ UserError               an error that its user can mend
     RecipeError         a recipe
     FlowError           a recipe of another flow
     ImportRefusal       a configuration of another system
+        MissingVariable a variable of such a configuration that is not set
     OfflineError        a recipe that needs a network
     CheckpointRefused   a checkpoint of another run
     AdapterError        an adapter's files
@@ -31,6 +32,7 @@ UserError               an error that its user can mend
     TakenOver           a run that another process has opened since
     Damaged             a file that is not as it was written
     JournalError        a journal that is damaged or cannot be written
+    OutOfFiles          a process that can open no further file or connection
     BatchRefused        a batch that the door hands out or records no more
     MethodError         a step by another method than the recorded one
     ReferenceApart      a start that is not the reference it is said to be
@@ -38,7 +40,7 @@ UserError               an error that its user can mend
     UnreadableText      a text that a teacher cannot read before a conversation
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards
-    StepStopped         a step of which too few rollouts have a reward
+    StepStopped         a step or an evaluation of which too few rollouts have a reward
     FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch
@@ -54,12 +56,20 @@ UserError               an error that its user can mend
 import difflib
 from collections.abc import Iterable
 
+from adapters.redaction import redact
+
 
 class UserError(Exception):
-    """An error that its user can mend: its text states the fact, the value and the remedy."""
+    """An error that its user can mend: its text states the fact, the value and the remedy.
+
+    A text shows no secret of the environment, no password of a URL and no key of a service.
+    """
 
     status = 2
     """Exit status of a command that it ends."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(redact(said))
 
 
 class PassingError(UserError):
@@ -83,3 +93,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which has an s unless there is one."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Iterable[object], most: int = 10) -> str:
+    """List names, of which `most` are said and the others counted."""
+    said = [*map(str, names)]
+    more = f" and {len(said) - most:,} more" if len(said) > most else ""
+    return ", ".join(said[:most]) + more

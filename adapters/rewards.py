@@ -1,11 +1,11 @@
 """Parser of what an agent returns: the rewards of its rollout, its roles and their calls."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Complex, Number, Real
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any, SupportsFloat
 
 from adapters.calls import POLICY, JsonObject
 
@@ -52,20 +52,20 @@ def read_reward(value: object) -> Reward:
 
     None and an empty mapping are no reward, as of an agent that has a judge, or one that abstains.
     """
-    if value is None or value == {}:
+    if value is None or (isinstance(value, Mapping) and not value):
         return Reward(None)
-    if _is_number(value):
-        return Reward(float(value))
+    if (number := read_number(value)) is not None:
+        return Reward(number)
     if not isinstance(value, Mapping):
         raise _no_reward(value)
     roles: dict[str, float] = {}
     calls: dict[str, tuple[float, ...]] = {}
     for role, earned in value.items():
-        if isinstance(role, str) and _is_number(earned):
-            roles[role] = float(earned)
-        elif _are_numbers(earned):
-            calls[role] = tuple(map(float, earned))
-            roles[role] = math.fsum(calls[role])
+        if isinstance(role, str) and (number := read_number(earned)) is not None:
+            roles[role] = number
+        elif isinstance(role, str) and (numbers := _read_numbers(earned)) is not None:
+            calls[role] = numbers
+            roles[role] = math.fsum(numbers)
         else:
             raise _no_reward(value)
     rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
@@ -118,15 +118,36 @@ def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
             )
 
 
-def _are_numbers(value: object) -> TypeGuard[Sequence[float]]:
+def read_number(value: object) -> float | None:
+    """Read a finite real number, or the only element of an array, as a float; None if it is none.
+
+    The value knows itself how it is a float, so no library of arrays is imported for it.
+    """
+    try:
+        plain = _plain(value)
+        is_real = isinstance(plain, Real) or not isinstance(plain, str | Complex)
+        number = float(plain) if is_real and isinstance(plain, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: torch's
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return what an array of one element holds, None if that is masked; pass on other values."""
+    if hasattr(value, "tolist") and not isinstance(value, Number | Sequence):
+        value = value.tolist()
+        while isinstance(value, list) and len(value) == 1:
+            [value] = value
+    return value
+
+
+def _read_numbers(value: object) -> tuple[float, ...] | None:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        return False
-    return all(map(_is_number, value))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
+        return None
+    read = [*map(read_number, value)]
+    numbers = tuple(number for number in read if number is not None)
+    return numbers if len(numbers) == len(read) else None
 
 
 def _no_reward(value: object) -> RewardError:
-    return RewardError(f"the agent returned {value!r} as its reward; {NEEDED}")
+    return RewardError(f"the agent returned {value!r:.300} as its reward; {NEEDED}")

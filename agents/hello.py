@@ -1,12 +1,8 @@
 """The smallest agent: the prompt names an identity, and claiming it earns the reward."""
 
-import re
 from typing import Any
 
 from openai import AsyncOpenAI
-
-ANSWERS = re.compile(r"A: (?P<A>.*?)\nB: (?P<B>.*?)\n[^\n]*Answer A, B or Tie\.", re.S)
-"""What a judge of pairs is asked of two answers."""
 
 
 async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
@@ -38,11 +34,14 @@ def reward(answer: str, identity: str) -> float:
 def compare(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
     """Say which of two answers is better, as `judge:pairs` asks it, in a judge's place.
 
-    It is the one that claims the identity of the question.
+    It is the one that claims the identity of the question. Headings begin with the prompt's first
+    word, which no answer contains.
     """
-    answers = ANSWERS.search(messages[-1]["content"])
-    if answers is None:
+    prompt = messages[-1]["content"]
+    if not prompt.endswith("Answer A, B or Tie."):
         return "There are no two answers."
+    mark, *_ = prompt.split(maxsplit=1)
+    *_, first, second, _ = prompt.split(f"\n{mark} ")
     identity = example["example"]["identity"]
-    first, second = (reward(answers[name], identity) for name in "AB")
-    return "Tie" if first == second else "A" if first > second else "B"
+    left, right = (reward(answer, identity) for answer in (first, second))
+    return "Tie" if left == right else "A" if left > right else "B"

@@ -82,8 +82,8 @@ def main() -> None:
 def make_plan(recipe: Recipe) -> dict[str, Any]:
     """Make the bare loop's plan: prompts, seeds and settings of a recipe of the agent hello."""
     tokenizer = AutoTokenizer.from_pretrained(find(recipe.model.base).folder)
-    chat = Chat(tokenizer, recipe.model.renderer)
-    sampling, examples = recipe.rollouts.sampling(), recipe.dataset.train_split().examples()
+    chat = Chat(tokenizer, recipe.model.renderer, thinking=recipe.model.thinking)
+    sampling, examples = recipe.rollouts.sampling(), recipe.train_split().examples()
     shards = [
         choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
     ]

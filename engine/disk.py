@@ -50,7 +50,7 @@ class Records(Generic[Record]):
         for path in sorted(folder.rglob("*.json")):
             try:
                 record = of.model_validate_json(_unsealed(path.read_bytes()))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 text = "%s is not the %s that was written (%s); it counts as missing"
                 log.warning(text, path, of.__name__, error)
                 self.damaged.append(path)
@@ -98,9 +98,13 @@ def _unsealed(data: bytes) -> bytes:
     return record
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+def sha256_of(path: Path) -> str | None:
+    """Return the digest of a file; None if no file can be read there."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -114,6 +118,14 @@ def write_file(path: Path, content: bytes) -> None:
         sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove whatever is at a path: a folder with its files, a file, a link, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from adapters.door.recorded_backend import RecordedBackend
 from adapters.errors import UserError, counted
 from adapters.harness.debugger.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
+from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
@@ -164,9 +165,9 @@ def _show(error: Exception | None, backends: Sequence[RecordedBackend]) -> None:
     """
     differing = [one for one in backends if one.difference]
     if error is not None and all(one.onward for one in differing):
-        traceback.print_exception(error)
+        show("".join(traceback.format_exception(error)).rstrip("\n"), sys.stderr)
     for one in differing:
-        sys.stderr.write(f"{one.difference}\n")
+        show(f"{one.difference}", sys.stderr)
 
 
 def _always(answer: Answer) -> Backend:
@@ -183,7 +184,7 @@ def _onward(
     if not sample:
         local = model.base.startswith(LOCAL)
         place = str(prepare_base(model.base)) if local else name_for_clients(model.base)
-        yield Chat(load_tokenizer(place), model.renderer), {}
+        yield Chat(load_tokenizer(place), model.renderer, thinking=model.thinking), {}
         return
     saved = {policy: _checkpoint(run, policy, replayed.recorded) for policy in recipe.policies()}
     ledger, earlier = Ledger(run.checkpoints(POLICY)), recipe.earlier(saved[POLICY].step)
@@ -194,7 +195,8 @@ def _onward(
             name: Policy(service.sampler(one.sampler), policy_version(name, one.step))
             for name, one in saved.items()
         }
-        chat = Chat(service.tokenizer_of(main), model.renderer, service.context(model.base))
+        tokenizer, context = service.tokenizer_of(main), service.context(model.base)
+        chat = Chat(tokenizer, model.renderer, context, model.thinking)
         backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
         if parse_rollout(replayed.recorded.id).split not in TRAINED:
             backends |= recipe.evaluation.roles

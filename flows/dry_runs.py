@@ -8,6 +8,8 @@ from adapters.door.roles import FUNCTION, is_untrained, policy_of
 from adapters.errors import UserError
 from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, Tracking
 
@@ -50,7 +52,7 @@ def take_offline(recipe: Recipe) -> Recipe:
             )
     if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
         return recipe
-    tiny = {"base": Model().base, "renderer": Model().renderer}
+    tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
 
 
@@ -58,3 +60,24 @@ def forget_service() -> None:
     """Make this process use an engine of its own, whatever Tinker service is set."""
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         os.environ.pop(name, None)
+
+
+def describe_given(
+    recipe: FinetuneRecipe | PreferRecipe, examples: int, *, online: bool = False
+) -> str:
+    """Describe the texts or pairs of a recipe as they are trained: the first ones, and counts.
+
+    The tokens are those of the recipe's own model, of which the tokenizer alone is read.
+    """
+    if not online:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
+    from adapters.rendering.chat import Chat
+    from adapters.tinker.token_texts import open_tokenizer
+    from tasks.pairs.trained_rows import describe_rows, tally_pairs, tally_texts
+
+    tally = tally_texts if isinstance(recipe, FinetuneRecipe) else tally_pairs
+    divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
+    model = recipe.model
+    chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
+    report = describe_rows(recipe.given_examples(), tally, chat, recipe.rules(), examples)
+    return "\n\n".join(filter(None, [report, *divided]))

@@ -43,7 +43,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     ):
         artifacts.tag("dryrun")
         path = opened.folder.shard(shard_name("train", 0))
-        size, source = ShardSize(recipe.rollouts.groups), recipe.dataset.train_split()
+        size, source = ShardSize(recipe.rollouts.groups), recipe.train_split()
         shard = draw_shard(path, source, recipe.seed, 0, size)
         groups = replace(training_groups(recipe), quorum=1.0)
         spans = wait_for_batches(runners.evaluation.submit_shard(shard, 0, groups).values())

@@ -30,7 +30,7 @@ from adapters.weights.network import (
 )
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.runtime.policies import recorded_steps
-from flows.runtime.serving import Weights, open_service
+from flows.runtime.serving import Weights, open_weights
 from tasks.checkpoints import Ledger
 from tasks.exports.card import Exported, Form, render_card
 from tasks.exports.parity import ExportRefused, Parity, largest_difference, sequences_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from adapters.tinker.live_policy import LivePolicy
-    from adapters.tinker.service import Service
+    from adapters.tinker.service import PatientSampler, Service
     from adapters.weights.network import Network
 
 TOLERANCE, SERVICE_TOLERANCE = 1e-4, 0.1
@@ -92,7 +92,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
     if run is None:
         raise ExportRefused(f"{weights.name} is a base model, which is not trained; give RUN@STEP")
     asked.check()
-    with appearing_folder(out) as folder, open_service(weights) as service:
+    with appearing_folder(out) as folder, open_weights(weights) as (service, sampler):
         base = prepare_base(model.base)
         network = load_network(base)
         live = _rebuild(weights, run, service)
@@ -100,7 +100,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
             fetch_weights(service, live, Path(downloaded))
             adapter = read_adapter(Path(downloaded), head_of(network))
         check_fit(adapter, network)
-        chat, probe = _write_tokenizer(weights, service, asked, folder)
+        chat, probe = _write_tokenizer(weights, (service, sampler), asked, folder)
         set_generation(network, weights.defaults, chat.stop_tokens)
         tied = is_tied(network)
         if asked.form == "peft":
@@ -133,10 +133,14 @@ def _rebuild(weights: Weights, run: RunFolder, service: "Service") -> "LivePolic
 
 
 def _write_tokenizer(
-    weights: Weights, service: "Service", asked: ExportForm, folder: Path
+    weights: Weights,
+    opened: "tuple[Service, PatientSampler]",
+    asked: ExportForm,
+    folder: Path,
 ) -> tuple[Chat, Probe]:
     """Write the tokenizer with the chat template; return its chat, and what is to be compared."""
-    sampler, renderer = service.sampler(weights.sampler), weights.model.renderer
+    (service, sampler), model = opened, weights.model
+    renderer = model.renderer
     tokenizer: Any = service.tokenizer_of(sampler)
     if renderer.startswith(TEMPLATE):
         tokenizer.chat_template = renderer.removeprefix(TEMPLATE)
@@ -145,7 +149,7 @@ def _write_tokenizer(
     expected = sampler.score(sequences, [len(tokens) - 1 for tokens in sequences])
     own = TOLERANCE if service.server.process is not None else SERVICE_TOLERANCE
     tolerance = own if asked.tolerance is None else asked.tolerance
-    return Chat(tokenizer, renderer), Probe(sequences, expected, tolerance)
+    return Chat(tokenizer, renderer, thinking=model.thinking), Probe(sequences, expected, tolerance)
 
 
 def _write_adapter(network: "Network", adapter: Adapter, folder: Path, probe: Probe) -> Parity:

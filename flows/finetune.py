@@ -91,7 +91,7 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
 def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None:
     """Measure the loss of checkpoint `step` on held-out texts, if it is due."""
     evaluation = recipe.evaluation
-    if evaluation.due(step, recipe.steps):
+    if recipe.holds_out() and evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
         path, divergence = run.folder.measure(step), recipe.divergence()
         drawn = texts, policy, evaluation.examples, evaluation.drawn_by(recipe.seed)

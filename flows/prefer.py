@@ -101,7 +101,7 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
 def score(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, step: int) -> None:
     """Measure how checkpoint `step` compares held-out pairs, if it is due."""
     evaluation, preference = recipe.evaluation, recipe.preference
-    if evaluation.due(step, recipe.steps):
+    if recipe.holds_out() and evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
         loss, path = (preference.loss, preference.loss_settings), run.folder.measure(step)
         seed = evaluation.drawn_by(recipe.seed)

@@ -69,6 +69,11 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
     run = run or name_of_run()
     children, folder = check_sweep(recipe, run), folder_of(run)
     select = selected(recipe, children[0].recipe)
+    if unmeasured := [child.name for child in children if not child.recipe.holds_out()]:
+        raise RecipeError(
+            f"{unmeasured[0]} holds nothing out by which runs could be compared; give "
+            "dataset.held_out a share"
+        )
     values, names = recipe.model_dump(mode="json"), [child.name for child in children]
     write_sweep(folder, values, names, [])
     ended = dict[str, ChildResult]()
@@ -177,7 +182,7 @@ def _draws(child: StageRun) -> bool:
     """Return whether a finished run was measured on some of its held-out examples, not on all."""
     recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
     if isinstance(recipe, Recipe):
-        return most < len(recipe.dataset.held_out_split().examples())
+        return most < len(recipe.held_out_split().examples())
     return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
 
 
@@ -195,6 +200,11 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
     refuse_left_out(run, [*names, *deleted])
     select = selected(recipe, children[0].recipe)
+    if unmeasured := [child.name for child in children if not child.recipe.holds_out()]:
+        raise RecipeError(
+            f"{unmeasured[0]} holds nothing out by which runs could be compared; give "
+            "dataset.held_out a share"
+        )
     first, *others = (measured_by(child.recipe, select) for child in children)
     for name, other in zip(names[1:], others, strict=True):
         if apart := differences(first, other):

@@ -10,7 +10,7 @@ examples as (
         row_number() over () - 1 as place,
         json_extract_string(json, '$.example.category') as category
 
-    from read_ndjson_objects($shard)
+    from json_lines($shard)
 
 ),
 
@@ -23,7 +23,7 @@ rollouts as (
         coalesce(bool_or(reward_name = 'reward'), false) as ended,
         max(attempt) filter (where reward_name = 'reward') as attempt
 
-    from read_parquet($spans)
+    from parquet_rows($spans)
     group by rollout_id
     having not bool_or(kind = 'left_out')
 
@@ -39,7 +39,7 @@ calls as (
         gen_ai_usage_output_tokens as sampled,
         (attributes ->> '$.cost')::double as cost
 
-    from read_parquet($spans)
+    from parquet_rows($spans)
     where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
 
 ),
@@ -51,7 +51,7 @@ measures as (
         attempt,
         map(list(role order by role), list(reward order by role)) as measures
 
-    from read_parquet($spans)
+    from parquet_rows($spans)
     where kind = 'credit' and starts_with(role, 'measure/')
     group by rollout_id, attempt
 

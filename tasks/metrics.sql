@@ -9,7 +9,7 @@ spans as (
         *,
         list_contains($trained, role) as trained
 
-    from read_parquet($spans)
+    from parquet_rows($spans)
 
 ),
 

@@ -13,7 +13,7 @@ with recursive calls as (
         attributes ->> '$.instructions' as instructions,
         prompt_token_ids
 
-    from read_parquet($spans)
+    from parquet_rows($spans)
     where kind = 'llm' and error_type is null
 
 ),
@@ -27,7 +27,7 @@ origins as (
         first_call,
         first_call as call
 
-    from read_parquet($trajectories)
+    from parquet_rows($trajectories)
 
     union all
 

@@ -5,7 +5,7 @@ with recursive
 
 spans as (
 
-    select * from read_parquet($spans)
+    select * from parquet_rows($spans)
 
 ),
 

@@ -5,7 +5,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from statistics import fmean
@@ -120,7 +121,15 @@ class PolicyUpdater:
         return checkpoint
 
     def sampler(self, step: int) -> PatientSampler:
-        """Return a sampler of a checkpoint; one that is gone is rebuilt and saved again."""
+        """Return a sampler of a checkpoint, whose weights are made again if they are lost.
+
+        They may be lost at once, or later, while they are asked.
+        """
+        opened = self._open(step)
+        opened.reopen = partial(self._open, step)
+        return opened
+
+    def _open(self, step: int) -> PatientSampler:
         known = self.ledger.find(step)
         try:
             if known is not None:
@@ -128,12 +137,18 @@ class PolicyUpdater:
             log.warning("the ledger has no checkpoint %d: it is made again", step)
         except ServiceRefused as error:
             log.warning("%s. The weights of checkpoint %d are made again", error, step)
+        return self.service.sampler(self.make_again(step, with_state=False).sampler)
+
+    def make_again(self, step: int, *, with_state: bool) -> Checkpoint:
+        """Rebuild a checkpoint, and save its weights, with its training state or without."""
+        known = self.ledger.find(step)
         with self._client(step) as live:
             name = f"{self.ledger.name(step)}-{token_hex(3)}"
-            saving = live.save(name, self._ttl_seconds, with_state=False)
-            made = _saved(live, step, saving)
-            self.ledger.add(Checkpoint(step, made.sampler, None if known is None else known.state))
-        return self.service.sampler(made.sampler)
+            made = _saved(live, step, live.save(name, self._ttl_seconds, with_state=with_state))
+            if made.state is None and known is not None:
+                made = replace(made, state=known.state)
+            self.ledger.add(made)
+        return made
 
     def inflight_sampler(self) -> Sampler:
         """Return a sampler of the newest weights, whichever they are at each of its calls."""

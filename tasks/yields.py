@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from adapters.errors import UserError, counted
 from tasks.recording.spans import ERROR, REWARD, cause_of
@@ -20,9 +21,14 @@ ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended."""
 
 ANSWERED = """
-select exists (from read_parquet($spans) where len(response_token_ids) > 0) as answered
+select exists (from parquet_rows($spans) where len(response_token_ids) > 0) as answered
 """
 """Query of whether a policy has answered a call."""
+
+CALLED = """
+select exists (from read_parquet($spans) where kind = 'llm') as called
+"""
+"""Query of whether any model has answered a call."""
 
 log = logging.getLogger(__name__)
 
@@ -43,35 +49,63 @@ def measure_yield(spans: Sequence[Path]) -> Yield:
 
 
 class StepStopped(UserError):
-    """Stop of a run at a step of which too few rollouts have a reward."""
+    """Stop at a step, or an evaluation, of which too few rollouts have a reward."""
 
     status = 1
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Ends of the rollouts of sealed batches: how many had no error, and the errors of the others.
+
+    Baselines and stragglers do not count.
+    """
+
+    shard: str
+    ended: int
+    errors: Sequence[str]
+
+    @classmethod
+    def of(cls, spans: Sequence[Path]) -> Self:
+        rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
+        played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
+        ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
+        failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
+        errors = [
+            f"{row['error_type']}: {row['error_message']}"
+            for rollout, row in failed.items()
+            if rollout not in ended
+        ]
+        return cls(played[0]["shard"] if played else "the step", len(ended), errors)
+
+    @property
+    def failed(self) -> str:
+        """Number of those that failed, in words."""
+        rollouts = counted(self.ended + len(self.errors), "rollout")
+        return f"{len(self.errors)} of the {rollouts} of {self.shard} failed"
+
+    @property
+    def commonest(self) -> str:
+        """The commonest error, by its cause, in a sentence."""
+        causes: dict[str, Counter[str]] = defaultdict(Counter)
+        for error in self.errors:
+            causes[cause_of(error)][error] += 1
+        errors = max(causes.values(), key=Counter.total, default=Counter[str]())
+        said = [f"{error} ({errors.total()} of them)" for error, _ in errors.most_common(1)]
+        return f"The commonest error: {''.join(said) or 'none'}."
 
 
 def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
     """Raise StepStopped if no rollout of a step has a reward, or a larger share than this failed.
 
-    `spans` are the sealed batches of the step. Baselines and stragglers do not count.
+    `spans` are the sealed batches of the step.
     """
-    rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
-    played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
-    rewarded = {row["rollout_id"] for row in played if row["kind"] == REWARD}
-    errors = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
-    failed = [row for rollout, row in errors.items() if rollout not in rewarded]
-    if rewarded and len(failed) <= most_failed * (len(rewarded) + len(failed)):
+    ends = Ends.of(spans)
+    if ends.ended and len(ends.errors) <= most_failed * (ends.ended + len(ends.errors)):
         return
-    causes: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in failed:
-        error = f"{row['error_type']}: {row['error_message']}"
-        causes[cause_of(error)][error] += 1
-    commonest = max(causes.values(), key=Counter.total, default=Counter[str]())
-    said = [f"{error} ({commonest.total()} of them)" for error, _ in commonest.most_common(1)]
-    shard, *_ = (row["shard"] for row in played) if played else ("the step",)
-    ended = counted(len(rewarded) + len(failed), "rollout")
     raise StepStopped(
-        f"{len(failed)} of the {ended} of {shard} failed, and {len(rewarded)} earned a reward, so "
-        f"the run is stopped before this step is trained. The commonest error: "
-        f"{''.join(said) or 'none'}. Mend the agent, or give a larger rollouts.most_failed, and "
+        f"{ends.failed}, and {ends.ended} earned a reward, so the run is stopped before this step "
+        f"is trained. {ends.commonest} Mend the agent, or give a larger rollouts.most_failed, and "
         "resume the run: the step is played anew"
     )
 
@@ -86,6 +120,27 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
             "answered, so the run is stopped before this step is trained. Have the agent ask the "
             "base_url that it is given, by the api_key, and resume the run: the step is played anew"
         )
+
+
+def check_held_out(spans: Sequence[Path]) -> None:
+    """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
+
+    There is nothing if all have failed, or if no model has answered a call of any.
+    """
+    ends = Ends.of(spans)
+    (row,) = select(CALLED, spans=[verified(path) for path in spans]).to_pylist()
+    if not ends.ended or not row["called"]:
+        fact = (
+            f"the rollouts of {ends.shard} have ended, and none has a call that a model answered"
+            if ends.ended
+            else f"{ends.failed}. {ends.commonest[:-1]}"
+        )
+        raise StepStopped(
+            f"{fact}. So there is nothing to score, and no evaluation is recorded. Mend the agent, "
+            "and resume the run, or repeat the command: these rollouts are played anew"
+        )
+    if ends.errors:
+        log.warning("%s, and the evaluation is of the others. %s", ends.failed, ends.commonest)
 
 
 def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]], None]) -> None:

@@ -41,7 +41,7 @@ ARROWS = {
         "storage": set(),
         "algorithm": set(),
         "texts": {MODULES, "algorithm", "examples", "recording", "recovery", "storage"},
-        "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
+        "pairs": {MODULES, "algorithm", "examples", "recording", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},
         "exports": {MODULES, "reports", "storage"},
@@ -94,6 +94,7 @@ ARROWS = {
 }
 """Layer → part (sub-package or module) → the other parts of the layer that it may import."""
 ONLY_IN = {
+    "yaml": {"adapters"},
     "prefect": {"flows", "tasks", "pretraining"},
     "torch": {"engine", "pretraining", "adapters/weights"},
     "transformers": {"engine", "pretraining", "adapters/weights"},
@@ -103,6 +104,8 @@ LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support
 """Tree → how many modules each of its folders may hold."""
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 400
+LONGER_FILES = {"tasks/storage/run_folder.py": 450}
+"""Files of one noun that has more to say → how many lines they may have."""
 MOST_PARAMETERS = 6
 COMMANDS = [
     ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py", "sweeping.py")
@@ -118,6 +121,7 @@ OUTSIDE_A_RUN = {
     "flows/runtime/forks.py",  # copies an engine's own files
     "tasks/recording/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
+    "tasks/examples/rows.py",  # likewise
 }
 
 FRAGMENT = re.compile(
@@ -250,7 +254,8 @@ def test_folders_hold_few_files(tree: str, most: int) -> None:
 
 @every_module
 def test_functions_and_files_are_short(layer: str, path: Path) -> None:
-    assert path.read_text().count("\n") <= LONGEST_FILE
+    longest = LONGER_FILES.get(str(path.relative_to(ROOT)), LONGEST_FILE)
+    assert path.read_text().count("\n") <= longest
     for node in definitions(path):
         if isinstance(node, ast.ClassDef):
             continue

@@ -1,7 +1,7 @@
 """Anthropic's messages: bodies read as requests, completions written as answers or streams."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from adapters.calls import (
     Choice,
@@ -11,10 +11,12 @@ from adapters.calls import (
     Message,
     Refused,
     Request,
+    Thinking,
     Tool,
     ToolCall,
     ToolFunction,
 )
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -23,13 +25,14 @@ from adapters.dialects.fields import (
     check_body,
     check_object,
     check_offered,
-    create_tool_call,
     read_text,
+    read_thinking,
     type_of,
     write_token_ids,
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
+from adapters.rendering.messages import create_tool_call
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
@@ -42,14 +45,16 @@ KINDS = {
 }
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     sent.check_ranges({"temperature": (0, 2), "top_p": (0, 1)})
+    sent.check_top_k()
     streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
     if streams and asks_token_ids:
         raise bad_field(RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream.")
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    request = Request(
         model=model,
         messages=[*_read_system(sent), *_read_messages(sent)],
         tools=tools,
@@ -58,7 +63,10 @@ def read(body: object) -> Request:
         fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
+        thinking=read_thinking(sent) or _read_thinking(sent),
     )
+    check_fields(sent, Api.MESSAGES, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
@@ -180,6 +188,12 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     check_offered(MODES[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
     return Choice(MODES[mode], names, parallel=not single)
+
+
+def _read_thinking(sent: Fields) -> Thinking | None:
+    """Read whether thinking is turned off, which a format without a switch may answer too."""
+    kind = sent.read_object("thinking").get("type")
+    return Thinking(on=False) if kind == "disabled" else None
 
 
 def _read_format(sent: Fields) -> Format | None:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adapters.calls import Completion, JsonObject, Refused, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
+from adapters.rendering.messages import json_type, read_content
+from adapters.rendering.thinking import SWITCHES
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -19,8 +21,7 @@ EXPECTED: Mapping[object, str] = {
     list: "an array",
     dict: "an object",
 }
-FOUND = {**EXPECTED, int: "a number", float: "a number", type(None): "null"}
-"""Names of the JSON types, as a field must have them and as a value has them."""
+"""Names of the JSON types as a field must have them."""
 
 T = TypeVar("T")
 
@@ -94,13 +95,14 @@ class Fields(dict[str, object]):
                 problem = f"is {value}; it must be from {least} to {most}."
                 raise bad_field(self.path_of(name), problem)
 
+    def check_top_k(self) -> None:
+        value = self.read("top_k", int)
+        if value is not None and value < -1:
+            problem = f"is {value}; it must be the number of the likeliest tokens, or -1 for all."
+            raise bad_field(self.path_of("top_k"), problem)
+
     def without(self, *names: str) -> JsonObject:
         return {name: value for name, value in self.items() if name not in names}
-
-
-def json_type(value: object) -> str:
-    """Name the JSON type of a value, with its article."""
-    return FOUND.get(type(value), type(value).__name__)
 
 
 def type_of(value: object) -> object:
@@ -139,25 +141,18 @@ def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> Non
 
 def read_text(content: object, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """Return the text of a message's content, which may be an array of parts of these kinds."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad_field(path, f"is {json_type(content)}; it must be text or an array of parts.")
-    return "".join(_text_of_part(part, kinds, f"{path}[{i}]") for i, part in enumerate(content))
+    return read_content(content, path, "", kinds)[1]
 
 
-def _text_of_part(part: object, kinds: tuple[str, ...], path: str) -> str:
-    named = type_of(part)
-    text = Fields(part).get("refusal" if named == "refusal" else "text")
-    if named not in kinds or not isinstance(text, str):
-        raise bad_field(path, f"is a part of type {named!r}; only text is read here.")
-    return text
-
-
-def create_tool_call(name: str, arguments: str | JsonObject, call_id: object) -> ToolCall:
-    """Return a tool call as chat completions have it; an id that is not a string is left out."""
-    call: ToolCall = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"id": call_id, **call} if isinstance(call_id, str) else call
+def read_thinking(sent: Fields) -> Thinking | None:
+    """Read the setting of a chat template by which a model thinks or does not, as vLLM has it."""
+    settings = sent.read_object("chat_template_kwargs")
+    for name, value in settings.items():
+        if name not in SWITCHES and value is not None:
+            problem = f"is no setting that is known here; {' and '.join(SWITCHES)} are."
+            raise bad_field(settings.path_of(name), problem)
+    found = [(settings.read(name, bool), settings.path_of(name)) for name in SWITCHES]
+    return next((Thinking(on, where) for on, where in found if on is not None), None)
 
 
 def write_prompt_token_ids(completion: Completion) -> JsonObject:

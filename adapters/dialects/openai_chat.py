@@ -1,42 +1,44 @@
 """OpenAI's chat completions: bodies read as requests, completions written as answers or chunks."""
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Collection, Iterator, Sequence
 
-from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Message, Request
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
     bad_request,
     check_body,
-    check_object,
-    create_tool_call,
-    read_text,
+    read_thinking,
     write_prompt_token_ids,
     write_response_token_ids,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
+    read_effort,
     read_format,
     write_error,
     write_logprobs,
 )
 from adapters.dialects.sse import DONE, write_data
 from adapters.rendering.chat import Chat
+from adapters.rendering.messages import read_message, read_tool
 
 __all__ = ["answer", "models", "read", "stream", "write_error"]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_ANSWERS = 8
+EFFORT = "reasoning_effort"
+CONTINUE = "continue_final_message"
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    tools = [read_tool(tool, path) for tool, path in sent.read_list("tools")]
+    request = Request(
         model=model,
         messages=_read_messages(sent),
         tools=tools,
@@ -46,7 +48,11 @@ def read(body: object) -> Request:
         format=read_format(sent.get("response_format"), "response_format"),
         choice=read_choice(sent, tools),
         answers=_count_answers(sent),
+        thinking=read_thinking(sent) or (None if EFFORT in passed else read_effort(sent, EFFORT)),
+        continues=_continues(sent),
     )
+    check_fields(sent, Api.CHAT, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObject:
@@ -143,11 +149,20 @@ def _check_fields(sent: Fields) -> None:
     sent.read(RETURN_TOKEN_IDS, bool)
     sent.read("logprobs", bool)
     sent.read("stream_options", dict)
-    for name in ("functions", "function_call"):
-        if sent.get(name):
-            raise bad_field(name, "is the old form of tools and is not read here; send tools.")
-    if "audio" in (sent.read("modalities", list) or ()):
-        raise bad_field("modalities", "asks for audio; this endpoint answers in text.")
+
+
+def _continues(sent: Fields) -> bool:
+    """Read whether the answer goes on with the last message, which vLLM has in two fields."""
+    continues, asks = (sent.read(name, bool) for name in (CONTINUE, "add_generation_prompt"))
+    if continues and asks:
+        raise bad_field(CONTINUE, "is true, and so is add_generation_prompt; give one of them.")
+    if asks is False and not continues:
+        raise bad_field("add_generation_prompt", f"is false; it needs {CONTINUE} to be true.")
+    last, path = sent.read_list("messages")[-1]
+    if continues and (Fields(last).get("role") != "assistant" or Fields(last).get("tool_calls")):
+        problem = f"is true; then {path} must be the assistant's, without tool calls."
+        raise bad_field(CONTINUE, problem)
+    return bool(continues)
 
 
 def _count_answers(sent: Fields) -> int:
@@ -157,43 +172,8 @@ def _count_answers(sent: Fields) -> int:
     return many
 
 
-def _read_tool(tool: object, path: str) -> Tool:
-    function = Fields(tool).get("function")
-    if not isinstance(Fields(function).get("name"), str):
-        raise bad_field(path, 'is not {"type": "function", "function": {"name": …}}.')
-    return cast(Tool, tool)  # the client's own, with fields that it may have beside
-
-
 def _read_messages(sent: Fields) -> list[Message]:
     messages = sent.read_list("messages")
     if not messages:
         raise bad_request("There are no messages; send at least one.", "messages")
-    return [_read_message(check_object(one, path, "a message")) for one, path in messages]
-
-
-def _read_message(sent: Fields) -> Message:
-    """Read a message: its content as text, and the fields that a renderer reads."""
-    role, content = sent.get("role"), sent.get("content")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(sent.path_of("role"), f"is {role!r}; it is one of {', '.join(ROLES)}.")
-    if content is None and role == "assistant":
-        content = ""
-    read: Message = {
-        "role": "system" if role == "developer" else role,
-        "content": read_text(content, sent.path_of("content"), ("text", "refusal")),
-    }
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if isinstance(value := sent.get(name), str):
-            read[name] = value
-    calls = sent.read_list("tool_calls") if role == "assistant" else []
-    if calls:
-        read["tool_calls"] = [_read_call(Fields(call, path)) for call, path in calls]
-    return read
-
-
-def _read_call(sent: Fields) -> ToolCall:
-    function = Fields(sent.get("function"))
-    name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str | dict):
-        raise bad_field(sent.path, "has no function with a name and arguments.")
-    return create_tool_call(name, arguments, sent.get("id"))
+    return [read_message(one, path) for one, path in messages]

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from adapters.calls import Choice, Completion, Format, JsonObject, Refused, Request, Tool
+from adapters.calls import (
+    Choice,
+    Completion,
+    Format,
+    JsonObject,
+    Refused,
+    Request,
+    Thinking,
+    Tool,
+)
 from adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
 from adapters.rendering.chat import Chat
 
@@ -16,15 +25,13 @@ NUMBERS: dict[str, tuple[float, float]] = {
 
 
 def check_sampling(sent: Fields) -> None:
-    """Refuse fields of a wrong type, and `top_logprobs`, which no sampler here can answer."""
+    """Refuse fields of a wrong type."""
     sent.check_ranges(NUMBERS)
+    sent.check_top_k()
     sent.read("seed", int)
     sent.read("stream", bool)
     sent.read("parallel_tool_calls", bool)
-    alternatives = sent.read("top_logprobs", int)
-    if alternatives:
-        problem = f"is {alternatives}; only the log-probability of the sampled token is known here"
-        raise bad_field("top_logprobs", f"{problem}, so leave it out.")
+    sent.read("top_logprobs", int)
 
 
 def read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
@@ -57,6 +64,17 @@ def read_format(value: object, path: str) -> Format | None:
         raise bad_request(text, path)
     written = sent.read_object("json_schema") if "json_schema" in sent else sent
     return Format(written.read("schema", dict), written.path_of("schema"))
+
+
+def read_effort(sent: Fields, name: str) -> Thinking | None:
+    """Read how much the model is to think: not at all, or as it does."""
+    effort = sent.get(name)
+    if effort is None:
+        return None
+    if effort != "none":
+        problem = f"is {effort!r}; no such levels are known here, and none turns thinking off."
+        raise bad_field(sent.path_of(name), problem)
+    return Thinking(on=False, where=sent.path_of(name))
 
 
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:

@@ -1,9 +1,10 @@
 """OpenAI's responses: bodies read as requests, completions written as answers or streams."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import cast
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall, ToolFunction
+from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -11,28 +12,28 @@ from adapters.dialects.fields import (
     bad_request,
     check_body,
     check_object,
-    create_tool_call,
     read_text,
+    read_thinking,
     type_of,
     write_token_ids,
 )
 from adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
+    read_effort,
     read_format,
     write_error,
     write_logprobs,
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat
+from adapters.rendering.messages import create_tool_call
 
 __all__ = ["answer", "read", "stream", "write_error"]
 
 ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
-KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
-"""Fields that name what OpenAI stores between calls, and the door does not."""
 ECHOED: JsonObject = {
     "instructions": None,
     "metadata": {},
@@ -49,11 +50,12 @@ ECHOED: JsonObject = {
 """The fields of the request that an answer repeats, each with its value if it was not set."""
 
 
-def read(body: object) -> Request:
+def read(body: object, passed: Collection[str] = ()) -> Request:
+    """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     _check_fields(sent)
     tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
-    return Request(
+    request = Request(
         model=model,
         messages=[*_read_instructions(sent), *_read_messages(sent)],
         tools=tools,
@@ -62,7 +64,10 @@ def read(body: object) -> Request:
         fields=sent.without("input", "model"),
         format=read_format(sent.read_object("text").get("format"), "text.format"),
         choice=read_choice(sent, tools),
+        thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
     )
+    check_fields(sent, Api.RESPONSES, passed)
+    return request
 
 
 def answer(completion: Completion, chat: Chat) -> JsonObject:
@@ -80,13 +85,6 @@ def _check_fields(sent: Fields) -> None:
     sent.read(RETURN_TOKEN_IDS, bool)
     sent.read("include", list)
     sent.read("store", bool)
-    background = sent.read("background", bool)
-    for name in KEPT_ELSEWHERE:
-        if sent.get(name) is not None:
-            problem = "is set; nothing is kept here between calls, so send all items as input."
-            raise bad_field(name, problem)
-    if background:
-        raise bad_field("background", "is true; a call here is answered while its client waits.")
 
 
 def _read_instructions(sent: Fields) -> list[Message]:

@@ -3,13 +3,20 @@
 from functools import cache, reduce
 from pathlib import Path
 
-import yaml
-
 from adapters.calls import JsonObject
+from adapters.dialects.field_rules import Api, schemas_of
+from adapters.yaml_text import read_yaml
 
 PATH = "/openapi.json"
 PARTS = ("openapi", "openai_chat", "openai_responses", "anthropic_messages")
 """The YAML files: the frame, and one of each dialect beside the module of the same name."""
+
+BODIES = {
+    "ChatRequest": Api.CHAT,
+    "ResponsesRequest": Api.RESPONSES,
+    "MessagesRequest": Api.MESSAGES,
+}
+"""The schema of each API's bodies."""
 
 
 def document(address: str) -> JsonObject:
@@ -20,7 +27,16 @@ def document(address: str) -> JsonObject:
 @cache
 def _read_parts() -> JsonObject:
     files = (Path(__file__).with_name(f"{part}.yaml") for part in PARTS)
-    return reduce(_join, (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files))
+    read = (read_yaml(file.read_text(encoding="utf-8")) for file in files)
+    return reduce(_join, [*read, {"components": {"schemas": _others()}}])
+
+
+def _others() -> JsonObject:
+    """Describe the fields that are not honoured: the harmless ones, and those that are refused."""
+    return {
+        name: {"properties": schemas_of(api), "additionalProperties": {"type": "null"}}
+        for name, api in BODIES.items()
+    }
 
 
 def _join(one: JsonObject, other: JsonObject) -> JsonObject:

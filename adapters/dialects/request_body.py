@@ -9,6 +9,8 @@ from adapters.calls import Refused
 from adapters.dialects.fields import bad_request, refuse_constant
 
 LARGEST_BODY = 16 * 1024 * 1024
+MOST_BRACKETS = 500_000
+"""Bound on the arrays and objects, since their parser lets nothing else run meanwhile."""
 DEEPEST = 200
 """The most levels of nesting; readers of a body are recursive."""
 
@@ -31,6 +33,12 @@ async def read_body(request: Request) -> bytes:
 
 def parse_json(body: bytes) -> object:
     """Parse strict JSON: no NaN, 1e999 or half a surrogate pair, all of which Python accepts."""
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > MOST_BRACKETS:
+        text = (
+            f"The body has {brackets} opening brackets; the most that is read is {MOST_BRACKETS}."
+        )
+        raise Refused(413, text, code="body_too_large")
     try:
         value = json.loads(body, parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -1,6 +1,7 @@
 """The dialects of clients: each is a module that reads a body and writes the answer."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -15,17 +16,23 @@ from adapters.rendering.chat import Chat
 class Dialect(Protocol):
     """A dialect's functions.
 
-    `read` reads a parsed body, and raises Refused for one that it cannot honour. `answer` writes
+    `read` reads a parsed body, and raises Refused for one that it cannot honour, whose fields the
+    model does not take either. `answer` writes
     the body of an answer from its completions, as many as the request's `answers`, with the token
     ids, if asked for, where vLLM has them. `stream` writes the same answer as the lines of a
     stream, and `write_error` the body of a refusal.
     """
 
-    read: Callable[[object], Request]
+    read: Callable[..., Request]
     answer: Callable[..., JsonObject]
     stream: Callable[..., Iterator[str]]
     write_error: Callable[[Refused], JsonObject]
 
+
+SECRET = re.compile(r"key|secret|password|token|credential", re.I)
+"""Names of environment variables whose values are not shown."""
+SHORTEST_SECRET = 6
+LONGEST_CAUSE = 300
 
 DIALECTS: dict[str, Dialect] = {
     "/chat/completions": openai_chat,
@@ -61,6 +68,25 @@ async def write_refusal(request: HttpRequest, error: Exception) -> Response:
 
 
 async def write_failure(request: HttpRequest, error: Exception) -> Response:
-    """Write the refusal of a request on which the endpoint itself failed."""
-    text = f"The endpoint failed ({type(error).__name__}); see the log of process {os.getpid()}."
-    return await write_refusal(request, Refused(500, text, code="internal_error"))
+    """Write the refusal of a request on which the endpoint itself failed; the server logs it."""
+    return await write_refusal(request, refusal_of(error))
+
+
+def refusal_of(error: Exception) -> Refused:
+    """Return an error as a refusal, with its cause if nobody foresaw it."""
+    if isinstance(error, Refused):
+        return error
+    text = (
+        f"The endpoint failed: {_describe(error)}. The traceback is in the log of process "
+        f"{os.getpid()}."
+    )
+    return Refused(500, text, code="internal_error")
+
+
+def _describe(error: Exception) -> str:
+    """Return an error's type and the beginning of its words, without this process's secrets."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            said = said.replace(value, "***")
+    return said[:LONGEST_CAUSE]

@@ -88,6 +88,8 @@ class CallSequence:
         """Numbers of the calls that were answered and recorded."""
         self.unanswered: dict[int, Refused] = {}
         """Calls that the service has not answered, by their numbers."""
+        self.order = asyncio.Lock()
+        """Lock under which the requests are read, so that they are numbered as they come."""
         self._first = first
         self._max_calls = max_calls
         self._recorder = recorder

@@ -1,8 +1,10 @@
 """An OpenAI-compatible HTTP endpoint for a chat model, in every dialect that clients speak."""
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
 
@@ -13,30 +15,40 @@ from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects import anthropic_messages, openai_chat, openapi
 from adapters.dialects.request_body import parse_json, read_body
-from adapters.dialects.structured import format_instructions
 from adapters.dialects.table import (
     DIALECTS,
+    Dialect,
     dialect_of,
+    refusal_of,
     write_failure,
     write_refusal,
     write_response,
 )
 from adapters.door.call_sequence import RequestMeta
 from adapters.door.format_checks import FormatChecks
+from adapters.door.kept_calls import KeptCalls, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
+from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
+from adapters.rendering.lengths import check_length
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A model as its clients reach it, which answers a request as often as the request asks.
 
-    `answer` raises Refused for a call that gets no answer.
+    `answer` raises Refused for a call that gets no answer. Requests of one `order` are read one
+    after the other, as they come: a long one is not overtaken by those behind it.
     """
 
     name: str
     answer: Callable[[ChatRequest, RequestMeta], Awaitable[list[Completion]]]
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    passed: Collection[str] = ()
+    """Fields that this model takes, and no policy does."""
 
 
 class ChatApi(ABC):
@@ -84,10 +96,20 @@ class ChatApi(ABC):
         return app
 
     async def answer(self, request: Request) -> Response:
-        """Answer a call in its client's dialect, or raise Refused."""
+        """Answer a call in its client's dialect, or raise Refused; a defect is logged first."""
+        try:
+            return await self._answer(request)
+        except Refused:
+            raise
+        except Exception as error:  # whose cause the client is told, and the record of the call
+            log.error("the endpoint failed on POST %s", request.url.path, exc_info=error)
+            raise refusal_of(error) from error
+
+    async def _answer(self, request: Request) -> Response:
         model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
-        asked = dialect.read(parse_json(body))
+        async with model.order:
+            asked = await run_aside(len(body), _read, dialect, body, model.passed)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
@@ -96,9 +118,12 @@ class ChatApi(ABC):
     async def _count(self, request: Request) -> Response:
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
         self.find_model(request)
-        asked = anthropic_messages.read(parse_json(await read_body(request)))
-        prompt = self.chat.render([*asked.messages, *format_instructions(asked)], asked.tools)
-        return JSONResponse({"input_tokens": len(prompt)})
+        body = await read_body(request)
+        asked = await run_aside(len(body), _read, anthropic_messages, body, ())
+        chat = chat_of(self.chat, asked)
+        check_length(chat, asked.messages)
+        prompt = await run_aside(asked.characters, KeptCalls(chat).prompt_of, asked)
+        return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))
@@ -119,6 +144,10 @@ class ChatApi(ABC):
             f"There is no {route} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
         )
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
+
+
+def _read(dialect: Dialect, body: bytes, passed: Collection[str]) -> ChatRequest:
+    return dialect.read(parse_json(body), passed)
 
 
 def read_number(text: str) -> int | None:

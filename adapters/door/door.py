@@ -19,6 +19,7 @@ from fastapi import Request, Response
 
 from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
+from adapters.clients.litellm import PASSED_ON
 from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
@@ -130,7 +131,9 @@ class Door(ChatApi):
             with attempt.waiting():
                 return await calls.answer_all(asked, meta, answer)
 
-        return ServedModel(role, answer_all)
+        answered_by = batch.sampled_by.roles.get(role, self.roles[role])
+        passed = () if isinstance(answered_by, str) else PASSED_ON
+        return ServedModel(role, answer_all, calls.order, passed)
 
     async def answer(self, request: Request) -> Response:
         """Answer a call, and record a refused one with its attempt, if that is being played."""

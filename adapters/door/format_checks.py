@@ -5,15 +5,10 @@ expressions or comparisons of items, and no thread can be stopped.
 """
 
 import json
-import resource
-import signal
-import subprocess
-import sys
 from asyncio import get_running_loop
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from select import select
 from typing import NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingError, ValidationError
@@ -21,12 +16,10 @@ from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingEr
 from adapters.calls import Choice, Format, JsonObject, Message, Request
 from adapters.dialects.fields import bad_field, refuse_constant
 from adapters.dialects.structured import choice_outcome
-from adapters.process.children import keep_from_children
+from adapters.process.limited import LimitedChild, LimitMet, answer_questions
 
 LONGEST_CHECK = 1.0
 """Bound on the processor time of a check, in seconds."""
-LONGEST_WAIT = 60.0
-"""Bound on the time until a check answers, in seconds, for a process that does not run."""
 MOST_MEMORY = 1024 * 1024 * 1024
 """Bound on the memory of the process, in bytes."""
 LONGEST_ERROR = 300
@@ -42,14 +35,12 @@ class FormatChecks:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "formats")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = LimitedChild("adapters.door.format_checks", MOST_MEMORY)
 
     def close(self) -> None:
         """Wait for the check under way, and end the process."""
         self._thread.shutdown()
-        if self._process is not None:
-            self._process.kill()  # it may be stopped, and would not see the end of its stdin
-            self._process.communicate()
+        self._child.close()
 
     async def check_schema(self, form: Format | None) -> None:
         """Refuse a format whose schema is not a JSON Schema, or whose reading meets the limits."""
@@ -81,50 +72,21 @@ class FormatChecks:
 
     def _check(self, schema: Mapping[str, object] | None, text: str | None) -> Found:
         """Ask the process, which dies of a check that meets a limit."""
-        process = self._process = self._process or _start()
-        assert process.stdin is not None
-        assert process.stdout is not None
         written = None if schema is None else json.dumps(schema)
         try:
-            process.stdin.write(json.dumps([written, text]).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # there is no answer to read either
-        if not select([process.stdout], [], [], LONGEST_WAIT)[0]:
-            process.kill()
-        answer = process.stdout.readline()
-        if answer:
-            valid, error = json.loads(answer)
-            return valid, error
-        self._process = None
-        process.communicate()
-        return None, (
-            f"not checked, since the check ended with status {process.returncode}; it may take "
-            f"{LONGEST_CHECK:g} s of processor time and {MOST_MEMORY >> 20} MiB of memory"
-        )
+            valid, error = self._child.ask([written, text], LONGEST_CHECK)
+        except LimitMet as met:
+            return None, (
+                f"not checked, since the check {met}; it may take {LONGEST_CHECK:g} s of processor "
+                f"time and {MOST_MEMORY >> 20} MiB of memory"
+            )
+        return valid, error
 
 
-def _start() -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "adapters.door.format_checks"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C must not reach it: it ends with its stdin
-    )
-    assert process.stdin is not None
-    keep_from_children(process.stdin)
-    return process
-
-
-def main() -> None:
-    """Answer each line of stdin, a schema's text or null and an answer's text or null."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, LONGEST_CHECK)  # whose signal ends the process
-        valid, error = find_error(*json.loads(line))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps([valid, error and error[:LONGEST_ERROR]]), flush=True)  # noqa: T201
+def _answer(question: tuple[str | None, str | None]) -> Found:
+    """Check what the door asks: a schema's text or null, and an answer's text or null."""
+    valid, error = find_error(*question)
+    return valid, error and error[:LONGEST_ERROR]
 
 
 def find_error(schema: str | None, text: str | None) -> Found:
@@ -171,4 +133,4 @@ def _json_path(path: Sequence[str | int]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    answer_questions(_answer, MOST_MEMORY)

@@ -10,7 +10,7 @@ from dataclasses import astuple, replace
 from datetime import UTC, datetime
 
 from adapters.calls import Begun, CallId, Completion, Request, Sampling
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.door.kept_calls import KeptCalls, canonical_json
 
 
@@ -53,8 +53,14 @@ def request_sha(request: Request, sampling: Sampling | None = None) -> str:
 
     A policy's answer depends on the recipe's sampling, another's on all of the client's fields.
     """
-    messages, rest = request.messages, request.fields
+    messages, rest = [*request.messages], request.fields
     if sampling is not None:
-        messages, rest = [*messages, *format_instructions(request)], astuple(sampling)
+        rest = astuple(sampling)
+        if said := instruction_of(request):
+            messages.append({"role": "system", "content": said})
     asked = [messages, request.tools, request.max_tokens, request.stop, rest]
+    if request.thinking is not None:
+        asked.append({"thinking": request.thinking.on})
+    if request.continues:
+        asked.append({"continues": True})
     return hashlib.sha256(canonical_json(asked)).hexdigest()

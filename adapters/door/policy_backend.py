@@ -9,12 +9,13 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
-from adapters.dialects.structured import format_instructions
 from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
-from adapters.door.kept_calls import Prompt
+from adapters.door.kept_calls import Prompt, chat_of
 from adapters.door.memory import Memory, request_sha
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, PassingError, UserError
+from adapters.process.aside import run_aside
 from adapters.rendering.chat import Chat
+from adapters.rendering.lengths import check_length, too_long
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""
@@ -44,19 +45,24 @@ class PolicyBackend:
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the kept calls."""
+        asked = replace(self, chat=chat_of(self.chat, request))
+        return await asked._answer(request, call, memory)
+
+    async def _answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
+        check_length(self.chat, request.messages)
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
         again = memory.recall(call, request, sha, self.policy.version)
         if again is not None:
             return again
-        instructions = format_instructions(request)
-        prompt = memory.kept.prompt(request.messages, request.tools, instructions)
+        kept = memory.kept.of(self.chat)
+        prompt = await run_aside(request.characters, kept.prompt_of, request)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))
         memory.begin(Begun(call, sha, self.policy.version, seed, started))
         sequence = await _sample(self.policy, prompt, params)
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, call, self.chat)
+        message = _parse_message(sampled, request, call, self.chat, prompt.token_ids)
         return Completion(
             id=call,
             response_id=f"chatcmpl-{call.name('answer')}",
@@ -95,13 +101,7 @@ class PolicyBackend:
         if context is None:
             return wanted
         if prompt_tokens >= context:
-            raise Refused(
-                400,
-                f"This model's maximum context length is {context} tokens, and the messages have "
-                f"{prompt_tokens} tokens. Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise too_long(context, f"{prompt_tokens} tokens")
         return min(wanted, context - prompt_tokens)
 
 
@@ -118,7 +118,7 @@ def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
 async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
     try:
         response = await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
-    except (tinker.TinkerError, EngineDied, ValueError, ConnectionError, TimeoutError) as error:
+    except (tinker.TinkerError, UserError, ValueError, ConnectionError, TimeoutError) as error:
         raise _refusal(error) from error
     return response.sequences[0]
 
@@ -130,7 +130,8 @@ def _refusal(error: Exception) -> Refused:
     category = error.category if isinstance(error, tinker.RequestFailedError) else None
     if category == tinker.types.RequestErrorCategory.User or isinstance(error, USER_ERRORS):
         return Refused(400, f"The sampler refused the request: {said}", code=SAMPLER_REFUSED)
-    if isinstance(error, FORBIDDEN):
+    lasting = isinstance(error, UserError) and not isinstance(error, PassingError | EngineDied)
+    if lasting or isinstance(error, FORBIDDEN):
         return Refused(403, f"The sampler refuses this run: {said}", code=SAMPLER_FORBIDDEN)
     text = f"The sampler could not answer ({type(error).__name__}: {said}); try again."
     return Refused(503, text, code=SAMPLER_UNAVAILABLE)
@@ -165,10 +166,16 @@ def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int
     return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
 
 
-def _parse_message(sampled: CutSequence, request: Request, call: CallId, chat: Chat) -> Message:
+def _parse_message(
+    sampled: CutSequence, request: Request, call: CallId, chat: Chat, prompt: Sequence[int]
+) -> Message:
     """Parse the message that the client gets, never empty, with our ids for its tool calls."""
     tokens = sampled.token_ids if sampled.words is None else chat.encode(sampled.words)
-    message = call.name_tool_calls(chat.parse(tokens, with_tools=request.may_call_tools))
+    message = call.name_tool_calls(
+        chat.parse(tokens, with_tools=request.may_call_tools, prompt=prompt, tools=request.tools)
+    )
+    if request.continues and (text := chat.decode_answer(tokens)).strip() == message["content"]:
+        message["content"] = text  # with the space before it, since it is the rest of a text
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message

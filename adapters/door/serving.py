@@ -81,6 +81,6 @@ def choose_sampling(
         "max_tokens": max_tokens,
         "temperature": sent.read("temperature", NUMBER),
         "top_p": sent.read("top_p", NUMBER),
-        "top_k": sent.read("top_k", int),
+        "top_k": sent.read("top_k", int) or None,  # 0 is vLLM's for all
     }
     return replace(defaults, **{name: value for name, value in asked.items() if value is not None})

@@ -23,6 +23,8 @@ from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
 from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
+from adapters.network.proxies import spare_loopback
+from adapters.process.open_files import raise_limit
 from adapters.process.waiting import Wait, call_in_thread, cancel_and_wait
 
 try:
@@ -115,6 +117,8 @@ def open_cluster(address: str | None, batches: int) -> Iterator[DaskCluster]:
 
 
 def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
+    spare_loopback()
+    raise_limit()
     try:
         asyncio.run(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:

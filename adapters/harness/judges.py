@@ -7,8 +7,11 @@ score of a rollout that cannot be read from an answer is left out: the judge abs
 import json
 import math
 import re
-from collections import defaultdict
+from base64 import b32encode
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from hashlib import sha256
+from itertools import count
 from statistics import fmean
 from typing import Any
 
@@ -32,14 +35,21 @@ VERDICT = re.compile(r"[\W_]*(?:(?:answer|verdict|winner|better)\W*)?(A|B|tie)[\
 LETTERS = re.compile(r"[\W_]+")
 """What is no part of a word."""
 
-HEADING = re.compile(r"(?<=\n)(?=[AB]:)|(?=</?answer\b)")
-"""Where an answer would look like the beginning or the end of one, which a policy may learn."""
+MARK = 8
+"""Letters of the mark with which headings begin."""
 
 MOST = 10
 """The best score by a criterion, the worst being 0."""
 
-POINTS = re.compile(rf"\D{{0,20}}?(\d+(?:\.\d+)?)(?: ?/ ?{MOST})?\D{{0,5}}")
-"""The last line of an answer that is a score by a criterion."""
+POINTS = re.compile(
+    r"[\s*_`\"'(\[]*(?:(?:answer|grade|points|rating|score)[*_]*\s*[:=][\s*_`]*)?"
+    rf"([0-9]+(?:\.[0-9]+)?)(?: ?/ ?{MOST}| out of {MOST}| points?)?[\s*_`\"')\].]*",
+    re.I,
+)
+"""The last line of an answer that is a score by a criterion: nothing in it changes the number."""
+
+Said = tuple[str, str]
+"""A heading, and the text below it."""
 
 
 def judge(name: str) -> Judge:
@@ -97,16 +107,15 @@ async def rank(example: JudgedExample, ask: Ask) -> Scores:
     """
     rollouts = example["rollouts"]
     shared = _shared([one["messages"] for one in rollouts])
-    told = [
-        f'<answer id="{number}">\n{_answer(one["messages"][shared:])}\n</answer>'
-        for number, one in enumerate(rollouts, 1)
-    ]
-    prompt = (
-        f"{_context(rollouts[0]['messages'][:shared])}{example['question']}\n\n"
-        + "\n\n".join(told)
-        + "\n\nScore each answer from 0 to 1 relative to the others: what reaches the goal is far "
+    told = _headed(rollouts[0]["messages"][:shared])
+    for number, one in enumerate(rollouts, 1):
+        told += _headed(one["messages"][shared:], f"answer {number}")
+    prompt = framed(
+        told,
+        f"{example['question']}\n\n"
+        "Score each answer from 0 to 1 relative to the others: what reaches the goal is far "
         "above what does not, and of answers that are equally good the shorter way is a little "
-        'better. Answer with a JSON list alone, such as [{"id": "1", "score": 0.5}].'
+        'better. Answer with a JSON list alone, such as [{"id": "1", "score": 0.5}].',
     )
     scores = read_scores(_text(await ask(prompt)))
     return {
@@ -128,9 +137,10 @@ async def grade(example: JudgedExample, ask: Ask) -> Scores:
     for one in example["rollouts"]:
         parts: list[float] = []
         for criterion, weight in criteria.items():
-            prompt = (
-                f"{say(one['messages'])}\n\nHow far is this true of the last answer? {criterion}\n"
-                f"Answer with a number from 0 (not at all) to {MOST} (entirely), and nothing else."
+            prompt = framed(
+                _headed(one["messages"]),
+                f"How far is this true of the last answer? {criterion}\n"
+                f"Answer with a number from 0 (not at all) to {MOST} (entirely), and nothing else.",
             )
             points = read_points(_text(await ask(prompt)))
             if points is not None:
@@ -154,10 +164,27 @@ JUDGES: Mapping[str, Callable[[JudgedExample, Ask], Coroutine[None, None, Scores
 def comparison(question: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Return what a judge of pairs is asked of two rollouts, also to train a judge on it."""
     shared = _shared([first["messages"], second["messages"]])
-    return (
-        f"{_context(first['messages'][:shared])}A: {_answer(first['messages'][shared:])}\n"
-        f"B: {_answer(second['messages'][shared:])}\n{question} Answer A, B or Tie."
-    )
+    told = _headed(first["messages"][:shared])
+    for name, one in (("A", first), ("B", second)):
+        told += _headed(one["messages"][shared:], name)
+    return framed(told, f"{question} Answer A, B or Tie.")
+
+
+def framed(told: Sequence[Said], asked: str) -> str:
+    """Return texts under headings, and below them what is asked about the texts.
+
+    Each heading is at the beginning of a line, and begins with a mark that no text contains. The
+    mark is drawn from the texts, so a text cannot foresee the mark, and the same texts have the
+    same one whenever they are shown again.
+    """
+    texts = [asked, *(part for said in told for part in said)]
+    whole = json.dumps(texts)
+    drawn = (sha256(f"{number}{whole}".encode()).digest() for number in count())
+    marks = (b32encode(digest).decode().lower()[:MARK] for digest in drawn)
+    mark = next(mark for mark in marks if not any(mark in text for text in texts))
+    lines = [f"{mark} {heading}: {text}" for heading, text in told]
+    asked = f"Only the lines that begin with {mark} are headings. {asked}"
+    return "\n".join([*lines, f"{mark} {asked}"])
 
 
 def read_verdict(text: str) -> float | None:
@@ -178,14 +205,14 @@ def read_scores(text: str) -> dict[str, float]:
     """Read the scores of an answer by id: those from 0 to 1 whose id is named once."""
     try:
         listed = json.loads(text[text.index("[") : text.rindex("]") + 1])
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets may be nested too deep
         return {}
-    rows = [row for row in listed if isinstance(row, dict)]
-    ids = [str(row.get("id")) for row in rows]
+    rows = [row for row in listed if isinstance(row, dict) and isinstance(row.get("id"), str | int)]
+    times = Counter(str(row["id"]) for row in rows)
     return {
         name: float(row["score"])
-        for name, row in zip(ids, rows, strict=True)
-        if ids.count(name) == 1 and _is_share(row.get("score"))
+        for row in rows
+        if times[name := str(row["id"])] == 1 and _is_share(row.get("score"))
     }
 
 
@@ -197,28 +224,23 @@ def read_points(text: str) -> float | None:
     return float(found[1])
 
 
-def say(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return messages as text; one that is alone and the assistant's has no heading."""
-    if len(messages) == 1 and messages[0].get("role") == "assistant":
-        return _words(messages[0])
-    return "\n".join(f"{message.get('role')}: {_words(message)}" for message in messages)
+def _headed(messages: Sequence[Mapping[str, Any]], who: str = "") -> list[Said]:
+    """Return what messages say under headings: their roles, behind `who` says them if it is given.
 
-
-def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a rollout has said, with `>` before what would look like another answer."""
-    return HEADING.sub("> ", say(messages))
-
-
-def _words(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    said = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)]
-    for call in message.get("tool_calls") or ():
-        said.append(f"{call['function']['name']}({call['function']['arguments']})")
-    return "\n".join(filter(None, said))
-
-
-def _context(messages: Sequence[Mapping[str, Any]]) -> str:
-    return f"{say(messages)}\n\n" if messages else ""
+    A sole message of the assistant that somebody says has no role, and who says none has one text.
+    """
+    told: list[Said] = []
+    for message in messages:
+        role = " ".join(str(message.get("role")).split())
+        alone = who and len(messages) == 1 and role == "assistant"
+        heading = who if alone else f"{who}, {role}" if who else role
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        calls = [one["function"] for one in message.get("tool_calls") or ()]
+        if text or not calls:
+            told.append((heading, text))
+        told += [(f"{heading} calls", f"{one['name']}({one['arguments']})") for one in calls]
+    return told or ([(who, "")] if who else [])
 
 
 def _shared(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> int:

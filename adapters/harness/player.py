@@ -47,6 +47,7 @@ from adapters.player_protocol import (
     write_record,
 )
 from adapters.process.loop_watchdog import watch_event_loop
+from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.process.waiting import cancel_and_wait
 from adapters.rewards import Reward
@@ -56,6 +57,9 @@ HOUSE = Path(__file__).parents[1]
 ENDS_AT_A_TIME = 4
 """Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
 hundred at once cost five times as much each."""
+
+FEW = httpx.Limits(max_connections=2 * ENDS_AT_A_TIME)
+"""Connections of the player itself to the door, beside those of the agents."""
 
 MOST_ISOLATED = os.cpu_count() or 1
 """Rollouts of a batch that are played in processes of their own at a time."""
@@ -113,7 +117,7 @@ async def play_batch(door: str, batch: str, token: str) -> None:
     bearer = {"authorization": f"Bearer {token}"}
     async with (
         watch_event_loop(),
-        httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http,
+        httpx.AsyncClient(headers=bearer, timeout=None, verify=tls(), limits=FEW) as http,
     ):
         begun = read_answer(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
         roles = tuple(begun.settings.roles)
@@ -138,10 +142,12 @@ def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
 async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
     """Return the outcome of a rollout that is being played; whatever it raises is one.
 
-    An error does not show the `keys` that the agent was given.
+    An error does not show the `keys` that the agent was given. OutOfFiles is none of the agent's.
     """
     try:
         reward = await playing
+    except OutOfFiles:
+        raise
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
         return failure_of(error, keys)
     return reward
@@ -200,7 +206,7 @@ class _Player:
     async def _play_here(self, rollout: BegunRollout) -> Outcome:
         playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
         keys = [self._batch.key(rollout.id)]
-        return await play_to_end(self._within_time(playing, rollout), keys)
+        return await play_to_end(_with_files(self._within_time(playing, rollout)), keys)
 
     async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
         endpoints = self._batch.endpoints(rollout.id)
@@ -209,6 +215,9 @@ class _Player:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return failure_of(error)
+        except OSError as error:
+            check_files(error)
+            raise
 
     async def _within_time(self, playing: Coroutine[None, None, T], rollout: BegunRollout) -> T:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
@@ -234,6 +243,15 @@ class _Player:
             f"the agent took longer than {limit:g} s of its own time, answers not counted; "
             "look for what it waits for, or give a larger rollouts.timeout_seconds"
         )
+
+
+async def _with_files(playing: Awaitable[T]) -> T:
+    """Await an agent that is played in this process; OutOfFiles if that can open no more files."""
+    try:
+        return await playing
+    except Exception as error:
+        check_files(error)
+        raise
 
 
 def read_answer(kind: type[R], response: httpx.Response) -> R:

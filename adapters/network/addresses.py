@@ -4,7 +4,6 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 REACH_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
@@ -36,10 +35,12 @@ def check_listener(url: str) -> None:
 
     Behind a proxy nothing is known, since the proxy alone reaches the server.
     """
+    from urllib.request import getproxies, proxy_bypass  # slow, and few commands need it
+
     parts = urlsplit(url)
     if parts.hostname is None:
         raise ValueError("it has no host; write it as http://host:port")
-    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+    if {parts.scheme, "all"} & getproxies().keys() and not proxy_bypass(parts.hostname):
         return
     port = parts.port or (443 if parts.scheme == "https" else 80)
     socket.create_connection((parts.hostname, port), REACH_SECONDS).close()

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from adapters.errors import UserError
 from adapters.network.addresses import Certificate, Listener
+from adapters.network.connections import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""
@@ -33,6 +34,8 @@ class AppServer:
         tls = listener.tls
         config = uvicorn.Config(
             app,
+            http=bounded_protocol(),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",

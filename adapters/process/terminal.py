@@ -1,4 +1,8 @@
-"""The terminal: how wide it is, and prose whose lines are broken at words to fit it."""
+"""The terminal: how wide it is, and what is printed: nothing in it that a terminal would obey.
+
+Errors of agents, names of measures, and words of data and models are printed as well as ours, so
+whatever is printed goes through `say`, `show` or `write_data`.
+"""
 
 import os
 import re
@@ -7,6 +11,7 @@ import sys
 from functools import partial
 from textwrap import fill
 from typing import TextIO
+from unicodedata import category
 
 WIDTH = 100
 """Letters of a line that goes to no terminal, and the most of a line of prose."""
@@ -25,18 +30,57 @@ KEPT = "\0"
 """Stands for a space at which a line is not broken."""
 
 
+CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of characters that a terminal obeys or hides: controls, formats, ends of lines."""
+JOINERS = "\u200c\u200d"
+"""Formats that letters and emojis of some scripts need, and that change no others."""
+
+
 def terminal_width() -> int:
     """Return the letters of a line of the terminal, or WIDTH where there is none."""
     return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
+def visible(text: str) -> str:
+    """Write what a terminal would obey or hide in a text as Python does, such as \\x1b.
+
+    Ends of lines and tabs stay.
+    """
+    return _escape(text.replace("\r\n", "\n"), JOINERS + "\n\t")
+
+
+def on_one_line(text: str) -> str:
+    """Write a text as `visible` does, with its ends of lines and tabs as \\n and \\t."""
+    return _escape(text, JOINERS)
+
+
+def hanging(text: str, letters: int = INDENT) -> str:
+    """Indent the lines after the first, so that none of them looks like another line's label."""
+    first, *others = text.split("\n")
+    return "\n".join([first, *(f"{' ' * letters}{line}" if line else "" for line in others)])
+
+
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print prose, to stdout by default; only a terminal gets its long lines broken."""
-    printed = stream or sys.stdout
+    printed, text = stream or sys.stdout, visible(text)
     if printed.isatty():
         columns = os.get_terminal_size(printed.fileno()).columns or WIDTH
         text = break_lines(text, max(NARROWEST, min(WIDTH, columns)))
-    print(text, file=printed, flush=True)
+    show(text, printed)
+
+
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Print a text whose lines are not to be broken, to stdout by default."""
+    print(visible(text), file=stream or sys.stdout, flush=True)
+
+
+def write_data(data: bytes) -> None:
+    """Write what programs read to stdout, byte by byte; a terminal is shown it as any text."""
+    if sys.stdout.isatty():
+        show(data.decode().removesuffix("\n"))
+    else:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
 
 
 def break_lines(text: str, width: int) -> str:
@@ -60,3 +104,15 @@ def _break_line(line: str, width: int) -> str:
         break_on_hyphens=False,
     )
     return broken.replace(KEPT, " ")
+
+
+def _escape(text: str, kept: str) -> str:
+    """Write the CONTROLS of a text that are not to be `kept` as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if category(one) in CONTROLS and one not in kept
+        else one
+        for one in text
+    )

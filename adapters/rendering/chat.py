@@ -3,30 +3,32 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
-from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus, create_renderer
-from renderers.base import ChatTemplateTokenizer, Renderer, Tokenizer
+from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.base import Tokenizer
 
 from adapters.calls import Completion, Message, Refused, Tool, ToolCall
-from adapters.rendering.chat_template import TemplateRenderer
-from adapters.rendering.fitting import MISFITS, choose_renderer, fitting_renderers
-from adapters.rendering.renderer_names import (
-    AUTO,
-    TEMPLATE,
-    NoRenderer,
-    find_config,
-    shorten_renderer,
+from adapters.rendering.answers import (
+    CLOSE,
+    OPEN,
+    AskedAnswer,
+    opens_thought,
+    split_thought,
+    write_answer,
 )
+from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
+from adapters.rendering.fitting import choose_renderer
+from adapters.rendering.renderer_names import AUTO, NoRenderer
+from adapters.rendering.writing import Writer
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
 
-FOLLOWING: Message = {"role": "user", "content": "What else?"}
-"""Message after an answer in the middle of a conversation."""
+REMEDY = "give another model.renderer"
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -43,11 +45,20 @@ class Chat:
     `context` is the largest number of tokens of a prompt and its answer together.
     """
 
-    def __init__(self, tokenizer: object, renderer: str = AUTO, context: int | None = None) -> None:
-        chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
-        self._renderer = _create(tokenizer, chosen)
+    def __init__(
+        self,
+        tokenizer: object,
+        renderer: str = AUTO,
+        context: int | None = None,
+        thinking: bool | None = None,
+    ) -> None:
+        self._chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
+        self._writer = Writer(tokenizer, self._chosen, thinking)
+        self._renderer = self._writer.renderer
         self._tokenizer = cast(Tokenizer, tokenizer)
-        self.renderer = shorten_renderer(chosen)
+        self._others: dict[bool | None, Chat] = {}
+        self.thinking = thinking
+        self.renderer = self._writer.name
         self.tokenizer_sha = fingerprint(tokenizer)
         self.stop_tokens = list(self._renderer.get_stop_token_ids())
         self.read_context = _declared_context(tokenizer)
@@ -55,6 +66,18 @@ class Chat:
         self.context = context or self.read_context
         self.model = str(getattr(tokenizer, "name_or_path", "") or "the model")
         self._told_of_noise = False
+
+    def with_thinking(self, thinking: bool | None) -> "Chat":
+        """Return the chat format with thinking on, off or as the renderer has it.
+
+        NoRenderer if the renderer or template has no such switch.
+        """
+        if thinking == self.thinking:
+            return self
+        if thinking not in self._others:
+            other = Chat(self._tokenizer, self._chosen, self.context, thinking)
+            self._others[thinking] = other
+        return self._others[thinking]
 
     def tell_of_noise(self, prompt: int) -> None:
         """Warn, once, of a prompt of so many tokens if it is longer than what the model has read.
@@ -67,8 +90,19 @@ class Chat:
             log.warning(text, prompt, self.read_context, self.model)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Render the prompt, which ends with the header of the answer."""
-        return self._render(messages, tools, ask=True)
+        """Render the prompt, which ends with the header of the answer.
+
+        Refused if the renderer takes no such messages, or would leave a text of theirs out.
+        """
+
+        def write(said: Sequence[Message]) -> list[int]:
+            return self._writer.write(said, tools, ask=True)
+
+        tokens = write(messages)
+        self._check_whole(messages, tokens, write)
+        if tools and (lost := find_lost_tool(tools, self.text(tokens), self._respell)):
+            raise Refused(400, f"the renderer {self.renderer} leaves out the tool {lost}; {REMEDY}")
+        return tokens
 
     def extend(
         self,
@@ -80,56 +114,64 @@ class Chat:
         """Render the next prompt, which begins with exactly `prompt` and `sampled`.
 
         An answer that was cut short is closed first. The new messages are rendered by themselves,
-        so none of the model's tokens is encoded anew. Return None if the renderer cannot do this.
+        so none of the model's tokens is encoded anew. Return None if the renderer cannot do this,
+        or would leave a text of theirs out.
         """
-        said = [*prompt, *sampled]
-        bridged = self._bridge(list(prompt), list(sampled), new, tools)
-        if bridged is not None and bridged[: len(said)] == said:
-            return bridged
-        # The renderer would alter the answer. The tokens after an answer do not depend on it, so
-        # they are taken from a prompt with an empty answer.
-        close = self.stop_tokens[0]
-        tail = self._bridge([close], [close], new, tools)
-        if tail is None or tail[:2] != [close, close]:
+
+        def write(said: Sequence[Message]) -> list[int]:
+            return self._extend([*prompt], [*sampled], said, tools) or []
+
+        extended, known = write(new), len(prompt) + len(sampled)
+        try:
+            self._check_whole(new, extended[known:], lambda said: write(said)[known:])
+        except Refused:
             return None
-        if not self.has_ended(sampled):
-            said.append(close)
-        return said + tail[2:]
+        return extended or None
 
     def answer(
         self, messages: Sequence[Message], answer: Message, tools: Sequence[Tool]
     ) -> list[int]:
         """Return the tokens that a model samples to give an answer to messages, its end included.
 
-        An answer without reasoning is written as in the middle of a conversation, since templates
-        write an empty thought into the last one. Refused if the renderer writes it behind other
-        tokens than those of the prompt that asks for it.
+        Refused if the renderer writes it behind other tokens than those of the prompt that asks
+        for it, or leaves a part of it out.
         """
-        prompt, said = self.render(messages, tools), [*messages, answer]
-        thinks = answer.get("reasoning_content") or "</think>" in answer["content"]
-        conversations = [said] if thinks else [[*said, FOLLOWING], said]
-        written = (self._render(one, tools, ask=False) for one in conversations)
-        whole = next((tokens for tokens in written if tokens[: len(prompt)] == prompt), None)
-        if whole is None:
-            raise Refused(
-                400,
-                f"the renderer {self.renderer} writes this answer behind other tokens than those "
-                "of the prompt that asks for it; give another model.renderer",
-            )
-        tokens = whole[len(prompt) :]
-        end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
-        return [*tokens, self.stop_tokens[0]] if end is None else tokens[: end + 1]
+
+        def write(said: Sequence[Message], ask: bool) -> list[int]:
+            return self._writer.write(said, tools, ask=ask)
+
+        prompt = write(messages, True)
+        asked = AskedAnswer(
+            messages, answer, prompt, write, self.text, self.encode, self.encode_text
+        )
+        lost = None
+        for tokens in write_answer(asked):
+            end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
+            whole = [*tokens, self.stop_tokens[0]] if end is None else tokens[: end + 1]
+            lost = find_lost([answer], self.text(whole), self._respell, reasoning=True)
+            if lost is None:
+                return whole
+        raise self._refuse_answer(answer, lost)
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Tell whether the model ended its turn itself."""
         return bool(sampled) and sampled[-1] in self.stop_tokens
 
-    def parse(self, sampled: Sequence[int], *, with_tools: bool) -> Message:
+    def parse(
+        self,
+        sampled: Sequence[int],
+        *,
+        with_tools: bool,
+        prompt: Sequence[int] = (),
+        tools: Sequence[Tool] = (),
+    ) -> Message:
         """Parse the assistant's message, whose tool calls have no ids yet.
 
-        If a tool call is malformed, or `with_tools` is false, the whole answer is plain content.
+        The prompt tells whether the answer begins within its reasoning, and the tools of which
+        type the arguments are. If a tool call is malformed, or `with_tools` is false, the whole
+        answer is plain content.
         """
-        parsed = self._renderer.parse_response(list(sampled))
+        parsed = self._parse(sampled, prompt, tools)
         if parsed.tool_calls and not (with_tools and _well_formed(parsed)):
             return {"role": "assistant", "content": self.decode_answer(sampled)}
         message: Message = {"role": "assistant", "content": parsed.content}
@@ -138,6 +180,21 @@ class Chat:
         if parsed.tool_calls:
             message["tool_calls"] = [_tool_call(call) for call in parsed.tool_calls]
         return message
+
+    def _parse(
+        self, sampled: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
+    ) -> ParsedResponse:
+        def parse(tokens: Sequence[int]) -> ParsedResponse:
+            return self._renderer.parse_response(
+                [*tokens],
+                tools=[*tools] or None,  # pyright: ignore[reportArgumentType]
+                prompt_ids=[*prompt] or None,
+            )
+
+        parsed = parse(sampled)
+        if CLOSE in parsed.content and opens_thought(self.text(prompt[-8:])):
+            return parse([*self.encode(OPEN), *sampled])
+        return parsed
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens, special ones included."""
@@ -151,6 +208,37 @@ class Chat:
         """Encode a text; special tokens that are written out in it become special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
+    def vocabulary(self) -> Iterable[str]:
+        """Return the tokens as their tokenizer has them, a byte or a character a letter."""
+        return self._tokenizer.get_vocab()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a text in which control tokens that are written out stay text."""
+        return self._writer.encode_text(text)
+
+    def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with the ids that the format needs to name their calls, if it does."""
+        return self._writer.name_calls(messages)
+
+    def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
+        """Count the messages whose reasoning is not in the tokens that were rendered of them."""
+        answers = [one for one in messages if one["role"] == "assistant"]
+        thoughts = [thought for one in answers if (thought := split_thought(one)[0])]
+        if not thoughts:
+            return 0
+        said: list[Message] = [
+            {"role": "assistant", "content": "", "reasoning_content": thought}
+            for thought in thoughts
+        ]
+        text = self.text(tokens)
+        return sum(
+            find_lost([one], text, self._respell, reasoning=True) is not None for one in said
+        )
+
+    def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Tell whether a text of messages or tools spells a control token."""
+        return self._writer.spells_marks(messages, tools)
+
     def spelling(self, token: int) -> tuple[str, list[int]]:
         """Return a token's text and bytes; for a part of a character only the bytes are exact."""
         text = self.text([token])
@@ -159,44 +247,67 @@ class Chat:
         piece = self._tokenizer.convert_ids_to_tokens(token)  # pyright: ignore[reportAttributeAccessIssue]
         return text, [BYTES[character] for character in piece if character in BYTES]
 
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool
-    ) -> list[int]:
-        return self._renderer.render_ids(
-            list(messages),  # pyright: ignore[reportArgumentType]
-            tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
-            add_generation_prompt=ask,
-        )
-
-    def _bridge(
+    def _extend(
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt,
-            sampled,
-            list(new),  # pyright: ignore[reportArgumentType]
-            tools=list(tools) or None,  # pyright: ignore[reportArgumentType]
+        said = [*prompt, *sampled]
+        bridged = self._writer.bridge(prompt, sampled, new, tools)
+        if bridged is not None and bridged[: len(said)] == said:
+            return bridged
+        # The renderer would alter the answer. The tokens after an answer do not depend on it, so
+        # they are taken from a prompt with an empty answer.
+        close = self.stop_tokens[0]
+        tail = self._writer.bridge([close], [close], new, tools)
+        if tail is None or tail[:2] != [close, close]:
+            return None
+        if not self.has_ended(sampled):
+            said.append(close)
+        return said + tail[2:]
+
+    def _check_whole(
+        self,
+        messages: Sequence[Message],
+        tokens: Sequence[int],
+        write: Callable[[Sequence[Message]], Sequence[int]],
+    ) -> None:
+        """Refuse messages of which a text is not in the tokens that were written of them.
+
+        A short text could stand there by chance, so that marks are tried in place of all texts.
+        """
+        lost = find_lost(messages, self.text(tokens), self._respell)
+        if lost is None and (marked := mark_texts(messages)):
+            lost = find_lost(marked, self.text(write(marked)), self._respell)
+        if lost is not None:
+            message = messages[lost.message]
+            raise Refused(
+                400,
+                f"the renderer {self.renderer} leaves out {lost.what} of a message of the role "
+                f"{message['role']} ({message['content']:.60}); {REMEDY}",
+            )
+
+    def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:
+        thought, _ = split_thought(answer)
+        remedy = "give another"
+        if thought and not self.thinking and self._has_thinking():
+            remedy = "give model.thinking true, answers without reasoning, or another"
+        elif thought:
+            remedy = "give answers without reasoning, or another"
+        what = (
+            "writes this answer behind other tokens than those of the prompt that asks for it"
+            if lost is None
+            else f"leaves out {lost.what} of this answer"
         )
-        return None if bridged is None else bridged.token_ids
+        return Refused(400, f"the renderer {self.renderer} {what}; {remedy} model.renderer")
 
+    def _has_thinking(self) -> bool:
+        try:
+            return bool(self.with_thinking(True).thinking)
+        except NoRenderer:
+            return False
 
-def _create(tokenizer: object, renderer: str) -> Renderer:
-    if renderer.startswith(TEMPLATE):
-        template = renderer.removeprefix(TEMPLATE)
-        return TemplateRenderer(cast(ChatTemplateTokenizer, tokenizer), template)
-    config = find_config(renderer)
-    # An answer stays in the history as it was sampled, its reasoning included: a template
-    # that strips reasoning would break the tokens of every turn but the last.
-    keeping = config.model_copy(update={"thinking_retention": "all"})
-    try:
-        return create_renderer(tokenizer, keeping)  # pyright: ignore[reportArgumentType]
-    except MISFITS as error:
-        others = fitting_renderers(tokenizer)
-        listed = f", or one that does: {', '.join(others)}" if others else ""
-        raise NoRenderer(
-            f"the renderer {renderer!r} does not fit the model ({error}); give model.renderer "
-            f"{AUTO}{listed}"
-        ) from error
+    def _respell(self, text: str) -> str:
+        """Return a text as the tokenizer decodes it, which may normalise characters."""
+        return self.text(self.encode_text(text))
 
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:
@@ -209,9 +320,15 @@ def stop_string(completion: Completion, chat: Chat) -> str | None:
 
 
 def fingerprint(tokenizer: object) -> str:
-    """Return 16 hexadecimal digits that change with the tokenizer."""
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    written = backend.to_str()  # pyright: ignore[reportAttributeAccessIssue]
+    """Return 16 hexadecimal digits that change with the tokenizer.
+
+    One that is written in Python has no text of its own, and is told by its class and its tokens.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(type(backend), "to_str"):
+        written = backend.to_str()
+    else:
+        written = json.dumps([type(backend).__name__, sorted(backend.get_vocab().items())])
     return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 

@@ -8,11 +8,23 @@ from renderers import DefaultRendererConfig
 from renderers.base import ChatTemplateTokenizer, Message, RenderedTokens, ToolSpec
 from renderers.default import DefaultRenderer
 
-from adapters.calls import Refused
 from adapters.errors import UserError
+from adapters.rendering.thinking import SWITCHES, no_switch
 
 WITHOUT_CLOCK = "{% set strftime_now = undefined +%}"
 """Beginning of a template for which the date is not defined, although transformers defines it."""
+
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TemplateError,
+    TypeError,
+    ValueError,
+)
+"""What renderers and templates raise for messages that they cannot write."""
 
 ASKED = "What is asked?"
 ANSWERED = "This is answered."
@@ -30,35 +42,26 @@ class TemplateRenderer(DefaultRenderer):
     depends only on the messages after it, a conversation is continued with its tokens unchanged.
     """
 
-    def __init__(self, tokenizer: ChatTemplateTokenizer, template: str) -> None:
+    def __init__(
+        self, tokenizer: ChatTemplateTokenizer, template: str, thinking: bool | None = None
+    ) -> None:
         config: dict[str, Any] = {"chat_template": WITHOUT_CLOCK + template}
+        if thinking is not None:
+            config |= dict.fromkeys(SWITCHES, thinking)
         super().__init__(tokenizer, DefaultRendererConfig(**config))
         asked: list[Message] = [{"role": "user", "content": ASKED}]
         try:
             following = [self._following(history, asked, None) for history in (0, 1)]
             closing = self._following(0, [], None)
-        except TemplateError as error:
+        except RAISED as error:
             raise ChatTemplateError(
                 f"the chat template cannot be rendered ({error}); mend it, or give "
                 "model.renderer the name of a renderer"
             ) from error
+        if thinking is not None and self._asks(thinking) == self._asks(not thinking):
+            raise no_switch("the chat template", thinking)
         self._is_local = None not in following and len(set(following)) == 1
         self._stop_tokens = _stop_tokens(tokenizer, closing or "")
-
-    def render_ids(
-        self,
-        messages: list[Message],
-        *,
-        tools: list[ToolSpec] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        """Render messages; a request whose messages the template refuses is refused."""
-        try:
-            return super().render_ids(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt
-            )
-        except TemplateError as error:
-            raise Refused(400, f"the chat template takes no such messages: {error}") from error
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the token by which the template closes an answer, and the tokenizer's own."""
@@ -73,10 +76,7 @@ class TemplateRenderer(DefaultRenderer):
         tools: list[ToolSpec] | None = None,
     ) -> RenderedTokens | None:
         """Continue a conversation by the text that the template writes after an answer."""
-        try:
-            following = self._following(0, new_messages, tools) if self._is_local else None
-        except TemplateError:
-            following = None
+        following = self._following(0, new_messages, tools) if self._is_local else None
         if following is None:
             return None
         last = previous_completion_ids[-1:]
@@ -88,6 +88,15 @@ class TemplateRenderer(DefaultRenderer):
             *self._tokenizer.encode(following, add_special_tokens=False),
         ]
         return RenderedTokens(token_ids=tokens, message_indices=[-1] * len(tokens))
+
+    def _asks(self, thinking: bool) -> str:
+        """Return the prompt of a question with thinking on or off."""
+        options = {**(self.config.model_extra or {}), **dict.fromkeys(SWITCHES, thinking)}
+        asked: list[Message] = [{"role": "user", "content": ASKED}]
+        text = self._tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True, **options
+        )
+        return cast(str, text)
 
     def _following(
         self, history: int, new: Sequence[Message], tools: list[ToolSpec] | None

@@ -2,10 +2,10 @@
 
 from typing import cast, get_args
 
-from jinja2 import TemplateError
 from renderers import RendererConfig, config_from_name, create_renderer
 from renderers.base import MODEL_RENDERER_MAP, ChatTemplateTokenizer, Message, ToolSpec
 
+from adapters.rendering.chat_template import RAISED
 from adapters.rendering.renderer_names import TEMPLATE, NoRenderer
 
 ASKED: Message = {"role": "user", "content": "What is 7 + 5?"}
@@ -33,13 +33,30 @@ def choose_renderer(tokenizer: object) -> str:
     name = str(getattr(tokenizer, "name_or_path", ""))
     if name in MODEL_RENDERER_MAP:
         return MODEL_RENDERER_MAP[name]
-    template = getattr(tokenizer, "chat_template", None)
+    template = _own_template(getattr(tokenizer, "chat_template", None))
     if not isinstance(template, str):
+        named = f", only ones named {', '.join(map(repr, template))}" if template else ""
         raise NoRenderer(
-            f"{name or 'the model'} has no chat template; give model.renderer {TEMPLATE} and a "
-            "file with one, or the name of a renderer"
+            f"{name or 'the model'} has no chat template{named}; give model.renderer {TEMPLATE} "
+            "and a file with one, or the name of a renderer"
         )
     return next(iter(fitting_renderers(tokenizer)), TEMPLATE + template)
+
+
+def _own_template(written: object) -> str | list[str]:
+    """Return a tokenizer's template, or the names of its templates if none of them is for chats.
+
+    Of several, transformers takes the one for tools where tools are offered, and so does theirs.
+    """
+    if isinstance(written, str) and written:
+        return written
+    named = cast(dict[str, str], written) if isinstance(written, dict) else {}
+    plain, tools = (named.get(name) for name in ("default", "tool_use"))
+    if plain is None or tools in (None, plain):
+        return plain or sorted(named)
+    # Jinja leaves out a line end behind a block, and one at the end of a template.
+    written = [f"{{{{ '' }}}}{text.removesuffix(chr(10))}" for text in (tools, plain)]
+    return f"{{% if tools %}}{written[0]}{{% else %}}{written[1]}{{% endif %}}"
 
 
 def fitting_renderers(tokenizer: object) -> list[str]:
@@ -64,7 +81,7 @@ def _by_template(
         written = cast(ChatTemplateTokenizer, tokenizer).apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, return_dict=False
         )
-    except (TemplateError, ValueError):
+    except RAISED:
         return []
     return cast(list[int], written)
 

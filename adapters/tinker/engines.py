@@ -1,5 +1,6 @@
 """The engine as a child process, which cannot outlive its parent: it ends when its stdin closes."""
 
+import json
 import os
 import secrets
 import select
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -26,6 +28,8 @@ CLOSING_SECONDS = 5
 
 CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
+RECORD, RECORD_END = b'"record": ', b"}\n"
+"""What stands around the sealed record of saved weights, after its SHA-256."""
 READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
 """What the names of variables begin with that an engine, or what it loads, may read."""
 
@@ -85,8 +89,11 @@ class EngineProcess:
             self.process.stdin.flush()
         except BrokenPipeError:
             return False
-        said, _, _ = select.select([self.process.stdout], [], [], CLOSING_SECONDS)
-        return bool(said) and self.process.stdout.readline() == CLOSED
+        answered = select.poll()  # unlike select(), for descriptors of any number
+        answered.register(self.process.stdout, select.POLLIN)
+        return (
+            bool(answered.poll(1000 * CLOSING_SECONDS)) and self.process.stdout.readline() == CLOSED
+        )
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -220,6 +227,38 @@ def saved_files(state: Path, sampler: str = "") -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(state).parts)
         and weights in path.as_posix()
     ]
+
+
+def weights_record(state: Path, address: str) -> Path:
+    """Return the file in which an engine records the weights of a tinker:// path."""
+    return state / "checkpoints" / f"{address.removeprefix('tinker://')}.json"
+
+
+def damaged_weights(state: Path, address: str) -> list[Path]:
+    """List what is missing, or not as an engine saved it, of the weights of a tinker:// path.
+
+    Their record says what there should be; without a whole record it is the record alone.
+    """
+    path = weights_record(state, address)
+    head, _, sealed = (_read(path) or b"").partition(RECORD)
+    if sha256(sealed[: -len(RECORD_END)]).hexdigest().encode() not in head:
+        return [path]
+    record = json.loads(sealed[: -len(RECORD_END)])
+    folder = state / "tensors" / record["run"] / record["kind"] / record["folder"]
+    files = {folder / name: digest for name, digest in record["sha256"].items()}
+    return [
+        path
+        for path, digest in files.items()
+        if (data := _read(path)) is None or sha256(data).hexdigest() != digest
+    ]
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file of an engine; None if there is none that can be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _start(base_model: str) -> EngineProcess:

@@ -5,6 +5,7 @@ from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import PassingError, ServiceError
+from adapters.process.open_files import check_files
 
 
 class ServiceRefused(ServiceError):
@@ -31,7 +32,11 @@ PASSING = {408, 409, 410, 429}
 
 
 def translate_error(error: Exception, what: str) -> Exception:
-    """Translate an SDK error into a ServiceError about `what`; return any other error unchanged."""
+    """Translate an SDK error into a ServiceError about `what`; return any other error unchanged.
+
+    OutOfFiles if this process could not open a connection to the service.
+    """
+    check_files(error)
     if isinstance(error, tinker.RequestFailedError):
         said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
         if error.category is RequestErrorCategory.User:

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from json import JSONDecodeError
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -31,6 +32,10 @@ COPIES = 2
 MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**36
 """The engine's bounds on what a thread of it trains at once."""
 GIB = 2**30
+BROKEN_HEADER = (struct.error, ValueError, LookupError, TypeError, AttributeError)
+"""What reading a header raises that is none."""
+LONGEST_HEADER = 10**8
+"""Bytes of the header of a file of safetensors, as its own library bounds them."""
 
 
 def check_folder(folder: Path) -> None:
@@ -87,10 +92,14 @@ def read_json(file: Path) -> dict[str, object]:
     """Read a file of one JSON object; empty if it is not there, ServiceError if it is another."""
     if not file.exists():
         return {}
+    if not (file.is_file() or file.is_dir()):  # a pipe has no end
+        raise ServiceError(f"{file} is no file; download it again")
     try:
         found = json.loads(_read_text(file))
-    except ValueError as error:
+    except JSONDecodeError as error:
         raise ServiceError(f"{file} is not JSON ({error}); download it again") from error
+    except (ValueError, RecursionError) as error:
+        raise ServiceError(f"{file} is damaged; download it again") from error
     if not isinstance(found, dict):
         raise ServiceError(f"{file} is not a JSON object; download it again")
     return cast(dict[str, object], found)
@@ -183,13 +192,15 @@ def _read_shapes(file: Path) -> Shapes:
         size = file.stat().st_size
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
+            if LONGEST_HEADER < length <= size:
+                raise ValueError(f"its header has {length} bytes")
             header = json.loads(opened.read(min(length, size)))
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
         shapes = {name: [*map(int, tensor["shape"])] for name, tensor in tensors.items()}
     except OSError as error:
         raise _unreadable(file, error) from error
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (*BROKEN_HEADER, RecursionError) as error:
         raise ServiceError(f"{file} is damaged; download it again") from error
     if size < 8 + length + end:
         raise ServiceError(f"{file} is cut short; download it again")

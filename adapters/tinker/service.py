@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-import numpy as np
 import tinker
 from renderers.base import Tokenizer
 
@@ -32,6 +31,7 @@ from adapters.tinker.faults import (
     TimedOut,
     translate_error,
 )
+from adapters.tinker.patient_sampler import PatientSampler
 
 CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
@@ -100,18 +100,18 @@ class Service:
         """Have the SDK create a client: the first one opens a session, for which the SDK blocks."""
         return self.call(what, lambda: function(*args, **kwargs).result())
 
-    def sampler(self, model_path: str) -> "PatientSampler":
-        """Return a sampler of saved weights; ServiceRefused if the weights are gone."""
+    def sampler(self, model_path: str) -> PatientSampler:
+        """Return a sampler of saved weights; ServiceRefused if the weights are gone or damaged."""
         create = self.client.create_sampling_client
         client = self.create(f"a sampler of {model_path}", create, model_path=model_path)
-        return PatientSampler(client, self)
+        return PatientSampler(client, self, model_path)
 
-    def inflight_sampler(self, client: tinker.TrainingClient) -> "PatientSampler":
+    def inflight_sampler(self, client: tinker.TrainingClient) -> PatientSampler:
         """Return a sampler of a training client's weights, which follows later calls of this."""
         saved = client.save_weights_and_get_sampling_client(kind="inflight")
         return PatientSampler(self.result(saved, "an in-flight sampler"), self)
 
-    def base_sampler(self, base_model: str) -> "PatientSampler":
+    def base_sampler(self, base_model: str) -> PatientSampler:
         """Return a sampler of a base model, without a LoRA."""
         create, name = self.client.create_sampling_client, name_for_clients(base_model)
         client = self.create(f"a sampler of {base_model}", create, base_model=name)
@@ -125,7 +125,7 @@ class Service:
             sampler = self.base_sampler(base_model)
         return self.tokenizer_of(sampler)
 
-    def tokenizer_of(self, sampler: "PatientSampler") -> Tokenizer:
+    def tokenizer_of(self, sampler: PatientSampler) -> Tokenizer:
         return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
     def describe_weights(self, path: str) -> tinker.types.WeightsInfoResponse:
@@ -213,93 +213,6 @@ class Service:
             return future.result()
         except SDK_ERRORS as error:
             raise translate_error(error, what) from error
-
-
-class PatientSampler:
-    """Sampling client whose calls end when the engine dies, or after the service's patience."""
-
-    def __init__(self, client: tinker.SamplingClient, service: Service) -> None:
-        self.client = client
-        self._service = service
-
-    async def sample(
-        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
-    ) -> tinker.SampleResponse:
-        """Sample as the SDK's client does; EngineDied or TimeoutError if no answer comes."""
-        begun, key = self._service.sampling, object()
-        begun[key] = running_clock().seconds()
-        try:
-            work = self.client.sample(prompt, num_samples, sampling_params)
-            return await self._service.while_alive(work, limit=self._service.patience)
-        finally:
-            begun.pop(key, None)
-
-    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens of each sequence.
-
-        All sequences are submitted at once, and the service computes them in parallel.
-        """
-        submitted = [
-            self.client.compute_logprobs(tinker.ModelInput.from_ints([*tokens]), count)
-            for tokens, count in zip(sequences, last, strict=True)
-        ]
-        scored = [self._service.result(future, "log-probabilities") for future in submitted]
-        return [
-            np.array(values[-count:], np.float32)
-            for values, count in zip(scored, last, strict=True)
-        ]
-
-    def score_likeliest(
-        self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the k likeliest tokens at the `last` so many places of each sequence.
-
-        Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
-        has the log-probability -99999. All sequences are submitted at once.
-        """
-        once = tinker.SamplingParams(max_tokens=1)
-        submitted = [
-            self.client.sample(
-                tinker.ModelInput.from_ints([*tokens]),
-                1,
-                once,
-                include_prompt_logprobs=True,
-                topk_prompt_logprobs=k,
-                prompt_logprobs_last_n=count,
-            )
-            for tokens, count in zip(sequences, last, strict=True)
-        ]
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        for future, count in zip(submitted, last, strict=True):
-            scored = self._service.result(future, "the likeliest tokens").topk_prompt_logprobs_np
-            if scored is None:
-                raise ServiceRefused(
-                    "the Tinker service gives no likeliest tokens of a prompt, from which a "
-                    "teacher is learnt; ask another one, or learn from the texts alone"
-                )
-            found.append((scored.token_ids[-count:], scored.logprobs[-count:]))
-        return found
-
-    def score_chosen(
-        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Return the log-probabilities of chosen tokens, [places, k], at the last places of each.
-
-        A place may have any tokens; -1 is none, and its log-probability 0.
-        """
-        once = tinker.SamplingParams(max_tokens=1)
-        submitted = []
-        for tokens, own in zip(sequences, chosen, strict=True):
-            asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
-            asked[-len(own) :] = own
-            targets = tinker.TensorData.from_numpy(asked)
-            prompt = tinker.ModelInput.from_ints([*tokens])
-            submitted.append(self.client.sample(prompt, 1, once, target_prompt_logprobs=targets))
-        found: list[np.ndarray] = []
-        for future, own in zip(submitted, chosen, strict=True):
-            scored = self._service.result(future, "chosen log-probabilities")
-            found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
-        return found
 
 
 @contextmanager

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from adapters.errors import ServiceError
 from adapters.tinker.bases import base_folder, is_here
+from adapters.tinker.engines import LOCAL
+from adapters.tinker.preparing import prepare_base
 
 FILE = "tokenizer.json"
 SPACE = "\u2581"
@@ -45,6 +48,23 @@ def find_token_texts(base_model: str) -> TokenText | None:
         return f" {text}" if begins_a_word and not text.startswith(" ") else text
 
     return text_of
+
+
+def open_tokenizer(base_model: str) -> object:
+    """Open the whole tokenizer of a base model, without its weights or a service.
+
+    ServiceError if neither this machine nor the hub, where it may be asked, has it.
+    """
+    from renderers.base import load_tokenizer
+
+    folder = prepare_base(base_model) if base_model.startswith(LOCAL) else base_folder(base_model)
+    try:
+        return load_tokenizer(base_model if folder is None else str(folder))
+    except (OSError, ValueError) as error:
+        raise ServiceError(
+            f"the tokenizer of {base_model} is not on this machine; allow it to be fetched by "
+            "--online, or give --set model.base and the folder of the model"
+        ) from error
 
 
 @lru_cache(maxsize=4)

@@ -1,18 +1,10 @@
 """Trackers of experiments: what they are told of a run and of its steps, in no tracker's terms."""
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
-
-SECRET_NAME = re.compile(r"(api_?key|secret|password|credentials?|token)$", re.I)
-SECRET_VARIABLE = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD)$")
-SECRET_OF_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
-LONG_SECRET = 8
-"""Letters from which on the value of a variable is looked for within other texts."""
 
 
 class TrackerFailed(Exception):
@@ -122,26 +114,3 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Send what waits to be sent, all recorded steps having been given, and close the run."""
         ...
-
-
-def public(config: Mapping[str, object]) -> dict[str, object]:
-    """Copy the config without its secrets.
-
-    A secret has a name like one, is a URL with a password, or holds the value of a variable of the
-    environment with such a name.
-    """
-    return {
-        name: public(value) if isinstance(value, Mapping) else value
-        for name, value in config.items()
-        if not SECRET_NAME.search(name.rpartition(".")[2]) and not _holds_secret(value)
-    }
-
-
-def _holds_secret(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_holds_secret(item) for item in value)
-    if not isinstance(value, str):
-        return False
-    variables = (text for name, text in os.environ.items() if SECRET_VARIABLE.search(name))
-    held = (text == value or (len(text) >= LONG_SECRET and text in value) for text in variables)
-    return any(held) or SECRET_OF_URL.search(value) is not None

@@ -129,7 +129,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
     """Make the cookbook's plan: the examples of each step, their prompts, and the settings."""
     base, agent = find(recipe.model.base), load_agent_file(recipe.agent)
     chat = Chat(AutoTokenizer.from_pretrained(base.folder), recipe.model.renderer)
-    examples = recipe.dataset.train_split().examples()
+    examples = recipe.train_split().examples()
     shards = [
         choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
     ]

@@ -13,7 +13,7 @@ from tasks.algorithm.advantages import estimate_advantages
 from tasks.algorithm.comparisons import Earned
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
-from tasks.algorithm.preferences import Pairs, Side, find_preference
+from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from tasks.algorithm.settings import Settings, complete_settings
 from tasks.credit import returns_to_go
 
@@ -37,11 +37,10 @@ def compute_preferences(
 ) -> Computed:
     """Compute a row of PREFERENCES: the mean loss, and its gradients by log p of each side."""
     row = find_preference(name)
-    sides = {
-        side: Side(**{key: np.array(values) for key, values in of.items()})
-        for side, of in sums.items()
-    }
-    pairs = Pairs(**sides)
+    chosen, rejected, mismatched = (
+        Side(**{key: np.array(values) for key, values in sums[side].items()}) for side in SIDES
+    )
+    pairs = Pairs(chosen, rejected, mismatched)
     loss, *slopes = row.function(pairs, complete_settings(name, given, row.settings))
     return Computed([float(loss.mean())], [(slope / len(pairs)).tolist() for slope in slopes])
 

@@ -16,7 +16,10 @@ from engine.errors import RequestRefused
 
 PREFIX = "/api/v1"
 LARGEST_BODY = 2**26
-"""Bytes of a request; the SDK sends datums in chunks of 5 MB."""
+"""Bytes of a request with datums, which the SDK sends in chunks of 5 MB."""
+LARGEST_JSON = 2**22
+"""Bytes of any other request, whose JSON is read while no other request is answered."""
+DATUMS = f"{PREFIX}/forward_backward"
 ROUTERS = (
     sampling_routes.router,
     service_routes.router,
@@ -58,19 +61,20 @@ class Guard:
                 detail = f"the X-API-Key {known}; set TINKER_API_KEY to the one the engine printed"
                 await _error(401, detail)(scope, receive, send)
                 return
-        await self.app(scope, _bounded(receive), send)
+        most = LARGEST_BODY if scope.get("path") == DATUMS else LARGEST_JSON
+        await self.app(scope, _bounded(receive, most), send)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """Receive a request whose body may have LARGEST_BODY bytes; HTTPException(413) beyond."""
+def _bounded(receive: Receive, most: int) -> Receive:
+    """Receive a request whose body may have so many bytes; HTTPException(413) beyond."""
     size = 0
 
     async def receive_bounded() -> Message:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > LARGEST_BODY:
-            text = f"the body has more than {LARGEST_BODY} bytes; send less at once"
+        if size > most:
+            text = f"the body has more than {most} bytes; send less at once"
             raise BodyTooLarge(413, text)
         return message
 

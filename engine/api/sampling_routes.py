@@ -1,5 +1,7 @@
 """Routes of sampling sessions and sampling requests."""
 
+import asyncio
+
 import tinker.types
 from fastapi import APIRouter, Response
 
@@ -9,6 +11,7 @@ from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.futures import protobuf_answer
 from engine.sampling.requests import SampleRequest, check_request
+from engine.state.checkpoints import CheckpointAddress
 from engine.state.registry import SamplerRecord
 
 router = APIRouter()
@@ -18,10 +21,16 @@ router = APIRouter()
 async def create_sampling_session(
     request: tinker.types.CreateSamplingSessionRequest, engine: TheEngine
 ) -> tinker.types.CreateSamplingSessionResponse:
-    """Create a sampling session of the base model or saved weights, once if sent twice."""
+    """Create a sampling session of the base model or saved weights, once if sent twice.
+
+    Damaged weights are refused here, where a client can make them again, and not at its first call.
+    """
     session = engine.registry.open_session(request.session_id)
     sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
     sampler = _new_sampler(engine, sampler_id, request.base_model, request.model_path)
+    if sampler.path is not None:
+        address = CheckpointAddress.parse(sampler.path)
+        await asyncio.to_thread(engine.checkpoints.folder, address)
     known = engine.registry.samplers.get(sampler_id)
     if known is None:
         engine.registry.samplers.put(sampler.sampler_id, sampler)

@@ -12,9 +12,11 @@ import uvicorn
 from safetensors import SafetensorError
 
 from engine.api.app import create_app
+from engine.api.connections import bounded_protocol
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel
+from engine.model.gguf_files import UNREADABLE
 from engine.model.language_model import LanguageModel
 from engine.model.workers import Workers, use_one_thread
 
@@ -36,7 +38,7 @@ def load_model(
         return model
     except RequestRefused:
         raise
-    except (OSError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+    except (OSError, SafetensorError, *UNREADABLE) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestRefused(
             f"{base.folder} cannot be loaded on {device}: {reason.removesuffix('.')}; mend its "
@@ -71,6 +73,8 @@ class Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             create_app(engine, api_key),
+            http=bounded_protocol(),
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",

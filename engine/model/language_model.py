@@ -1,10 +1,11 @@
 """The base model: a frozen Hugging Face network whose LoRAs and caches are kept outside it."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,6 +30,36 @@ TOLERANCE = 1e-3
 
 LARGEST_MERGED = 2**24
 """Number of weights in linear layers up to which LoRAs are merged for sampling: 64 MiB per LoRA."""
+
+
+LAYER = re.compile(r"model\.layers\.\d+\.")
+"""Beginning of the name of a weight in one of the network's layers."""
+
+
+Loaded = Mapping[str, Collection[Any]]
+"""What transformers says of the weights that it has loaded."""
+
+
+def check_loaded(name: str, loaded: Loaded) -> None:
+    """Refuse (RequestRefused) weights that are not those of the config.
+
+    transformers makes up the weights that a config asks for and no file has in its shape, and
+    leaves out the layers of a file that a config does not ask for.
+    """
+    facts = {
+        "lacks": sorted(loaded["missing_keys"]),
+        "has in another shape": sorted(str(key) for key, *_ in loaded["mismatched_keys"]),
+        "has, and its config does not ask for,": sorted(
+            key for key in loaded["unexpected_keys"] if LAYER.match(key)
+        ),
+    }
+    for fact, keys in facts.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise RequestRefused(
+                f"{name} contradicts itself: it {fact} {keys[0]}{more}; download all of its files "
+                "again"
+            )
 
 
 class LanguageModel:
@@ -79,9 +110,17 @@ class LanguageModel:
         dtype: torch.dtype = torch.float32,
     ) -> "LanguageModel":
         """Load a folder or hub name; messages call the model `name`, by default the path."""
-        network = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, attn_implementation="eager"
+        network, loaded = cast(
+            "tuple[PreTrainedModel, Loaded]",
+            AutoModelForCausalLM.from_pretrained(
+                str(path),
+                dtype=torch.float32,
+                attn_implementation="eager",
+                ignore_mismatched_sizes=True,  # they are refused below
+                output_loading_info=True,
+            ),
         )
+        check_loaded(name or str(path), loaded)
         nn.Module.to(network, device)
         return cls(network, name or str(path), path, dtype=dtype)
 

@@ -1,5 +1,6 @@
 """Checkpoints: saved weights by tinker:// path, in folders of the state directory."""
 
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from uuid import uuid4
 
 import tinker.types
 
-from engine.disk import Records, StoredRecord, atomic_folder, sha256_of
+from engine.disk import Records, StoredRecord, atomic_folder, remove, sha256_of
 from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 
@@ -30,6 +31,8 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 LONGEST_TTL = 10 * 365 * 24 * 3600
 
 Clock = Callable[[], datetime]
+
+log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -106,7 +109,7 @@ class CheckpointRecord(StoredRecord):
     def damaged(self, folder: Path) -> list[Path]:
         """List the files in the checkpoint's folder that are not as they were written."""
         paths = {folder / name: digest for name, digest in self.sha256.items()}
-        return [p for p, digest in paths.items() if not p.exists() or sha256_of(p) != digest]
+        return [path for path, digest in paths.items() if sha256_of(path) != digest]
 
     def to_api(self) -> tinker.types.Checkpoint:
         return tinker.types.Checkpoint(
@@ -167,7 +170,7 @@ class CheckpointStore:
             kind=address.kind,  # type: ignore[arg-type]
             name=address.name,
             folder=folder.name,
-            sha256={path.name: sha256_of(path) for path in folder.iterdir()},
+            sha256={path.name: str(sha256_of(path)) for path in folder.iterdir()},
             base_model=base_model,
             lora=lora,
             created_at=self._now(),
@@ -179,7 +182,20 @@ class CheckpointStore:
             self._records.put(address.key, record)
             if replaced:
                 shutil.rmtree(self._tensors(replaced), ignore_errors=True)
+            self._mend_by(record)
         return record
+
+    def _mend_by(self, saved: CheckpointRecord) -> None:
+        """Put the files of a checkpoint in the place of damaged ones that were the same bytes."""
+        for other in self._records.values():
+            folder = self._tensors(other)
+            if other.sha256 != saved.sha256 or self._is_expired(other):
+                continue
+            if other.damaged(folder):
+                log.warning("%s was damaged, and is mended by %s", other.address, saved.address)
+                remove(folder)
+                with atomic_folder(folder) as aside:
+                    _link_all(self._tensors(saved), aside)
 
     def find(self, address: CheckpointAddress) -> CheckpointRecord:
         """Return the record of a checkpoint; raise NotFound if it is missing or expired."""

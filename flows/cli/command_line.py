@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from shlex import quote
-from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from adapters.errors import UserError, counted
-from adapters.process.terminal import WIDTH, terminal_width
+from adapters.process.open_files import check_files
+from adapters.process.terminal import WIDTH, hanging, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
@@ -111,8 +111,12 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
     """Call a flow while a Prefect server runs; `explain` says what a stop leaves of it."""
     check_prefect()
     with explaining(explain), start_server() as wait_for_server:
+        from rich.console import Console
+
+        from flows.cli.progress_bar import logs_printed_to
+
         wait_for_server()
-        with explain_absence(lambda: "repeat the command"):
+        with logs_printed_to(Console(stderr=True)), explain_absence(lambda: "repeat the command"):
             return flow(**parameters)
 
 
@@ -156,6 +160,7 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
+        check_files(error)
         raise UserError(
             f"{error.request.url} does not answer ({error}). Start the server, or unset "
             f"PREFECT_API_URL; then {way_on()}"
@@ -196,6 +201,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     lines = {
         "gain": summary.gain,
         "best": summary.best_checkpoint,
+        "split": summary.held_out,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
         "time": f"{spent}{seconds:.0f} s in this command",
@@ -210,5 +216,5 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "serve": f"ratchet serve {run.name}",
         "W&B": f"wandb sync {quote(str(unsent))}" if unsent else "",
     }
-    said = [indent(f"{label:8}{line}", " " * 8)[8:] for label, line in lines.items() if line]
+    said = [hanging(f"{label:8}{line}", 8) for label, line in lines.items() if line]
     return "\n".join([summary.outcome, *said])

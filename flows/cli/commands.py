@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError
-from adapters.process.terminal import say
+from adapters.process.terminal import say, show, write_data
 from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
@@ -29,7 +29,7 @@ from tasks.storage.stages import has_stages, stages_recipe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flows.recipe.run_recipe import FlowRecipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
     from tasks.storage.run_folder import RunFolder
 
 app = typer.Typer(
@@ -180,28 +180,36 @@ def evaluate(
     evaluated = call_flow(
         flow, lambda: said, recipe=recipe, run=run, checkpoint=checkpoint, model=model
     )
-    print(scores_table(evaluated.scores))
-    print(f"\nnumbers {evaluated.file}")
+    show(scores_table(evaluated.scores))
+    show(f"\nnumbers {evaluated.file}")
     for games in evaluated.games.values():
-        print(f"games   {games}")
+        show(f"games   {games}")
 
 
 @app.command()
 def dryrun(
     name: Name,
     set_: Overrides = None,
-    examples: Annotated[int, typer.Option(min=1, help="The examples to play, twice each.")] = 4,
+    examples: Annotated[
+        int, typer.Option(min=1, help="The examples to play, twice each, or the rows to show.")
+    ] = 4,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
         bool, typer.Option(help="Use the recipe's own model, service and helper models.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Play a few examples, show what is recorded of them, and train nothing."""
+    """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
     from flows.dry_runs import forget_service, shrink, take_offline
     from flows.recipe.loading import named_recipe
+    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import RunRecipe
 
-    recipe = shrink(named_recipe(name, set_ or []), examples)
+    recipe = named_recipe(name, set_ or [], RunRecipe)
+    if not isinstance(recipe, Recipe):
+        _show_given(recipe, examples, keep=keep, online=online)
+        return
+    recipe = shrink(recipe, examples)
     if not online:
         recipe = take_offline(recipe)
         forget_service()
@@ -247,7 +255,7 @@ def init(
     from flows.cli.new_project import KINDS, write_project
 
     for path in write_project(folder, kind):
-        print(path)
+        show(str(path))
     of_kind, place = KINDS[kind], folder.resolve()
     if of_kind.agent_is:
         say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
@@ -294,8 +302,8 @@ def deploy(
     file, plain = (None, None) if name is None else find_deployment(name)
     from flows.server.deployments import deploy_files
 
-    print("deploying, which takes about half a minute", file=sys.stderr)
-    print(deploy_files([file] if file else project_files(), plain))
+    say("deploying, which takes about half a minute", sys.stderr)
+    show(deploy_files([file] if file else project_files(), plain))
 
 
 @app.command()
@@ -317,11 +325,12 @@ def trinity(
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
     from flows.importing.trinity import import_trinity
+    from flows.importing.trinity_file import read_configuration
     from tasks.storage.files import write_text
 
-    text = import_trinity(file.name, file.read(), set_ or [])
+    text = import_trinity(file.name, read_configuration(file), set_ or [])
     if out is None:
-        print(text, end="")
+        write_data(text.encode())
         return
     say(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
 
@@ -335,7 +344,7 @@ def keys(
     """List every key of a recipe, for --set."""
     from flows.recipe.loading import recipe_options
 
-    print(recipe_options(flow))
+    show(recipe_options(flow))
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)
@@ -358,6 +367,18 @@ def pretrain(
 
     built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
     say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+
+
+def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
+    """Print texts or pairs as they are trained."""
+    from flows.dry_runs import describe_given
+    from flows.recipe.finetuning import FinetuneRecipe
+    from flows.recipe.preferring import PreferRecipe
+
+    assert isinstance(recipe, FinetuneRecipe | PreferRecipe), "no other flow is given its examples"
+    if keep:
+        raise UserError("--keep does nothing with texts and pairs, which leave no file")
+    say(describe_given(recipe, examples, online=online))
 
 
 def _now() -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import UserError, counted
-from adapters.process.terminal import WIDTH, say, terminal_width
+from adapters.process.terminal import WIDTH, on_one_line, say, show, terminal_width, write_data
 from flows.cli.command_line import Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compare(
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     comparison = _play(named_recipe(agent, overrides), targets, against)
     if json:
-        print(comparison.model_dump_json(indent=2))
+        write_data(f"{comparison.model_dump_json(indent=2)}\n".encode())
     else:
         say(_describe(comparison))
 
@@ -86,7 +86,7 @@ def promote(
         overrides = [*(set_ or []), *([f"evaluation.examples={examples}"] if examples else [])]
         recipe = _recipe_of(planned.run, agent, overrides)
         comparison = _play(recipe, [read_condition(if_), planned.checkpoint])
-        source = recipe.dataset.held_out_split()
+        source = recipe.held_out_split()
     elif agent or examples or set_:
         raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
     promotion = record(planned, comparison, source)
@@ -95,8 +95,8 @@ def promote(
     if promotion.difference is not None:
         say(f"reward less that of {promotion.against}: {promotion.difference}")
     if kept := recipe_of(folder_of(promotion.run))["checkpoints"]["ttl_seconds"]:
-        print(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
-    print(f"serve   ratchet serve {name}")
+        show(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
+    show(f"serve   ratchet serve {name}")
 
 
 def _recipe_of(run: str, agent: str | None, overrides: "Sequence[str]") -> "Recipe":
@@ -160,7 +160,6 @@ def _differing(comparison: "Comparison", target: str) -> str:
 
 def _shown(text: str | None) -> str:
     """Return the beginning and the end of a text, on one line and without control characters."""
-    from tasks.recording.spans import printable
     from tasks.reports.tables import shorten
 
-    return shorten(printable(" ".join((text or "-").split())), LONGEST_TEXT)
+    return shorten(on_one_line(" ".join((text or "-").split())), LONGEST_TEXT)

@@ -1,5 +1,6 @@
 """The command `ratchet fetch`: a known model is brought onto this machine, part by part."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from adapters.errors import ServiceError
+from adapters.process.terminal import show
 from adapters.process.watched import Tell
 from adapters.tinker.fetching import (
     FetchFailed,
@@ -51,10 +53,10 @@ class Parts:
     """The parts of a fetch, told on stderr while they last: bars, or lines if it is no terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True)
 
     def say(self, text: str) -> None:
-        self._console.print(text)
+        show(text, sys.stderr)
 
     @contextmanager
     def part(self, name: str, what: str) -> Iterator[Tell]:

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.errors import UserError, did_you_mean
-from adapters.process.terminal import say, terminal_width
+from adapters.process.streams import is_lost
+from adapters.process.terminal import say, show, terminal_width, write_data
 from tasks.storage.files import check_output
 from tasks.storage.run_folder import RunFolder, folder_of
 
@@ -36,7 +37,7 @@ def runs() -> None:
     from tasks.reports.board.run_list import runs_table
 
     table, _, below = runs_table(terminal_width()).partition("\n\n")
-    print(table)
+    show(table)
     if below:
         say(f"\n{below}")
 
@@ -101,7 +102,7 @@ def report(
     folders = [folder_of(name) for name in runs]
     out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
     check_output(out, "another file as --out")
-    print(write_report(folders, out))
+    show(str(write_report(folders, out)))
 
 
 @app.command()
@@ -114,7 +115,7 @@ def board(
     from flows.server.board import serve_board
 
     with serve_board(port) as address:
-        print(address, flush=True)
+        show(address)
         Event().wait()  # until a signal
 
 
@@ -149,30 +150,42 @@ def sql(
     if out is not None:
         write_bytes(out, rows)
         return
-    sys.stdout.buffer.write(rows)
-    sys.stdout.flush()
+    write_data(rows)
+    if is_lost(sys.stdout):
+        raise SystemExit(1)
 
 
 @app.command()
 def verify(run: Run) -> None:
-    """Check that every file of a run, and of its engine, is as it was written."""
-    from tasks.reports.verification import find_damage
+    """Check that a run has every file that it must, and its engine's, as they were written."""
+    from tasks.storage.files import is_written
     from tasks.storage.manifest import read_manifest
+    from tasks.storage.stages import stage_runs
 
     folder = folder_of(run)
-    if not folder.exists():
+    if not is_written(folder.path):
         read_manifest(folder)  # refuses a run that is not there
-    damage = [*find_damage(folder)]
-    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(folder.engine)]
-    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
-    if engine.returncode not in (0, 1):
-        damage.append(f"{folder.engine} could not be verified: see above")
+    parts = stage_runs(folder) or [folder]
+    damage = [sentence for part in parts for sentence in _damage_of(part)]
     for sentence in damage:
         say(sentence)
     if damage:
         raise SystemExit(1)
-    say(f"{folder.path} is as it was written: {len(folder.files())} files, and the engine's")
+    for part in parts:
+        say(f"{part.path} is as it was written: {len(part.files())} files, and the engine's")
+
+
+def _damage_of(run: RunFolder) -> list[str]:
+    """List what is damaged or missing in a run and in its engine, a sentence each."""
+    from tasks.reports.verification import find_damage
+
+    damage = [*find_damage(run)]
+    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(run.engine)]
+    engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
+    if engine.returncode not in (0, 1):
+        damage.append(f"{run.engine} could not be verified: see above")
+    return damage
 
 
 @app.command()

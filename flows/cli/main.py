@@ -1,12 +1,16 @@
 """The program `ratchet`: its commands, whose errors are sentences and which a signal ends."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from adapters.errors import UserError
-from adapters.process.terminal import say
+from adapters.process.open_files import OutOfFiles, check_files
+from adapters.process.streams import open_streams
+from adapters.process.terminal import say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
+from tasks.storage.files import is_full
 
 
 @contextmanager
@@ -15,12 +19,36 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        say(f"ratchet: {error}", sys.stderr)
-        raise SystemExit(error.status) from None
+        said, status = str(error), error.status
+    except OSError as error:
+        said, status = _name_fault(error), UserError.status
+    else:
+        return
+    say(f"ratchet: {said}", sys.stderr)
+    raise SystemExit(status)
+
+
+def _name_fault(error: OSError) -> str:
+    """Return what a machine lacks, a disk's space or open files; raise what is another error."""
+    if is_full(error):
+        where = f", at {error.filename}" if error.filename else ""
+        return f"the disk is full ({error.strerror}{where}); make space, and repeat the command"
+    try:
+        check_files(error)
+    except OutOfFiles as fault:
+        return str(fault)
+    raise error
+
+
+def show_trace(_: type[BaseException], error: BaseException, __: object) -> None:
+    """Print an error's stack trace, as Python does, without what a terminal would obey."""
+    show("".join(traceback.format_exception(error)).rstrip("\n"), sys.stderr)
 
 
 def main() -> None:
     """Run the console script `ratchet`."""
+    open_streams()
+    sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
         from flows.cli.commands import app  # takes a while, in which a signal may come
 

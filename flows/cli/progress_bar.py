@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from adapters.process.terminal import NARROWEST, WIDTH, break_lines
+from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
 from tasks.metrics import read_metrics
 from tasks.reports.progress import (
     CALLS,
@@ -39,7 +39,7 @@ def show_progress(runs: Mapping[RunFolder, int]) -> Iterator[None]:
     """
     console = Console(stderr=True)
     shown = _bars(runs, console) if console.is_terminal else _lines(runs, console)
-    with shown as look, _handlers_print_to(console):
+    with shown as look, logs_printed_to(console):
         over = Event()
         thread = Thread(target=_repeat, args=(look, over), daemon=True)
         thread.start()
@@ -79,7 +79,7 @@ def _bars(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[
             if run.exists() or len(shown) == 1:
                 progress = reader.look()
                 bar.update(task, completed=progress.done)
-                doing.plain = str(progress)
+                doing.plain = visible(str(progress))
 
     with Live(Group(bar, doing), console=console, refresh_per_second=4):
         yield look
@@ -96,7 +96,7 @@ def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable
                 printed[run] += 1
                 said = describe_step(run, row, steps or recipe_of(run)["steps"])
                 named = f"{run.name}, {said}" if len(runs) > 1 else said
-                console.print(named, soft_wrap=True, highlight=False)
+                console.print(Text(visible(named)), soft_wrap=True)
 
     yield look
 
@@ -129,9 +129,9 @@ def _show_until_end(look: Callable[[], WatchedRun], seconds: float) -> WatchedRu
     console = Console()
     with Live(console=console, refresh_per_second=4) as live:
         while not (seen := look()).ended:
-            live.update(Text(seen.said))
+            live.update(Text(visible(seen.said)))
             time.sleep(seconds)
-        live.update(Text(seen.said))
+        live.update(Text(visible(seen.said)))
     if not console.is_terminal:
         console.line()
     return seen
@@ -146,18 +146,22 @@ class _Prose(Console):
 
     def print(self, *said: object, **_: object) -> None:
         """Print a line of the log, whatever it has in brackets."""
-        text = " ".join(map(str, said))
+        text = visible(" ".join(map(str, said)))
         if self._above.is_terminal:
             text = break_lines(text, max(NARROWEST, min(WIDTH, self._above.width)))
         self._above.print(text, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def _handlers_print_to(console: Console) -> Iterator[None]:
-    """Have Prefect's handlers print warnings above what is live in the console."""
+def logs_printed_to(console: Console) -> Iterator[None]:
+    """Have Prefect's handlers print above what is live in the console, as prose and as text.
+
+    What is printed so already, as above the bars of stages, stays there.
+    """
     loggers = [logging.getLogger(), *map(logging.getLogger, logging.Logger.manager.loggerDict)]
     handlers = {handler for logger in loggers for handler in logger.handlers}
-    printing = [one for one in handlers if isinstance(one, PrefectConsoleHandler)]
+    found = [one for one in handlers if isinstance(one, PrefectConsoleHandler)]
+    printing = [one for one in found if not isinstance(one.console, _Prose)]
     before = [handler.console for handler in printing]
     for handler in printing:
         handler.console = _Prose(console)

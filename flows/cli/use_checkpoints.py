@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from adapters.process.terminal import say
+from adapters.process.terminal import say, show
 
 app = typer.Typer()
 
@@ -28,7 +28,7 @@ def serve(
 
     with serve_model(find_weights(model), port) as (endpoint, service):
         for variable, value in endpoint.variables().items():
-            print(f"export {variable}={value}", flush=True)
+            show(f"export {variable}={value}")
         serve_until(stdin_closed(), service)
     say(
         "ratchet: stdin has ended, and so has the server; `sleep infinity | ratchet serve …` keeps "

@@ -1,13 +1,11 @@
 """A translation into a recipe, and its text: YAML, with the reason of each value."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-import yaml
-
-from flows.importing.trinity_file import ImportRefusal, TrinityFile
+from adapters.yaml_text import write_yaml
+from flows.importing.trinity_file import ImportRefusal, MissingVariable, TrinityFile
 from flows.recipe.loading import changed_recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.storage.keys import Json, Section, find, merge, nest
@@ -31,18 +29,43 @@ class Translation:
     def give(self, key: str, value: Json, reason: str) -> None:
         self.values[key] = value, reason
 
+    def replaces(self, key: str) -> bool:
+        """Return whether the user gives what the key is a part of: a preset, or the function."""
+        part = key.removesuffix("_settings")
+        settings = part != key and part in self.chosen
+        return settings or ("algorithm.preset" in self.chosen and key.startswith("algorithm."))
+
+    def value_of(self, key: str) -> Json:
+        """Return the value of a key, as the user gives it or else the file; None without one."""
+        return self.chosen.get(key, self.values.get(key, (None, ""))[0])
+
     def copy(
         self, ours: str, theirs: str, kind: Callable[[float], Json] | None = None, note: str = ""
     ) -> None:
-        """Set a key of the recipe to the value of one of the file: any, or a `kind` of number."""
-        value = self.file.get(theirs) if kind is None else kind(self.file.number(theirs))
-        self.give(ours, value, self.file.reason(theirs) + note)
+        """Set a key of the recipe to the value of one of the file: any, or a `kind` of number.
 
-    def give_path(self, key: str, path: Json, subset: Json) -> None:
-        """Set the data set to a file, a folder or a data set of the hub, and its subset."""
+        A variable that the environment lacks is refused, unless the user gives the key.
+        """
+        if ours in self.chosen:
+            return
+        try:
+            value = self.file.get(theirs) if kind is None else kind(self.file.number(theirs))
+        except MissingVariable as missing:
+            self.refuse(str(missing), ours)
+        else:
+            self.give(ours, value, self.file.reason(theirs) + note)
+
+    def give_path(self, section: str) -> None:
+        """Set the data set to a section's: a file, a folder, or one of the hub with its subset."""
+        key = f"{section}.path"
+        self.copy("dataset.path", key)
+        if "dataset.path" not in self.values:
+            return
+        path, _ = self.values.pop("dataset.path")
         if path is None:
             self.refuse(f"{key} is missing", "dataset.path")
             return
+        subset = self.file.get(f"{section}.subset_name")
         local = str(path).startswith((".", "/")) or str(path).count("/") != 1
         of_hub = "/".join(str(part) for part in (f"hub:{path}", subset) if part)
         file = str(path).endswith((".csv", ".jsonl", ".parquet"))
@@ -62,18 +85,23 @@ def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str
     """
     if translation.problems:
         raise ImportRefusal("; and ".join(translation.problems))
-    values = translation.values
-    if "algorithm.preset" in translation.chosen:
-        values = {key: value for key, value in values.items() if not key.startswith("algorithm.")}
+    values = {
+        key: value for key, value in translation.values.items() if not translation.replaces(key)
+    }
     translated = _in_sections({key: value for key, (value, _) in values.items()})
     recipe = changed_recipe(translated, overrides, RunRecipe).model_dump(mode="json")
     reasons = {key: reason for key, (_, reason) in values.items()}
     reasons |= dict.fromkeys(translation.chosen, "given by --set")
-    written = {key: f"{_write(find(recipe, key))}  # {why}" for key, why in reasons.items()}
+    written = {
+        key: f"{write_yaml(find(recipe, key), in_one_line=True)}  # {' '.join(why.split())}"
+        for key, why in reasons.items()
+    }
     lines = [*_lay_out(_in_sections(written))]
     if translation.left_out:
         lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
-    return lines + [f"# {key}: {effect}." for key, effect in translation.left_out.items()]
+    return lines + [
+        f"# {key}: {' '.join(effect.split())}." for key, effect in translation.left_out.items()
+    ]
 
 
 def _in_sections(values: Section) -> Section:
@@ -89,11 +117,3 @@ def _lay_out(section: Section, indent: str = "") -> Iterator[str]:
             yield from _lay_out(value, f"{indent}  ")
         else:
             yield f"{indent}{key}: {value}"
-
-
-def _write(value: Json) -> str:
-    """Write a value in one line."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    written = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
-    return written.removesuffix("...\n").strip()

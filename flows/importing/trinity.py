@@ -1,15 +1,22 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
-import re
 from collections.abc import Sequence
 from math import floor
 
-import yaml
-
+from adapters.errors import UserError, counted
+from adapters.redaction import quote
 from flows.importing.translation import Translation, write_recipe
 from flows.importing.trinity_algorithm import RAFT, TEACHINGS, translate_algorithm
 from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
-from flows.importing.trinity_file import ImportRefusal, TrinityFile, known_keys, read_trinity
+from flows.importing.trinity_file import (
+    EVALUATED,
+    ImportRefusal,
+    TrinityFile,
+    known_keys,
+    number,
+    read_values,
+    trinity_file,
+)
 from flows.importing.trinity_given import (
     BUFFER,
     FLOWS,
@@ -17,20 +24,25 @@ from flows.importing.trinity_given import (
     flow_of,
     translate_given,
 )
+from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
 from flows.recipe.section import MOST_STEPS, TABLES
 from flows.recipe.stages import KINDS
-from tasks.storage.keys import flatten
+from tasks.storage.keys import Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
     "gsm8k",
 )
 """Workflow of Trinity → the agent that plays the same task."""
+REWARDS = ("math_reward", "math_boxed_reward")
+"""Rewards of Trinity that compare the final answer of such a task, as the agent does."""
 
 MODES = {
-    "explore": "plays rollouts and trains nothing; run ratchet dryrun --keep or ratchet evaluate",
-    "train": "trains recorded rollouts; run ratchet replay",
+    "explore": "plays rollouts and trains nothing; import the file that trains them, or run "
+    "ratchet dryrun --keep or ratchet evaluate",
+    "train": "trains rollouts that another process plays, and a recipe plays its own (ratchet "
+    "replay trains those of a run again); give how old they are",
     "bench": "scores checkpoints; run ratchet evaluate",
     "serve": "serves a model; run ratchet serve",
 }
@@ -46,8 +58,8 @@ ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled
 """Selector of tasks → order of the dataset, shuffled anew for each pass."""
 
 
-STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
-"""Sections that a stage may have: each takes the place of the whole section of the file."""
+SIZES = {"rollouts.groups": "buffer.batch_size", "rollouts.group_size": "algorithm.repeat_times"}
+"""Key of a recipe → that of Trinity which says the same."""
 
 
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
@@ -58,23 +70,32 @@ def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
     """
     head = [f"# A recipe made of {name}; `ratchet train` takes this file."]
     try:
-        stages = _split_stages(name, text)
+        values = read_values(name, text)
+        stages = split_stages(values)
         if stages is None:
-            return "\n".join([*head, *_import_one(name, text, overrides)]) + "\n"
+            return "\n".join([*head, *_import_one(name, values, overrides)]) + "\n"
         lines = [*head, "flow: stages", "stages:"]
         for stage, own in stages.items():
-            flow = _flow_of(read_trinity(name, own))
-            given = [found for one in overrides if (found := _override_of(one, stage, flow))]
+            flow = _flow_of(trinity_file(name, own))
+            given = [found for one in overrides if (found := override_of(one, stage, flow))]
             written = _import_one(f"stage {stage}", own, given)
             lines += [f"  - name: {stage}", f"    flow: {flow}", "    recipe:"]
             lines += [f"      {line}".rstrip() for line in written if not line.startswith("flow:")]
     except ImportRefusal as refusal:
-        raise ImportRefusal(f"{name} cannot be imported: {refusal}") from refusal
+        raise ImportRefusal(f"{name} cannot be imported: {refusal}") from None
     return "\n".join(lines) + "\n"
 
 
-def _import_one(name: str, text: str, overrides: Sequence[str]) -> list[str]:
-    file = read_trinity(name, text)
+def _import_one(name: str, values: Section, overrides: Sequence[str]) -> list[str]:
+    """Write the recipe of a file without stages; no refusal has the value of a variable."""
+    file = trinity_file(name, values)
+    try:
+        return _translate(file, overrides)
+    except UserError as refusal:
+        raise ImportRefusal(file.without_variables(str(refusal))) from None
+
+
+def _translate(file: TrinityFile, overrides: Sequence[str]) -> list[str]:
     algorithm = str(file.get("algorithm.algorithm_type")).lower()
     chosen = flatten(parse_overrides(overrides, KINDS[flow_of(algorithm)]), TABLES)
     out = Translation(file, chosen)
@@ -97,35 +118,8 @@ def _import_one(name: str, text: str, overrides: Sequence[str]) -> list[str]:
     return write_recipe(out, overrides)
 
 
-def _split_stages(name: str, text: str) -> dict[str, str] | None:
-    """Return the text of each stage as a file of its own; None of a file without stages."""
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None  # which is refused where the file is read
-    if not isinstance(values, dict) or not values.get("stages"):
-        return None
-    stages: dict[str, str] = {}
-    for number, stage in enumerate(values.pop("stages")):
-        if strange := sorted(stage.keys() - {"stage_name", *STAGE_KEYS}):
-            raise ImportRefusal(f"stages[{number}] has {', '.join(strange)}; Trinity knows none")
-        sections = {key: value for key, value in stage.items() if key in STAGE_KEYS and value}
-        named = re.sub(r"\W", "_", str(stage.get("stage_name") or f"stage_{number}"), flags=re.A)
-        stages[named] = yaml.safe_dump(values | sections, sort_keys=False)
-    return stages
-
-
 def _flow_of(file: TrinityFile) -> str:
     return flow_of(str(file.get("algorithm.algorithm_type")).lower())
-
-
-def _override_of(override: str, stage: str, flow: str) -> str:
-    """Return an override as one of a stage's recipe; empty if it is none of it."""
-    if override.startswith("stages."):
-        own = f"stages.{stage}.recipe."
-        return override.removeprefix(own) if override.startswith(own) else ""
-    section = override.partition("=")[0].partition(".")[0]
-    return override if section in KINDS[flow].model_fields else ""
 
 
 def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
@@ -138,25 +132,32 @@ def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
             out.left_out[key] = "says how Trinity reads the rows; they are read as a file"
         elif key in known.defaults and (given or key not in known.effects):
             continue
-        elif key in known.off and value not in known.off[key]:
-            out.refuse(f"{key} {value!r} {known.effects[key]}")
-        else:
+        elif (row := known.refused.get(key)) is None:
             out.left_out[key] = known.effects[key]
+        elif row.is_off(out.file.get(key) if isinstance(value, str) else value, out.file):
+            out.left_out[key] = "changes nothing with these values"
+        else:
+            out.refuse(f"{key} {quote(value, key)} {row.effect}", *row.settled_by)
     mode = str(out.file.get("mode"))
     if mode in MODES and not given:
-        out.refuse(f"mode {mode} {MODES[mode]}")
+        out.refuse(f"mode {mode} {MODES[mode]}", *(["rollouts.lag"] if mode == "train" else []))
 
 
 def _translate_task(out: Translation) -> None:
     file = out.file
     workflow = file.first(f"{TASKSET}.default_workflow_type", f"{INPUT}.default_workflow_type")
     name = file.get(workflow)
-    if name in AGENTS:
+    rewards = (file.given.get(f"{of}.default_reward_fn_type") for of in (TASKSET, INPUT))
+    reward = next(filter(None, rewards), REWARDS[0])
+    if name in AGENTS and reward in REWARDS:
         out.give("agent", AGENTS[name], f"{workflow} {name}, whose words and reward are its own")
+    elif name in AGENTS:
+        out.refuse(
+            f"default_reward_fn_type {quote(reward)} is the reward of no agent here", "agent"
+        )
     else:
         out.refuse(f"{workflow} {name} has no agent here", "agent")
-    path, subset = file.get(f"{TASKSET}.path"), file.get(f"{TASKSET}.subset_name")
-    out.give_path(f"{TASKSET}.path", path, subset)
+    out.give_path(TASKSET)
     if (split := file.get(f"{TASKSET}.split")) != "train":
         out.refuse(f"{TASKSET}.split {split}: the rows of split train are trained", "dataset.path")
 
@@ -202,7 +203,10 @@ def _translate_model(out: Translation) -> None:
 
 def _translate_rollouts(out: Translation) -> None:
     file = out.file
-    groups, size = file.number("buffer.batch_size"), file.number("algorithm.repeat_times")
+    groups, size = (
+        file.number(theirs) if ours not in out.chosen else number(ours, out.chosen[ours])
+        for ours, theirs in SIZES.items()
+    )
     trained = file.number("buffer.train_batch_size") or groups * size
     if expert := expert_texts(out):
         trained -= expert
@@ -220,11 +224,13 @@ def _translate_rollouts(out: Translation) -> None:
         )
     else:
         out.copy("rollouts.group_size", "algorithm.repeat_times", int)
-    if trained != int(groups) * size:
+    if trained != (played := int(groups) * size):
+        fewer, more = "optimizer.substeps", "rollouts.groups"
         out.refuse(
-            f"buffer.train_batch_size leaves {trained:g} rollouts a step, which are not "
-            f"{int(groups)} groups × algorithm.repeat_times, {int(groups) * size:g}",
-            "optimizer.substeps",
+            f"buffer.train_batch_size leaves {trained:g} rollouts a step (or calls, if the "
+            f"workflow counts each by itself), which are not {int(groups)} groups × "
+            f"algorithm.repeat_times, {played:g}",
+            *((more, fewer) if trained > played else (fewer, more)),
         )
     runners = file.number("explorer.runner_per_model")
     runners *= file.number("explorer.rollout_model.engine_num")
@@ -243,7 +249,10 @@ def _translate_sampling(out: Translation) -> None:
     file = out.file
     temperature = file.first(f"{TASKSET}.rollout_args.temperature", "model.temperature")
     out.copy("rollouts.temperature", temperature, float)
-    longest, prompt = file.get("model.max_model_len"), file.get("model.max_prompt_tokens")
+    longest, prompt = (
+        None if file.get(key) is None else int(file.number(key))
+        for key in ("model.max_model_len", "model.max_prompt_tokens")
+    )
     answer = file.first(f"{TASKSET}.rollout_args.max_tokens", "model.max_response_tokens")
     if file.get(answer) is not None:
         out.copy("rollouts.max_tokens", answer, int)
@@ -251,7 +260,7 @@ def _translate_sampling(out: Translation) -> None:
         said = "model.max_response_tokens is missing, and Trinity asks the model's folder"
         out.refuse(said, "rollouts.max_tokens")
     else:
-        left = int(longest) - (int(longest) // 2 if prompt is None else int(prompt))
+        left = longest - (longest // 2 if prompt is None else prompt)
         out.give("rollouts.max_tokens", left, "what model.max_model_len leaves for answers")
     if prompt is not None:
         out.left_out["model.max_prompt_tokens"] = (
@@ -305,9 +314,11 @@ def _translate_steps(out: Translation) -> None:
 
 def _translate_optimizer(out: Translation) -> None:
     out.copy("optimizer.learning_rate", f"{OPTIMIZER}.lr", float)
-    first, second = out.file.get(f"{OPTIMIZER}.betas")
-    for key, beta in (("beta1", first), ("beta2", second)):
-        out.give(f"optimizer.{key}", float(beta), out.file.reason(f"{OPTIMIZER}.betas"))
+    betas = out.file.get(theirs := f"{OPTIMIZER}.betas")
+    if len(betas) != 2:
+        raise ImportRefusal(f"{theirs} has {counted(len(betas), 'number')}, and should have two")
+    for key, beta in zip(("beta1", "beta2"), betas, strict=True):
+        out.give(f"optimizer.{key}", number(theirs, beta), out.file.reason(theirs))
     out.give("optimizer.eps", TINKER_EPS, "Tinker's default, since Trinity names none")
     out.copy("optimizer.weight_decay", f"{OPTIMIZER}.weight_decay", float)
     out.copy("optimizer.grad_clip_norm", "trainer.grad_clip", float)
@@ -328,7 +339,7 @@ def _translate_schedule(out: Translation) -> None:
     if warmup < 0:
         key = f"{OPTIMIZER}.lr_warmup_steps_ratio"
         share = file.number(key)
-        steps = int(str(out.chosen.get("steps", out.values.get("steps", (0, ""))[0])))
+        steps = int(number("steps", out.value_of("steps") or 0))
         warmup = floor(share * steps)
         if share and not steps:
             said = f"{key} {share:g} is a share of steps that epochs do not tell"
@@ -337,9 +348,10 @@ def _translate_schedule(out: Translation) -> None:
 
 
 def _translate_evaluation(out: Translation) -> None:
-    if any(key.startswith(f"{INPUT}.eval_tasksets.") for key in out.file.given):
+    if any(key.startswith(f"{EVALUATED}.") for key in out.file.given):
         out.copy("evaluation.every", "explorer.eval_interval", int)
-        out.copy("evaluation.rollouts", f"{INPUT}.eval_tasksets.repeat_times", int)
+        note = "; of the first data set"
+        out.copy("evaluation.rollouts", f"{EVALUATED}.repeat_times", int, note)
     else:
         out.give("evaluation.every", 0, "no eval_tasksets")
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from adapters.errors import listed
 from flows.importing.translation import Translation
 from flows.importing.trinity_expert import EXPERTS, translate_expert
-from flows.importing.trinity_file import VERSION
+from flows.importing.trinity_file import VERSION, section
 from flows.recipe.presets import KL, REFUSED
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.divergences import IN_LOSS
@@ -132,7 +133,8 @@ OF_EXPERT = (
     "mu",
     *(f"mu_{part}" for part in ("peak", "valley", "warmup_steps", "decay_steps")),
     "enable_phi_function",
-    "use_token_level_loss_in_sft",
+    "sft_loss_agg_mode",
+    "grpo_loss_agg_mode",
     "train_batch_size_usual",
     "train_batch_size_expert",
     "use_dynamic_bsz",
@@ -184,6 +186,16 @@ LOSSES: Mapping[str, Function] = {
 AS_K1 = ("k2", "corrected_k3")
 """KL functions of Trinity's loss that have, at ratio 1, the gradient of k1 in the advantage."""
 OF_LOSS = ("loss", "loss_settings")
+NO_ROW = {
+    **dict.fromkeys(
+        ("clipb", "clipv"),
+        "reads the entropy of the whole distribution at each token, which the Tinker API does not "
+        "give",
+    ),
+    "ppo": "reads a value network, which a Tinker service does not have",
+    "remax": "compares with a greedy rollout of each example, which no step plays",
+}
+"""Function of Trinity → why no row computes the same."""
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "rollout_mean",
@@ -221,7 +233,8 @@ def _translate_function(
     table, find_row = (ADVANTAGES, find_advantage) if part == "advantage" else (LOSSES, find_loss)
     name = str(out.file.get(key) or default)
     if name not in table:
-        out.refuse(f"{key} {name} has no counterpart", f"algorithm.{part}")
+        why = NO_ROW.get(name, "has no counterpart")
+        out.refuse(f"{key} {name} {why}", f"algorithm.{part}")
         return
     function, given = table[name], dict(out.file.get(f"{key}_args") or {})
     given.pop("loss_agg_mode", None)  # Trinity overwrites it
@@ -229,7 +242,7 @@ def _translate_function(
         given = {"clip_range_low": clip, "clip_range_high": clip} | given
     known = {*function.arguments, *function.required, *function.ignored}
     if strange := sorted(given.keys() - known):
-        out.refuse(f"{key}_args has {', '.join(strange)}, which {name} does not read")
+        out.refuse(f"{key}_args has {listed(strange)}, which {name} does not read")
     for argument, values in function.required.items():
         if given.get(argument, values[0]) not in values:
             said = f"{key}_args.{argument} {given[argument]!r} has no counterpart"
@@ -249,16 +262,17 @@ def _translate_function(
 
 def _use_one_pass(out: Translation) -> None:
     """Take PPO's loss where the bound at a negative advantage cannot act, since the ratio is 1."""
-    loss, lag = (out.values.get(key, (None, ""))[0] for key in ("algorithm.loss", "rollouts.lag"))
+    loss, lag = (out.value_of(key) for key in ("algorithm.loss", "rollouts.lag"))
     clips, reason = out.values.get("algorithm.loss_settings", (None, ""))
-    if loss == "dual_clip" and lag == 0 and isinstance(clips, Mapping):
+    if loss == "dual_clip" and str(lag) == "0" and isinstance(clips, Mapping):
         out.give("algorithm.loss", "ppo", "ratios are 1 without lag, so that no clip acts")
         kept = {key: value for key, value in clips.items() if key != "dual_clip"}
         out.give("algorithm.loss_settings", kept, reason)
 
 
 def _translate_aggregation(out: Translation) -> None:
-    mode = str(out.file.get("algorithm.loss_agg_mode"))
+    own = (out.file.get("algorithm.policy_loss_fn_args") or {}).get("grpo_loss_agg_mode")
+    mode = str(own or out.file.get("algorithm.loss_agg_mode"))
     if mode not in AGGREGATIONS:
         out.refuse(f"algorithm.loss_agg_mode {mode} has no counterpart", "algorithm.aggregation")
         return
@@ -329,13 +343,15 @@ def _translate_teacher(out: Translation, advantage: str) -> None:
     if advantage not in TEACHINGS:
         if models:
             out.refuse(
-                f"{TEACHERS} hosts further models on GPUs; give each a role of the recipe, "
-                "answered by a LiteLLM model"
+                f"{TEACHERS} hosts further models on GPUs, for the workflow to call; give an agent "
+                "that calls each as a role of the recipe, answered by a LiteLLM model",
+                "agent",
+                "roles",
             )
         return
     given, key = out.file.get("algorithm.advantage_fn_args") or {}, "algorithm.teacher"
     reason = "algorithm.advantage_fn_args, or their defaults"
-    if len(models) == 1 and (model := models[0].get("model_path")):
+    if len(models) == 1 and (model := section(TEACHERS, models[0]).get("model_path")):
         out.give(f"{key}.models", [model], f"{TEACHERS}[0].model_path")
     else:
         said = f"{TEACHERS} names {len(models)} teachers, not one"

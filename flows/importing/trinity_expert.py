@@ -3,9 +3,11 @@
 from math import ceil
 
 from flows.importing.translation import Translation
+from flows.importing.trinity_file import MissingVariable, section
 
 EXPERTS = ("mix", "mix_chord")
 """Algorithms of Trinity that train an expert's texts beside rollouts."""
+NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 SAMPLING = "algorithm.sample_strategy_args"
 
@@ -31,10 +33,14 @@ def translate_expert(out: Translation, name: str) -> None:
         int(given.get(f"mu_{part}_steps", 0)) if chord else 0 for part in ("warmup", "decay")
     )
     phi = chord and given.get("enable_phi_function", True)
-    by_token = given.get("use_token_level_loss_in_sft", True)
     out.give(f"{key}.examples", expert_texts(out), f"{SAMPLING}.expert_data_ratio of the batch")
     out.give(f"{key}.loss", "phi" if phi else "cross_entropy", reason)
-    out.give(f"{key}.normalisation", "token" if by_token else "example", reason)
+    mode = str(given.get("sft_loss_agg_mode") or out.file.get("algorithm.loss_agg_mode"))
+    if mode in NORMALISATIONS:
+        out.give(f"{key}.normalisation", NORMALISATIONS[mode], f"sft_loss_agg_mode {mode}")
+    else:
+        said = f"algorithm.policy_loss_fn_args.sft_loss_agg_mode {mode} has no counterpart"
+        out.refuse(said, f"{key}.normalisation")
     if warmup and not decay and peak != valley:
         out.refuse(
             f"algorithm.policy_loss_fn_args falls from mu_peak {peak:g} to mu_valley {valley:g} at "
@@ -53,9 +59,14 @@ def translate_expert(out: Translation, name: str) -> None:
 def _translate_buffer(out: Translation, key: str) -> None:
     """Translate the auxiliary buffer that has the texts of an expert."""
     name = (out.file.get(SAMPLING) or {}).get("sft_dataset_name", "sft_dataset")
-    buffer = (out.file.get(BUFFERS) or {}).get(name) or {}
-    layout = buffer.get("format") or {}
-    if not (path := buffer.get("path")):
+    buffer = section(f"{BUFFERS}.{name}", section(BUFFERS, out.file.given.get(BUFFERS)).get(name))
+    layout = section(f"{BUFFERS}.{name}.format", buffer.get("format"))
+    try:
+        path = out.file.resolve(f"{BUFFERS}.{name}.path", buffer.get("path"))
+    except MissingVariable as missing:
+        out.refuse(str(missing), f"{key}.path", "algorithm.preset")
+        return
+    if not path:
         out.refuse(f"{BUFFERS}.{name}.path is missing", f"{key}.path", "algorithm.preset")
         return
     column = layout.get("messages_key", "message")
@@ -71,6 +82,8 @@ def _translate_buffer(out: Translation, key: str) -> None:
     local = str(path).startswith((".", "/")) or str(path).count("/") != 1
     out.give(f"{key}.path", str(path) if local else f"hub:{path}", f"{BUFFERS}.{name}.path")
     if column != "messages":
-        out.give(f"{key}.columns", {"messages": column}, f"{BUFFERS}.{name}.format.messages_key")
+        out.give(
+            f"{key}.columns", {"messages": str(column)}, f"{BUFFERS}.{name}.format.messages_key"
+        )
     trained = "assistant" if layout.get("enable_concatenated_multi_turn") else "last_message"
     out.give(f"{key}.trained", trained, f"{BUFFERS}.{name}.format.enable_concatenated_multi_turn")

@@ -2,20 +2,29 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
-import yaml
-
-from adapters.errors import UserError
+from adapters.errors import UserError, listed
+from adapters.redaction import SECRET_VARIABLE, quote
+from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml
 from tasks.storage.files import read_bytes
 from tasks.storage.keys import Json, Section
 
 VERSION = "Trinity-RFT 0.6.0"
+EVALUATED = "buffer.explorer_input.eval_tasksets"
 ENVIRONMENT = re.compile(r"oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?", re.DOTALL)
+WORDS = (
+    *("clip_mode", "weight", "regularizer", "fnorm", "opmd_baseline", "std_cal_level"),
+    *("loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode", "sft_dataset_name"),
+)
+"""Arguments of Trinity's functions that are no numbers."""
+SHORTEST_VALUE = 4
+"""Letters of a variable from which on a refusal hides its value wherever it stands."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 
 
@@ -23,37 +32,72 @@ class ImportRefusal(UserError):
     """Refusal of a file that no recipe says."""
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Keys of a configuration: those with a counterpart, and the effects of the others.
+class MissingVariable(ImportRefusal):
+    """Refusal of a value whose variable the environment lacks."""
 
-    `off` maps a refused key to the values that do nothing.
+
+@dataclass(frozen=True)
+class RefusedKey:
+    """A key that changes what is trained, and has no counterpart.
+
+    `off` are the values that do nothing; it does nothing either where the key `only_with` is off,
+    or the key `not_with` is on. A user who gives one of the keys `settled_by` gives what is trained
+    instead.
     """
 
+    effect: str
+    off: tuple[Json, ...] = ()
+    only_with: str = ""
+    not_with: str = ""
+    settled_by: tuple[str, ...] = ()
+
+    def is_off(self, value: Json, file: "TrinityFile") -> bool:
+        """Return whether the key does nothing in a file, at its value there."""
+        alone = bool(self.only_with) and not file.given.get(self.only_with)
+        return value in self.off or alone or bool(file.given.get(self.not_with))
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of a configuration: those with a counterpart, and the effects of the others."""
+
     defaults: Section
-    off: Mapping[str, tuple[Json, ...]]
+    refused: Mapping[str, RefusedKey]
     effects: Mapping[str, str]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.defaults or key in self.effects
+        return key in self.defaults or key in self.effects or key in self.refused
 
 
 @dataclass(frozen=True)
 class TrinityFile:
-    """The values of a file, by their whole keys, such as `buffer.batch_size`."""
+    """The values of a file, by their whole keys, such as `buffer.batch_size`.
+
+    `read` are the variables of the environment that have been read.
+    """
 
     given: Section
+    read: dict[str, str] = field(default_factory=dict[str, str])
 
     def get(self, key: str) -> Any:
-        """Return the value of a translated key, or Trinity's default."""
-        return self.given.get(key, known_keys().defaults[key])
+        """Return the value of a key, or Trinity's default if it is translated."""
+        if key in self.given:
+            return _shaped(key, self.resolve(key, self.given[key]))
+        return known_keys().defaults[key]
+
+    def resolve(self, key: str, value: Json) -> Any:
+        """Replace each `${oc.env:NAME,default}` in the texts of a value."""
+        if isinstance(value, list):
+            return [self.resolve(key, entry) for entry in cast(list[Json], value)]
+        if isinstance(value, Mapping):
+            entries = cast(Section, value)
+            return {name: self.resolve(f"{key}.{name}", one) for name, one in entries.items()}
+        if not isinstance(value, str):
+            return value
+        return INTERPOLATION.sub(lambda found: self._variable(key, found.group(1)), value)
 
     def number(self, key: str) -> float:
-        value = self.get(key)
-        try:
-            return float(value)
-        except (TypeError, ValueError) as error:
-            raise ImportRefusal(f"{key} is {value!r}, and should be a number") from error
+        return number(key, self.get(key))
 
     def first(self, *keys: str) -> str:
         """Return the first of the keys that has a value, or else the last."""
@@ -63,94 +107,161 @@ class TrinityFile:
         """Say where the value of a key comes from."""
         return key if key in self.given else f"Trinity's default of {key}"
 
+    def without_variables(self, text: str) -> str:
+        """Name each variable of the environment in the place of its value."""
+        for name, value in self.read.items():
+            text = text.replace(repr(value), f"${{oc.env:{name}}}")
+            if len(value) >= SHORTEST_VALUE:
+                text = text.replace(value, f"${{oc.env:{name}}}")
+        return text
+
+    def _variable(self, key: str, expression: str) -> str:
+        named = ENVIRONMENT.fullmatch(expression.strip())
+        if named is None:
+            raise ImportRefusal(
+                f"{key} has ${{{expression}}}, which is not resolved here: only oc.env is; write "
+                "its value in its place"
+            )
+        variable, default = named.groups()
+        if SECRET_VARIABLE.search(variable):
+            raise ImportRefusal(
+                f"{key} reads the variable {variable}, which is named like a secret, and a recipe "
+                "holds none; write the value in its place if it is no secret"
+            )
+        if (found := os.environ.get(variable)) is None:
+            if default is None:
+                raise MissingVariable(f"{key} needs the environment variable {variable} to be set")
+            return default.strip()
+        self.read[variable] = found.strip()
+        return self.read[variable]
+
 
 @cache
 def known_keys() -> Keys:
-    table = yaml.safe_load(read_bytes(Path(__file__).parent / "trinity.yaml"))
+    table: Any = read_yaml(read_bytes(Path(__file__).parent / "trinity.yaml").decode())
     whole = {
         f"{section}.*": [f"{section}.{key}" for key in keys.split()]
         for section, keys in table["sections"].items()
     }
     effects = {
         key: row["effect"]
-        for row in (*table["untranslated"], *table["refused"])
+        for row in table["untranslated"]
         for named in row["keys"]
         for key in whole.get(named, [named])
     }
-    off = {
-        key: (None, *row.get("off", ([], {}))) for row in table["refused"] for key in row["keys"]
+    refused = {
+        key: RefusedKey(
+            row["effect"],
+            (None, [], {}, *row.get("off", ())),
+            row.get("only_with", ""),
+            row.get("not_with", ""),
+            tuple(row.get("settled_by", ())),
+        )
+        for row in table["refused"]
+        for key in row["keys"]
     }
-    return Keys(table["translated"] | table["given"], off, effects)
+    return Keys(table["translated"] | table["given"], refused, effects)
+
+
+def read_configuration(file: TextIO) -> str:
+    """Read the text of a file that is open; ImportRefusal if it is none, or too long for YAML."""
+    try:
+        return file.read(MOST_LETTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ImportRefusal(f"{file.name} is no text in UTF-8: {error.reason}") from None
 
 
 def read_trinity(name: str, text: str) -> TrinityFile:
-    """Read a file's text; ImportRefusal if a key is unknown or a value cannot be resolved."""
+    """Read a file's text; ImportRefusal if it is no YAML, or a key is unknown."""
+    return trinity_file(name, read_values(name, text))
+
+
+def read_values(name: str, text: str) -> Section:
+    """Read the sections of a file's text, in which words are YAML 1.1's, as OmegaConf has them."""
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ImportRefusal(f"{name} is no YAML: {error}") from error
+        values = read_yaml(text, YAML_1_1)
+    except YamlError as error:
+        raise ImportRefusal(f"{name} is no YAML: {error}; mend it there") from None
     if not isinstance(values, Mapping):
         raise ImportRefusal(f"{name} has no keys; give a configuration of {VERSION}")
-    found = [*_flatten(cast(Section, values))]
+    return cast(Section, values)
+
+
+def trinity_file(name: str, values: Section) -> TrinityFile:
+    """Make the file of its sections; ImportRefusal if a key is unknown."""
+    found = [*_flatten(values)]
     unknown = [key for key, _ in found if key not in known_keys()]
     if unknown:
         raise ImportRefusal(
-            f"{name} has keys that are unknown to {VERSION}: {', '.join(unknown)}; correct or "
+            f"{name} has keys that are unknown to {VERSION}: {listed(unknown)}; correct or "
             "remove them"
         )
-    return TrinityFile({key: _resolved(key, value) for key, value in found})
+    return TrinityFile(dict(found))
+
+
+def number(key: str, value: object) -> float:
+    """Return a value as a finite number; ImportRefusal if it is none."""
+    try:
+        found = float(str(value)) if isinstance(value, str | int | float) else nan
+    except (ValueError, OverflowError):
+        found = nan
+    if not isfinite(found):
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a number")
+    return found
+
+
+def section(key: str, value: object) -> Section:
+    """Return the section that a value is, empty if it is null; ImportRefusal if it is none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should have keys")
+    return cast(Section, value or {})
+
+
+def _shaped(key: str, value: Any) -> Any:
+    """Return the value of a key; ImportRefusal if it is a list, or has keys, where none may be.
+
+    Arguments of a function are numbers, but for those that are words; a null one is not given.
+    """
+    if key.endswith("_args"):
+        given = {name: one for name, one in section(key, value).items() if one is not None}
+        for name, one in given.items():
+            if name not in WORDS and not isinstance(one, bool):
+                number(f"{key}.{name}", one)
+        return given
+    default = known_keys().defaults.get(key)
+    if isinstance(default, list):
+        if not isinstance(value, list):
+            raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a list")
+    elif isinstance(value, list | Mapping) and key in known_keys().defaults:
+        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be one value")
+    return value
 
 
 def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Iterate over the keys and values of a file; the first entry of a list stands for its key."""
+    """Iterate over the keys and values of a file; the first entry of a list comes last."""
     known = known_keys()
     for name, value in values.items():
-        key = prefix + str(name)
+        key = f"{prefix}{name}"
         if key == "buffer.explorer_input.tasksets":
             key = "buffer.explorer_input.taskset"
-        section = None if key in known else _section(key, value)
-        if section is not None:
+        sections = None if key in known else _sections(key, value)
+        for section in reversed(sections or ()):
             yield from _flatten(section, f"{key}.")
-        elif value is not None or key in known or not _begins_a_key(key):
+        if sections is None and (value is not None or key in known or not _begins_a_key(key)):
             yield key, value
 
 
-def _section(key: str, value: Json) -> Section | None:
-    """Return the section that is a key's value, or the only entry of it."""
-    entries = cast(list[Json], value if isinstance(value, list) else [value])
+def _sections(key: str, value: Json) -> Sequence[Section] | None:
+    """Return the sections that are a key's value, which are several of data sets alone."""
+    entries = cast(Sequence[Json], value if isinstance(value, list) else [value])
     if not all(isinstance(entry, Mapping) for entry in entries):
         return None
-    if len(entries) > 1:
+    if len(entries) > 1 and key != EVALUATED:
         raise ImportRefusal(f"{key} has {len(entries)} entries, and a recipe has one; leave one")
-    return cast(list[Section], entries)[0] if entries else {}
+    return cast(Sequence[Section], entries)
 
 
 def _begins_a_key(key: str) -> bool:
     known = known_keys()
-    return any(other.startswith(f"{key}.") for other in (*known.defaults, *known.effects))
-
-
-def _resolved(key: str, value: Json) -> Json:
-    """Replace each `${oc.env:NAME,default}` in the texts of a value."""
-    if isinstance(value, list):
-        return [_resolved(key, entry) for entry in cast(list[Json], value)]
-    if isinstance(value, Mapping):
-        entries = cast(Section, value)
-        return {name: _resolved(f"{key}.{name}", entry) for name, entry in entries.items()}
-    if not isinstance(value, str):
-        return value
-    return INTERPOLATION.sub(lambda found: _variable(key, found.group(1)), value)
-
-
-def _variable(key: str, expression: str) -> str:
-    named = ENVIRONMENT.fullmatch(expression.strip())
-    if named is None:
-        raise ImportRefusal(
-            f"{key} has ${{{expression}}}, which is not resolved here: only oc.env is; write its "
-            "value in its place"
-        )
-    variable, default = named.groups()
-    found = os.environ.get(variable, default)
-    if found is None:
-        raise ImportRefusal(f"{key} needs the environment variable {variable}; set it")
-    return found.strip()
+    keys = (*known.defaults, *known.effects, *known.refused)
+    return any(other.startswith(f"{key}.") for other in keys)

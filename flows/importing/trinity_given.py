@@ -1,6 +1,8 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
+from adapters.errors import listed
 from flows.importing.translation import Translation
+from flows.importing.trinity_expert import NORMALISATIONS
 
 FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
 """Algorithm of Trinity that trains on texts or pairs → the flow that does."""
@@ -27,7 +29,6 @@ COLUMNS = {
 }
 """Flow and prompt_type → our columns, with Trinity's key that names each."""
 CPT = {"text": "prompt_key"}
-NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 OF_ROLLOUTS = (
     "buffer.batch_size",
     "buffer.explorer_input.",
@@ -58,8 +59,8 @@ def translate_given(out: Translation, algorithm: str) -> None:
         out.problems.append(f"mode {mode} with {algorithm} is refused by Trinity too; write train")
     _translate_rows(out, algorithm)
     _translate_batch(out, algorithm)
-    if (longest := out.file.get("model.max_model_len")) is not None:
-        out.give("dataset.most_tokens", int(longest), "model.max_model_len; longer are refused")
+    if out.file.get("model.max_model_len") is not None:
+        out.copy("dataset.most_tokens", "model.max_model_len", int, "; longer are refused")
     if algorithm == "dpo":
         _translate_preference(out)
     elif any(key.startswith("algorithm.kl_loss_fn") for key in out.file.given):
@@ -68,8 +69,7 @@ def translate_given(out: Translation, algorithm: str) -> None:
 
 def _translate_rows(out: Translation, algorithm: str) -> None:
     file, flow = out.file, FLOWS[algorithm]
-    path, subset = file.get(f"{BUFFER}.path"), file.get(f"{BUFFER}.subset_name")
-    out.give_path(f"{BUFFER}.path", path, subset)
+    out.give_path(BUFFER)
     if (split := file.get(f"{BUFFER}.split")) != "train":
         out.refuse(f"{BUFFER}.split {split}: the rows of split train are trained", "dataset.path")
     form = str(file.get(f"{FORMAT}.prompt_type"))
@@ -118,7 +118,7 @@ def _translate_preference(out: Translation) -> None:
     given = dict(out.file.get(key) or {})
     given.pop("loss_agg_mode", None)  # Trinity overwrites it
     if strange := sorted(given.keys() - SETTINGS):
-        out.refuse(f"{key} has {', '.join(strange)}, which dpo does not read")
+        out.refuse(f"{key} has {listed(strange)}, which dpo does not read")
     settings = {
         ours: float(given.get(theirs, default)) for theirs, (ours, default) in SETTINGS.items()
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_columns
+from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_new_keys
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
 from flows.recipe.section import Refusals, Section
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
@@ -166,6 +166,9 @@ class FinetuneRecipe(RunRecipe):
             "leave it out",
         )
 
+    def holds_out(self) -> bool:
+        return any(one.holds_out() for one in self.dataset.origins().values())
+
     def teachers(self) -> Teachers:
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}
@@ -176,10 +179,11 @@ class FinetuneRecipe(RunRecipe):
             yield from one.runs
 
     def sources(self) -> dict[str, Source]:
+        seed = self.evaluation.drawn_by(self.seed)
         return {
             _name(split, name): rows
             for name, one in self.dataset.origins().items()
-            for split, rows in one.files().items()
+            for split, rows in one.files(seed).items()
         }
 
     def given_examples(self) -> "dict[str, TextSource]":
@@ -251,7 +255,7 @@ class FinetuneRecipe(RunRecipe):
         return TextSteps(run.texts, run.datums, batches, taught)
 
     def _bound_values(self) -> dict[str, Any]:
-        values = without_columns(super()._bound_values())
+        values = without_new_keys(super()._bound_values())
         # Recipes that are older have neither key.
         if self.teacher.model is None:
             del values["teacher"]

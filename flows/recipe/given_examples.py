@@ -1,13 +1,14 @@
 """What a recipe says of its examples: where they are, in which order, and how many a step has."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from adapters.project.hub import locate_dataset
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.curricula import Curriculum, Order
-from tasks.examples.reading import SHUFFLED, Source
+from tasks.examples.reading import Division, Source
 from tasks.storage.run_folder import folder_of
 from tasks.texts.rules import TEST, TRAIN, Normalisation, TooLong
 
@@ -15,16 +16,66 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.texts.chosen_rollouts import RolloutQuery
 
 
-class Dataset(Section):
+DEFAULT_SHARE = 0.1
+"""Share of a file without splits that is held out."""
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Splits(Section):
+    """Splits of a data set: the rows that are trained, and those that are held out."""
+
+    test_split: str = "test"
+    """The split that is held out, where its name is another, such as validation."""
+
+    splits: tuple[str, ...] = ()
+    """The names of both splits, where the first one has another as well, such as [train_sft,
+    test_sft]; the first alone with a share as `held_out`."""
+
+    def refusals(self) -> Refusals:
+        yield from super().refusals()
+        needed = 1 if self.held_out_share() is not None else 2
+        yield (
+            self.splits != () and self.test_split != TEST,
+            f"test_split {self.test_split} with splits {', '.join(self.splits)}, which name it; "
+            "leave test_split out",
+        )
+        yield (
+            len(self.splits) not in (0, needed),
+            f"splits {', '.join(self.splits)}: give the names of two, the trained one first; or, "
+            "with a share as held_out, that of the first alone",
+        )
+
+    def held_out_share(self) -> float | None:
+        """Return the share that is held out of a set without splits, if the recipe gives it."""
+        return None
+
+    def holds_out(self) -> bool:
+        """Return whether there is anything on which a run is measured."""
+        return self.held_out_share() != 0
+
+    def sides(self, whole: Source, seed: int) -> dict[str, Source]:
+        """Map the splits to what each has of a data set."""
+        share = self.held_out_share()
+        names = dict(zip((TRAIN, TEST), self.splits or (TRAIN, self.test_split), strict=False))
+        train, test = names[TRAIN], names.get(TEST, TEST)
+        used = DEFAULT_SHARE if share is None else share
+        division = Division((train, test), used, seed, given=share is not None)
+        trained = replace(whole, split=train, division=division)
+        return {TRAIN: trained, TEST: replace(trained, split=test, held_out=True)}
+
+
+class Dataset(Splits):
     """Examples that the agent is asked."""
 
     path: str
-    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub, as hub:openai/gsm8k/main@REVISION
-    (datasets/README.md)."""
+    """A CSV, JSON-lines or Parquet file, whose `split` column may say train or test; a folder of
+    files that are named train and test; or such a folder of the hub, as
+    hub:openai/gsm8k/main@REVISION (datasets/README.md)."""
 
-    test_split: str = "test"
-    """The split that is held out for evaluation, where its name is another, such as validation."""
+    held_out: Share | None = None
+    """The share that is held out of a set without splits, by a hash of each row and the seed; a
+    file without the column `split` has 0.1."""
 
     columns: tuple[str, ...] = ()
     """The columns the agent reads; a file without one of them is refused before anything runs."""
@@ -44,6 +95,7 @@ class Dataset(Section):
     """The mean reward at which `pass_rate` prefers an example."""
 
     def refusals(self) -> Refusals:
+        yield from super().refusals()
         yield (
             (self.order == "easy_to_hard") != (self.difficulty is not None),
             f"order {self.order} with difficulty {self.difficulty}: one without the other does "
@@ -55,14 +107,17 @@ class Dataset(Section):
             "changes; leave it out, or give order pass_rate",
         )
 
-    def train_split(self) -> Source:
-        return self._split("train", Curriculum(self.order, self.difficulty, self.target))
+    def held_out_share(self) -> float | None:
+        return self.held_out
 
-    def held_out_split(self) -> Source:
-        return self._split(self.test_split)
+    def sources(self, seed: int) -> dict[str, Source]:
+        """Map the splits to the examples of each; the seed is that of a division."""
+        trained = Curriculum(self.order, self.difficulty, self.target)
+        own = self.sides(self._rows(), seed)
+        return {**own, TRAIN: replace(own[TRAIN], curriculum=trained)}
 
-    def _split(self, split: str, curriculum: Curriculum = SHUFFLED) -> Source:
-        given = locate_dataset(self.path), split, self.columns, curriculum
+    def _rows(self) -> Source:
+        given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
         from tasks.pairs.verdicts import ComparedExamples
@@ -74,8 +129,8 @@ class Origin(Section):
     """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
 
     path: str | None = None
-    """A CSV, JSON-lines or Parquet file whose `split` column says train or test; a folder of files
-    that are named train and test; or such a folder of the hub."""
+    """A CSV, JSON-lines or Parquet file, whose `split` column may say train or test; a folder of
+    files that are named train and test; or such a folder of the hub."""
 
     columns: dict[str, str] = Field(default_factory=dict[str, str])
     """Columns that have other names in the file, such as {messages: conversations}."""
@@ -108,13 +163,16 @@ class Origin(Section):
             f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
         )
 
-    def files(self) -> dict[str, Source]:
-        """Map the splits to the rows of each, if they are of a file."""
-        return {} if self.path is None else {TRAIN: self._rows(self.path, TRAIN)}
+    def files(self, seed: int = 0) -> dict[str, Source]:
+        """Map the splits to the rows of each, if they are of a file; the seed is of a division."""
+        if self.path is None:
+            return {}
+        whole = Division((TRAIN, TEST), 0, seed, given=False)
+        return {TRAIN: replace(self._rows(self.path), division=whole)}
 
-    def _rows(self, path: str, split: str) -> Source:
+    def _rows(self, path: str) -> Source:
         names = tuple(sorted(self.columns.items()))
-        return Source(locate_dataset(path), split, tuple(self.columns.values()), renamed=names)
+        return Source(locate_dataset(path), TRAIN, tuple(self.columns.values()), renamed=names)
 
     def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
         """Map the splits to the query of each, if they are of runs, whose models are of `base`.
@@ -131,36 +189,44 @@ class Origin(Section):
         }
 
 
-class HeldOutOrigin(Origin):
+class HeldOutOrigin(Splits, Origin):
     """Examples of which some are held out."""
 
-    test_split: str = "test"
-    """The split that is held out, where its name is another, such as validation."""
-
-    held_out: str | None = None
-    """A query, as `query`, of what is held out."""
+    held_out: Share | str | None = None
+    """A query, as `query`, of what is held out; or the share that is held out of a set without
+    splits, by a hash of each row and the seed, which is 0.1 for a file without the column
+    `split`."""
 
     def asked(self) -> dict[str, tuple[str, str | None]]:
-        return {**super().asked(), TEST: ("held_out", self.held_out)}
+        query = self.held_out if isinstance(self.held_out, str) else None
+        return {**super().asked(), TEST: ("held_out", query)}
+
+    def held_out_share(self) -> float | None:
+        return None if isinstance(self.held_out, str) else self.held_out
 
     def refusals(self) -> Refusals:
         yield from super().refusals()
+        ignored = self.given(
+            "test_split", "splits", *["held_out"] * (self.held_out_share() is not None)
+        )
         yield (
-            self.query is not None and self.test_split != "test",
-            f"test_split {self.test_split} does nothing with a query; leave it out",
+            self.query is not None and ignored != "",
+            f"{ignored} with a query, which chooses what is trained; leave that out",
         )
 
-    def files(self) -> dict[str, Source]:
+    def files(self, seed: int = 0) -> dict[str, Source]:
         if self.path is None:
             return {}
-        return {**super().files(), TEST: self._rows(self.path, self.test_split)}
+        own = self.sides(self._rows(self.path), seed)
+        return own if self.holds_out() else {TRAIN: own[TRAIN]}
 
 
-def without_columns(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the columns of a dataset that gives none, as recipes older than the key do."""
+def without_new_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the keys of a dataset that older recipes do not have, where nothing is given."""
     for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
-        if not origin["columns"]:
-            del origin["columns"]
+        for key in ("columns", "splits"):
+            if not origin[key]:
+                del origin[key]
     return values
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.files import EXAMPLES
+from adapters.redaction import hide, quote
+from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
@@ -49,13 +50,14 @@ class RecipeError(UserError):
 def project_files() -> list[Path]:
     """List the files of deployments; where two have the same name, the later file's counts.
 
-    RecipeError if the working folder has none.
+    RecipeError if the working folder has none, or one that is not read here as Prefect reads it.
     """
     if not PROJECT_FILE.exists():
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
     carried = EXAMPLES / PROJECT_FILE
+    _deployment_names(PROJECT_FILE)
     return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
 
 
@@ -195,7 +197,7 @@ def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from error
+        raise RecipeError(explain(error)) from None  # which quotes secrets
 
 
 def recipe_options(flow: str = TRAIN) -> str:
@@ -255,10 +257,12 @@ def _deployment_names(file: Path) -> dict[str, str]:
 def _read_yaml(file: Path) -> Any:
     """Read a YAML file; RecipeError if it is not YAML."""
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise RecipeError(f"{file} is not YAML: {said}; mend it there") from error
+        with file.open(encoding="utf-8") as text:
+            return read_yaml(text.read(MOST_LETTERS + 1))
+    except (YamlError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file} is not YAML: {error}; mend it there") from None
+    except OSError as error:
+        raise RecipeError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -> dict[str, Json]:
@@ -268,7 +272,9 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
-            raise RecipeError(f"--set {override}: write it as section.key=value")
+            named = re.match(r"[\w.]*", key)
+            said = named.group() if named else ""
+            raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
             near = did_you_mean(key, known) or ";"
             flow = kind.model_fields["flow"].default
@@ -276,9 +282,10 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")
         try:
             given = merge(given, nest(key, _parse(text, known.get(key))))
-        except yaml.YAMLError as error:
-            said = " ".join(str(error).split())
-            raise RecipeError(f"--set {key}: {text} is no list or table of YAML: {said}") from error
+        except YamlError as error:
+            raise RecipeError(
+                f"--set {key}: {quote(text, key)} is no list or table of YAML: {error}"
+            ) from None
     return given
 
 
@@ -290,7 +297,7 @@ def _parse(text: str, field: FieldInfo | None) -> Json:
     if kind in (str, str | None):
         return text
     if text.startswith(("[", "{")):
-        return yaml.safe_load(text)
+        return read_yaml(text)
     return text.split(",") if get_origin(kind) is tuple else text
 
 
@@ -326,11 +333,13 @@ def _recipe(values: Mapping[str, Any]) -> RunRecipe:
 def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
     """Return the recipe of the flow that the values name, which is of a kind."""
     kinds = _kinds(kind)
-    if (flow := values.get("flow")) not in kinds:
+    flow = values.get("flow")
+    if not isinstance(flow, str) or flow not in kinds:
         raise FlowError(
-            f"no recipe is for a flow {flow!r}; there are recipes for {', '.join(sorted(kinds))}: "
+            f"no recipe is for a flow {quote(flow)}; there are recipes for "
+            f"{', '.join(sorted(kinds))}: "
             "give one of these, or continue a run with the version that wrote it"
-            + did_you_mean(str(flow), kinds)
+            + did_you_mean(flow if isinstance(flow, str) else "", kinds)
         )
     return kinds[flow]
 

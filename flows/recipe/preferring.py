@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_columns
+from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_new_keys
 from flows.recipe.run_recipe import HeldOut, RunRecipe
 from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.algorithm.preferences import (
@@ -112,13 +112,16 @@ class PreferRecipe(RunRecipe):
         )
 
     def sources(self) -> dict[str, Source]:
-        return self.dataset.files()
+        return self.dataset.files(self.evaluation.drawn_by(self.seed))
+
+    def holds_out(self) -> bool:
+        return self.dataset.holds_out()
 
     def queried_runs(self) -> Iterator[str]:
         yield from self.dataset.runs
 
     def _bound_values(self) -> dict[str, Any]:
-        return without_columns(super()._bound_values())
+        return without_new_keys(super()._bound_values())
 
     def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""
@@ -128,7 +131,7 @@ class PreferRecipe(RunRecipe):
         chosen: dict[str, ChosenPairs] = {}
         for split, query in self.dataset.queries(self.model.base).items():
             chosen[split] = ChosenPairs(query, tuple(chosen.values()))
-        written = {split: WrittenPairs(rows) for split, rows in self.dataset.files().items()}
+        written = {split: WrittenPairs(rows) for split, rows in self.sources().items()}
         return {**written, **chosen}
 
     def steps_of(self, epochs: float) -> int:

@@ -199,9 +199,10 @@ def expand_preset(given: Section) -> Section:
     so is a KL penalty that is switched off.
     """
     algorithm = given.get("algorithm")
-    if not isinstance(algorithm, Mapping) or algorithm.get("preset") not in PRESETS:
+    name = algorithm.get("preset") if isinstance(algorithm, Mapping) else None
+    if not isinstance(algorithm, Mapping) or not isinstance(name, str) or name not in PRESETS:
         return given
-    preset = PRESETS[str(algorithm["preset"])].values
+    preset = PRESETS[name].values
     own, chosen = preset["algorithm"], merge(preset["algorithm"], algorithm)
     for part in PARTS:
         if chosen[part] != own[part]:

@@ -21,6 +21,7 @@ from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
+from tasks.texts.rules import TEST, TRAIN
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
@@ -235,11 +236,23 @@ class Recipe(RunRecipe):
 
     def steps_of(self, epochs: float) -> int:
         """Return the steps whose groups are so many passes over the training examples."""
-        examples = len(self.dataset.train_split().examples())
+        examples = len(self.train_split().examples())
         return ceil(Fraction(str(epochs)) * examples / self.rollouts.groups)
 
     def sources(self) -> dict[str, Source]:
-        return {"train": self.dataset.train_split(), "test": self.dataset.held_out_split()}
+        own = self.dataset.sources(self.evaluation.drawn_by(self.seed))
+        return own if self.holds_out() else {TRAIN: own[TRAIN]}
+
+    def holds_out(self) -> bool:
+        return self.dataset.holds_out()
+
+    def train_split(self) -> Source:
+        """Return the examples that are trained on."""
+        return self.sources()[TRAIN]
+
+    def held_out_split(self) -> Source:
+        """Return the examples that are held out; their reading refuses a set without any."""
+        return self.dataset.sources(self.evaluation.drawn_by(self.seed))[TEST]
 
     def given_examples(self) -> "dict[str, TextSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
@@ -347,8 +360,9 @@ class Recipe(RunRecipe):
         if self.rollouts.depend_on_batches():
             values["rollouts"]["batches"] = self.rollouts.batches
         algorithm = self.algorithm  # recipes that are older have none of these
-        if self.dataset.compares is None:
-            del values["dataset"]["compares"]
+        for key in ("compares", "splits", "held_out"):
+            if values["dataset"][key] in (None, []):
+                del values["dataset"][key]
         if not algorithm.teacher.models:
             del values["algorithm"]["teacher"]
         elif algorithm.teacher.reads is None:

@@ -45,6 +45,10 @@ class Model(Section):
     template, as its text or as a file whose text is then the recipe's. `auto` is the renderer that
     writes conversations as the model's own chat template does, or else that template."""
 
+    thinking: bool | None = None
+    """Ask the model to think before it answers, or not to; empty leaves it as the renderer or the
+    template has it. Refused if these have no switch."""
+
     start: str | None = None
     """Checkpoint at which the weights start, instead of an untrained LoRA: `RUN@STEP`, `RUN@best`,
     `RUN:POLICY@STEP`, a name that `ratchet promote` has given, or `tinker://RUN/weights/NAME`, a
@@ -259,6 +263,10 @@ class RunRecipe(FlowRecipe, ABC):
         """Map the splits that the flow reads, train and test, to where their examples are."""
         return {}
 
+    def holds_out(self) -> bool:
+        """Return whether there is anything on which checkpoints are measured."""
+        return True
+
     def given_examples(self) -> Mapping[str, Sized]:
         """Map the splits of what a run is given to learn, and does not play, to the examples."""
         return {}
@@ -313,4 +321,6 @@ class RunRecipe(FlowRecipe, ABC):
         evaluation = values.get("evaluation", {})  # a flow may measure nothing
         if "seed" in evaluation and evaluation["seed"] is None:  # recipes that are older have none
             del evaluation["seed"]
+        if values["model"]["thinking"] is None:
+            del values["model"]["thinking"]
         return values

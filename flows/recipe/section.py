@@ -5,9 +5,14 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from adapters.errors import counted
+from adapters.redaction import hide, quote
+
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
 
+MOST_MISTAKES = 10
+"""Mistakes of a recipe that a refusal says."""
 MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
@@ -57,10 +62,14 @@ class Section(BaseModel):
 
 
 def explain(error: ValidationError) -> str:
-    """Say what is wrong with a recipe, and with which key."""
+    """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
-    for mistake in error.errors():
+    mistakes = error.errors()
+    for mistake in mistakes[:MOST_MISTAKES]:
         place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
-        shown = "" if isinstance(given, Mapping) else f" (got {given!r})"
-        lines.append(f"{place}: {mistake['msg'].removeprefix('Value error, ')}{shown}")
+        shown = "" if isinstance(given, Mapping) else f" (got {quote(given, place)})"
+        said = f"{place}: {mistake['msg'].removeprefix('Value error, ')}"
+        lines.append(hide(said, {place: given}, place) + shown)
+    if left := len(mistakes) - len(lines):
+        lines.append(f"and {counted(left, 'mistake')} more")
     return "; ".join(lines)

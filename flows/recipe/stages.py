@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -89,9 +89,10 @@ class StagesRecipe(FlowRecipe):
     @model_validator(mode="before")
     @classmethod
     def _shared_keys_are_laid_under(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or not isinstance(values.get("stages"), Sequence):
+        if not isinstance(values, Mapping) or not isinstance(values.get("stages"), list | tuple):
             return values
-        shared = values.get("shared", {})
+        if not isinstance(shared := values.get("shared", {}), Mapping):
+            return values
         stages = [
             {**one, "recipe": _lay_under(shared, str(one.get("flow", "train")), one.get("recipe"))}
             if isinstance(one, Mapping)
@@ -243,4 +244,4 @@ def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
     try:
         return KINDS[flow].model_validate({"flow": flow, **recipe})
     except ValidationError as error:
-        raise ValueError(f"stage {stage}: {explain(error)}") from error
+        raise ValueError(f"stage {stage}: {explain(error)}") from None

@@ -5,10 +5,9 @@ they were, and its engine has their weights. The run needs the other runs no mor
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,16 @@ from pydantic import BaseModel
 from adapters.calls import POLICY, Policy
 from adapters.door.roles import checkpoint_of
 from adapters.errors import UserError
-from adapters.network.addresses import check_listener
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import TinkerServer, needs_engine, saved_files
+from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
-from tasks.examples.teaching import choose_teacher, fill_reads
-from tasks.storage.files import is_written, link_or_copy
-from tasks.storage.manifest import FORK, Manifest, read_manifest
+from tasks.storage.files import is_written, link_or_copy, remove
+from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.texts.rules import TRAIN
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -91,20 +87,39 @@ def bind_checkpoints(recipe: RunRecipe, known: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def carry_weights(recipe: RunRecipe, folder: RunFolder) -> None:
-    """Put the weights that a run is bound to into its engine, which has still to be started."""
+def carry_weights(
+    recipe: RunRecipe,
+    folder: RunFolder,
+    make_whole: Callable[[Mapping[str, BoundCheckpoint]], object],
+) -> None:
+    """Put the weights that a run is bound to into its engine, which has still to be started.
+
+    Damaged ones are put there anew, after the run that they are of has made them whole.
+    """
     if not needs_engine(recipe.model.base):
         return
+    engine = folder.engine
     for name, key in recipe.named_checkpoints().items():
         bound = read_bound(folder, name)
         parent = folder_of(bound.run)
         known = parent.exists() and read_manifest(parent)["created"] == bound.created
         for address in _addresses(bound):
-            for path in saved_files(parent.engine, address) if known else ():
-                target = folder.engine / path.relative_to(parent.engine)
+            lost = damaged_weights(engine, address)
+            if not (lost and known):
+                continue
+            make_whole({name: bound})
+            for path in lost:
+                remove(path)
+            for path in saved_files(parent.engine, address):
+                target = engine / path.relative_to(parent.engine)
                 if not is_written(target):
                     link_or_copy(path, target)
-        _refuse_gone(key, name, bound, folder.engine)
+        _refuse_gone(key, name, bound, engine)
+        if left := [p for address in _addresses(bound) for p in damaged_weights(engine, address)]:
+            raise CheckpointRefused(
+                f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "
+                "cannot put it back; restore it from a copy, or train a new run"
+            )
 
 
 def carried_files(folder: RunFolder) -> list[Path]:
@@ -162,67 +177,6 @@ def check_state(model: Model, service: "Service") -> None:
             )
 
 
-def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
-    """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
-
-    The policy is itself where its weights start: the base, a checkpoint of another run that it is
-    `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
-    """
-    start = recipe.model.start or BASE
-    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
-        start = f"{parent['run']}@{parent['step']}"
-    teachers = recipe.teachers()
-    for model in teachers.models.values():
-        of = bound.get(model)
-        untrained = (
-            model in (BASE, recipe.model.base)
-            if of is None
-            else of["step"] == 0 and of["model"]["start"] is None
-        )
-        if teachers.reads is None and (model == start or (untrained and start == BASE)):
-            raise CheckpointRefused(
-                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
-                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
-                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
-                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
-            )
-        if "://" in model:
-            _check_place(teachers.key, model)
-
-
-def _check_place(key: str, model: str) -> None:
-    url = model.partition("#")[0]
-    if not os.environ.get(TEACHER_KEY):
-        raise CheckpointRefused(
-            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}"
-        )
-    try:
-        check_listener(url)
-    except OSError as error:
-        raise CheckpointRefused(
-            f"{key} {model} cannot be reached ({error}); start that service, or give another "
-            "teacher"
-        ) from error
-
-
-def check_choices(recipe: RunRecipe) -> None:
-    """Refuse (DatasetError) an example that lacks its teacher's name, or what that one reads.
-
-    Held-out rollouts have no teacher; held-out texts have one.
-    """
-    teachers, sources = recipe.teachers(), recipe.sources()
-    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
-    if by is None and teachers.reads is None:
-        return
-    if isinstance(recipe, Recipe):
-        sources = {TRAIN: sources[TRAIN]}
-    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
-        if by is not None:
-            choose_teacher(row["example"], by, teachers.models)
-        if teachers.reads is not None:
-            fill_reads(teachers.reads, row["example"])
-
-
 @contextmanager
 def open_teacher(
     recipe: RunRecipe, folder: RunFolder, service: "Service"
@@ -277,7 +231,7 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
     if text is None:
         return None
     tokenizer = service.tokenizer_of(service.base_sampler(model.base))
-    return Reads(text, Chat(tokenizer, model.renderer))
+    return Reads(text, Chat(tokenizer, model.renderer, thinking=model.thinking))
 
 
 @contextmanager

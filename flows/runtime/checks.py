@@ -5,27 +5,41 @@ a flow may have been started by a Prefect server. What they import is imported w
 a refusal should not wait for a library.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 from adapters.calls import POLICY
 from adapters.harness.agents import load_agent
+from adapters.network.addresses import check_listener
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
+from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
+from flows.recipe.algorithm import BASE
 from flows.recipe.loading import changed_recipe, count_stages, count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.recipe.stages import BEST, StageRun, StagesRecipe
-from flows.runtime.bound_checkpoints import bind_checkpoints, check_choices, check_teachers
+from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.comparison.promotions import refuse_promoted
-from tasks.storage.files import is_written
-from tasks.storage.manifest import check_binding, differences, parent_of, read_manifest
+from tasks.examples.teaching import choose_teacher, fill_reads
+from tasks.storage.files import check_output, is_written
+from tasks.storage.manifest import (
+    FORK,
+    Manifest,
+    check_binding,
+    differences,
+    parent_of,
+    read_manifest,
+)
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.stages import has_stages, stage_runs, stages_recipe
+from tasks.texts.rules import TRAIN
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -203,7 +217,8 @@ def is_finished(stage: StageRun) -> bool:
 
     recipe = count_steps(stage.recipe)
     check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    scored = not isinstance(recipe, Recipe) or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
 
 
@@ -221,8 +236,71 @@ def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) 
     check_service(recipe.model.base)
 
 
+def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
+    """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
+
+    The policy is itself where its weights start: the base, a checkpoint of another run that it is
+    `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
+    """
+    start = recipe.model.start or BASE
+    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
+        start = f"{parent['run']}@{parent['step']}"
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
+        of = bound.get(model)
+        untrained = (
+            model in (BASE, recipe.model.base)
+            if of is None
+            else of["step"] == 0 and of["model"]["start"] is None
+        )
+        if teachers.reads is None and (model == start or (untrained and start == BASE)):
+            raise CheckpointRefused(
+                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
+                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
+                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
+                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
+            )
+        if "://" in model:
+            _check_place(teachers.key, model)
+
+
+def _check_place(key: str, model: str) -> None:
+    url = model.partition("#")[0]
+    if not os.environ.get(TEACHER_KEY):
+        raise CheckpointRefused(
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}"
+        )
+    try:
+        check_listener(url)
+    except OSError as error:
+        raise CheckpointRefused(
+            f"{key} {model} cannot be reached ({error}); start that service, or give another "
+            "teacher"
+        ) from error
+
+
+def check_choices(recipe: RunRecipe) -> None:
+    """Refuse (DatasetError) an example that lacks its teacher's name, or what that one reads.
+
+    Held-out rollouts have no teacher; held-out texts have one.
+    """
+    teachers, sources = recipe.teachers(), recipe.sources()
+    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
+    if by is None and teachers.reads is None:
+        return
+    if isinstance(recipe, Recipe):
+        sources = {TRAIN: sources[TRAIN]}
+    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
+        if by is not None:
+            choose_teacher(row["example"], by, teachers.models)
+        if teachers.reads is not None:
+            fill_reads(teachers.reads, row["example"])
+
+
 def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
     run.check_writable()
+    if not run.exists():  # one that exists waits for space, or makes it where it is deleted
+        check_output(run.manifest, "another folder of runs as RATCHET_RUNS")
     if has_stages(run) and run.name not in deleted:
         raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
     if not _is_there(run, deleted):
@@ -281,18 +359,23 @@ def _check_agent(recipe: Recipe) -> None:
 def check_renderer(model: Model) -> None:
     """Refuse (UserError) a renderer that does not exist, or does not fit a model of this machine.
 
+    So is a value of `thinking` that the renderer or template has no switch for.
+
     `auto` always fits a model that has a chat template.
     """
     renderer, folder = model.renderer, base_folder(model.base)
     if renderer == AUTO:
         if folder is not None:
             check_template(folder)
-        return
-    if not renderer.startswith(TEMPLATE):
-        find_config(renderer)
+        if folder is None or model.thinking is None:
+            return
+    elif not renderer.startswith(TEMPLATE):
+        config = find_config(renderer)
+        if model.thinking is not None:
+            set_thinking(config, model.thinking)
     if folder is not None:
         from renderers.base import load_tokenizer
 
         from adapters.rendering.chat import Chat
 
-        Chat(load_tokenizer(str(folder)), renderer)
+        Chat(load_tokenizer(str(folder)), renderer, thinking=model.thinking)

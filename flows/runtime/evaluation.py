@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from adapters.calls import Sampling
+from adapters.errors import counted
 from flows.recipe.recipe import Recipe
 from flows.runtime.open_rollouts import (
     OpenRollouts,
@@ -24,6 +25,7 @@ from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import EXAMINER, shard_name
 from tasks.storage.run_folder import RunFolder
+from tasks.yields import check_held_out, reopen_stopped
 
 
 class EvaluationResult(BaseModel, frozen=True):
@@ -38,7 +40,9 @@ class EvaluationResult(BaseModel, frozen=True):
         """Mean reward of each way of sampling, in words."""
         means = {how: score.finished.mean for how, score in self.scores.items()}
         said = (f"{'unknown' if m is None else f'{m:.2f}'} {how}" for how, m in means.items())
-        return f"held-out reward {', '.join(said)}"
+        failed = {how: score.failed for how, score in self.scores.items() if score.failed}
+        left = (f"; {counted(n, 'rollout')} failed, {how}" for how, n in failed.items())
+        return f"held-out reward {', '.join(said)}{''.join(left)}"
 
     @property
     def tag(self) -> str:
@@ -55,11 +59,18 @@ HeldOut = Mapping[str, Submitted]
 
 
 def wait_for_held_out(submitted: HeldOut) -> dict[str, PlayedShard]:
-    """Wait for every batch; raise the error of the first that failed."""
-    return {
-        how: PlayedShard(shard, wait_for_batches(batches))
-        for how, (shard, batches) in submitted.items()
-    }
+    """Wait for every batch; raise the error of the first that failed.
+
+    StepStopped if the rollouts of a shard have nothing to score; whoever submits it again has them
+    played anew.
+    """
+    return {how: PlayedShard(shard, _wait(batches)) for how, (shard, batches) in submitted.items()}
+
+
+def _wait(batches: Sequence[Spans]) -> list[Path]:
+    spans = wait_for_batches(batches)
+    check_held_out(spans)
+    return spans
 
 
 class HeldOutEvaluations:
@@ -76,6 +87,8 @@ class HeldOutEvaluations:
     def submit_due(self, step: int) -> None:
         """Submit what is due up to checkpoint `step`, and neither submitted nor on disk."""
         evaluation, steps = self._recipe.evaluation, self._recipe.steps
+        if not self._recipe.holds_out():
+            return
         for due in range(self._next, step + 1):
             path = self._run.folder.evaluation(f"{due:05d}")
             if evaluation.due(due, steps) and not is_written(path):
@@ -125,10 +138,11 @@ def _submit(
     sampling: Sampling,
     group_size: int,
 ) -> Submitted:
-    evaluation, source = recipe.evaluation, recipe.dataset.held_out_split()
+    evaluation, source = recipe.evaluation, recipe.held_out_split()
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)
+    reopen_stopped(runner.server.run, shard.stem, check_held_out)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
     return shard, [*runner.submit_shard(shard, step, groups).values()]
 
@@ -154,7 +168,7 @@ def examine(
         if step == 0:
             return JudgedShard(played, None)
         _, start = submit_sampled(recipe, run, runners.evaluation, 0, tag)
-        others = wait_for_batches(start)
+        others = _wait(start)
     path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
     shard = draw_held_out(path, played.spans, others, judging, recipe.seed)
     if not read_shard(shard):  # every rollout has failed

@@ -11,9 +11,10 @@ from prefect.states import Completed
 from pydantic import BaseModel
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
-from adapters.errors import EngineDied, counted
+from adapters.errors import EngineDied, UserError, counted
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import BEST, read_held_out
 from tasks.evaluations import Estimate, find_reward_gain, headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics, spent_seconds
@@ -24,6 +25,7 @@ from tasks.storage.run_folder import RunFolder, name_run
 from tasks.storage.stages import ChildResult, StageResult
 from tasks.texts.held_out import find_measured_gain, read_measure
 
+NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
 
@@ -79,7 +81,8 @@ class RunSummary(BaseModel, frozen=True):
     `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
     Another run of the recipe has the same weights if it is `reproducible`. `best` is the checkpoint
     that is best on held-out examples, with its score, if others than the ends were scored; it
-    expires at the age of `kept_seconds`, if there is one.
+    expires at the age of `kept_seconds`, if there is one. `held_out` says what is held out of a
+    data set without splits.
     """
 
     run: str
@@ -96,10 +99,13 @@ class RunSummary(BaseModel, frozen=True):
     measure: Literal["reward", "loss", "accuracy"] = "reward"
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
+    held_out: str = ""
 
     @property
     def outcome(self) -> str:
         """Change of what was measured on held-out examples, in words."""
+        if self.before is None and self.after is None and self.held_out == NOTHING:
+            return f"{counted(self.steps, 'step')}, measured on nothing"
         before, after = map(self._written, (self.before, self.after))
         return f"held-out {self.measure} {before} → {after} in {counted(self.steps, 'step')}"
 
@@ -169,10 +175,20 @@ def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
     recipe, scores = read_recipe(run), read_held_out(run)
     summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
+    summary = summary.model_copy(update={"held_out": describe_held_out(recipe)})
     if len(scores.by_step) <= 2:
         return summary
     best, kept = scores.best, recipe.checkpoints.ttl_seconds
     return summary.model_copy(update={"best": (best, scores.by_step[best]), "kept_seconds": kept})
+
+
+def describe_held_out(recipe: RunRecipe) -> str:
+    """Say what is held out of data sets without splits; empty if there is none, or it is gone."""
+    try:
+        said = [source.describe_division() for source in recipe.sources().values()]
+    except UserError:
+        return ""
+    return "; ".join(dict.fromkeys(filter(None, said))) if recipe.holds_out() else NOTHING
 
 
 def _of_given(run: RunFolder) -> RunSummary:

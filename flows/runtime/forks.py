@@ -39,11 +39,12 @@ WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
 """Keys that sampled the rollouts of a run; a replay cannot change them, but for who judges."""
-GIVEN = ("dataset.", "model.renderer", "preference.reference", "teacher.")
+GIVEN = ("dataset.", "model.renderer", "model.thinking", "preference.reference", "teacher.")
 """Keys that made the tokens of a run's texts or pairs, and what the reference or the teacher gives
 them; a fork cannot change them."""
 OF_EXPERT = (
     "model.renderer",
+    "model.thinking",
     *(f"algorithm.expert.{key}" for key in ("path", "runs", "query", "trained", "most_tokens")),
     "algorithm.expert.too_long",
 )

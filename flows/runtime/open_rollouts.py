@@ -1,5 +1,6 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from adapters.calls import Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
+from adapters.errors import counted
 from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
+from adapters.process.open_files import REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Judge, Rollouts
@@ -28,6 +31,8 @@ from tasks.rollouts import collect_rollouts
 from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE, JUDGE, shard_name
 from tasks.yields import check_rewards, reopen_stopped
+
+log = logging.getLogger(__name__)
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one is sampled, one is played greedily."""
@@ -181,7 +186,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     evaluating = rollouts.batches * EVALUATED_SHARDS
     run.unusable.set()
     with (
-        _serving(run, recipe) as served,
+        _serving(run, recipe, _concurrency(rollouts, playing + evaluating)) as served,
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
@@ -224,13 +229,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def _serving(run: OpenRun, recipe: Recipe) -> Iterator[Served]:
-    """Open the door of a run's agents; yield its sides."""
+def _serving(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Served]:
+    """Open the door of a run's agents, of which each batch plays so many; yield its sides."""
     rollouts, chat = recipe.rollouts, run.chat(recipe.model)
     judge, examiner = recipe.judge, recipe.evaluation.judge
     backends = create_backends(recipe.roles, recipe.seed)
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
-        limits = rollouts.concurrency_of_batch(), rollouts.timeout_seconds
+        limits = concurrency, rollouts.timeout_seconds
 
         def side(by: Judge | None = None, *, judged: bool = False) -> RolloutServer:
             settings, recall = PlaySettings(*recipe.plays(by), *limits), rollouts.recall
@@ -242,6 +247,32 @@ def _serving(run: OpenRun, recipe: Recipe) -> Iterator[Served]:
             side(judged=judge.judges or examiner.judges),
             side(examiner),
         )
+
+
+def _concurrency(rollouts: Rollouts, batches: int) -> int:
+    """Return how many rollouts of a batch run at a time, where so many batches do.
+
+    The recipe says it, as far as the open files of this process allow; OutOfFiles if they allow
+    none.
+    """
+    wanted, most = rollouts.concurrency_of_batch(), most_rollouts()
+    if wanted * batches <= most:
+        return wanted
+    if most < batches:
+        raise OutOfFiles(
+            f"the recipe plays {batches} batches at a time, evaluations included, and the limit of "
+            f"open files allows {counted(most, 'rollout')}; {REMEDY}, or give fewer "
+            "rollouts.batches"
+        )
+    few = most // batches
+    log.warning(
+        "%d of %d rollouts of a batch are played at a time, as the limit of open files allows; to "
+        "play all of rollouts.concurrency, %s",
+        few,
+        wanted,
+        REMEDY,
+    )
+    return few
 
 
 @contextmanager

@@ -1,27 +1,36 @@
 """An open run: its folder, the service, and the policies that it trains."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from threading import Event
+from typing import Any
 
+from adapters.errors import UserError
+from adapters.redaction import public
 from adapters.rendering.chat import Chat
+from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.choice import TrackerChoice
-from adapters.tracking.tracker import TrackedRun, public
+from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.runtime.bound_checkpoints import bind_checkpoints, carry_weights
+from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
+from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import read_metrics
+from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.run_tracking import RunTracking
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ class OpenRun:
     def chat(self, model: Model) -> Chat:
         """Return the chat of the model that is trained, by the tokenizer of the service."""
         tokenizer = self.service.tokenizer(self.ledger.at(0).sampler, model.base)
-        return Chat(tokenizer, model.renderer, self.service.context(model.base))
+        context = self.service.context(model.base)
+        return Chat(tokenizer, model.renderer, context, model.thinking)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -69,10 +79,11 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     """
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
-    bound = {} if folder_of(name).exists() else bind_checkpoints(recipe, {})
+    bound = {} if folder_of(name).exists() else _bind(recipe)
     with (
         _delete_if(unusable, folder_of(name)),
         bind_run(name, values, recipe.fingerprint(), bound) as folder,
+        staying(folder),
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
@@ -95,12 +106,59 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
+def staying(run: RunFolder) -> Iterator[None]:
+    """Raise RunError for whatever fails in the block because the run's folder is there no more."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        if is_written(run.manifest):
+            raise
+        raise RunError(
+            f"the folder {run.path} was moved or removed while the run was open. Delete what is "
+            f"left there, put the folder back, and run `ratchet resume {run.name}`"
+        ) from error
+
+
+@contextmanager
 def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
     """Yield the service of a run; an engine of the run's own has what the run is bound to."""
-    carry_weights(recipe, folder)
+    carry_weights(recipe, folder, _make_whole)
     patience = recipe.service.timeout_seconds
     with connect(recipe.model.base, folder.engine, patience) as service:
         yield service
+
+
+def _bind(recipe: RunRecipe) -> dict[str, Any]:
+    """Describe checkpoints of other runs as a new run is bound to them; damaged ones are mended."""
+    bound = bind_checkpoints(recipe, {})
+    described = {name: BoundCheckpoint.model_validate(one) for name, one in bound.items()}
+    whole = not needs_engine(recipe.model.base) or not _make_whole(described)
+    return bound if whole else bind_checkpoints(recipe, {})
+
+
+def _make_whole(checkpoints: Mapping[str, BoundCheckpoint]) -> bool:
+    """Have the runs of checkpoints make damaged weights again; return whether any were damaged.
+
+    Each is rebuilt in its own run, whose engine puts the same bytes in the place of damaged ones.
+    """
+    damaged = [
+        (name, policy)
+        for name, bound in checkpoints.items()
+        for policy, saved in bound.policies.items()
+        for address in filter(None, (saved.sampler, saved.state))
+        if damaged_weights(folder_of(bound.run).engine, address)
+    ]
+    for name, policy in dict.fromkeys(damaged):
+        _make_again(name, checkpoints[name], policy)
+    return bool(damaged)
+
+
+def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
+    log.warning("the weights of %s are damaged, and are made again", name)
+    only = name.partition("@")[0].partition(":")[2]
+    with_state = bound.policies[policy].state is not None
+    with open_checkpoints_of(folder_of(bound.run)) as (_, updater_of):
+        updater_of(only or policy).make_again(bound.step, with_state=with_state)
 
 
 def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:

@@ -210,7 +210,7 @@ def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
     The shard is drawn when the steps before `step` - lag are done. Later ones may be done as well
     or not, so their rewards are left out, and so are those of an ancestor's other examples.
     """
-    source = recipe.dataset.train_split()
+    source = recipe.train_split()
     if source.curriculum.order != "pass_rate":
         return source
     first = first_step_of_examples(lineage(run))

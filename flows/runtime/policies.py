@@ -102,22 +102,33 @@ def open_policies(
 
     `recipes` are those that have made the run's steps.
     """
-    checkpoints = recipe.checkpoints
     policies = []
     for name in recipe.policies():
-        recorded = recorded_steps(recipe, recipes, folder, name)
-        updater = PolicyUpdater(
-            service,
-            Ledger(folder.checkpoints(name), folder.ownership),
-            recorded,
-            checkpoints.ttl_seconds,
-            checkpoints.probe_tolerance if on_policy else None,
-        )
+        updater = policy_updater(recipe, recipes, folder, service, name, on_policy=on_policy)
         if not updater.ledger.checkpoints():
             check_state(recipe.model, service)
         updater.make_initial()
-        policies.append(RunPolicy(recorded.policy, updater))
+        policies.append(RunPolicy(updater.recorded.policy, updater))
     return RunPolicies(policies)
+
+
+def policy_updater(
+    recipe: RunRecipe,
+    recipes: Eras[RunRecipe],
+    folder: RunFolder,
+    service: Service,
+    name: str,
+    *,
+    on_policy: bool,
+) -> PolicyUpdater:
+    """Return the owner of the weights of a run's policy, which makes lost ones again."""
+    return PolicyUpdater(
+        service,
+        Ledger(folder.checkpoints(name), folder.ownership),
+        recorded_steps(recipe, recipes, folder, name),
+        recipe.checkpoints.ttl_seconds,
+        recipe.checkpoints.probe_tolerance if on_policy else None,
+    )
 
 
 def recorded_steps(

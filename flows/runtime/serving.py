@@ -5,7 +5,7 @@ What serves is imported where it is needed: a refusal should not wait for a libr
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,18 +19,19 @@ from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_reachable, needs_engine
 from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
-from flows.recipe.loading import read_recipe
+from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
 from flows.recipe.run_recipe import Model, ServicePatience
 from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.storage.files import is_full
-from tasks.storage.manifest import bind_run
+from tasks.storage.manifest import REPLAY, bind_run, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:
     from adapters.door.serving import OpenDoor
-    from adapters.tinker.service import Service
+    from adapters.tinker.service import PatientSampler, Service
+    from tasks.updates import PolicyUpdater
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
@@ -46,8 +47,6 @@ class Weights:
     defaults: Sampling
     """Sampling of clients that name no numbers."""
     run: RunFolder | None = None
-    sampler: str = ""
-    """Address of the checkpoint at the service."""
     policy: str = POLICY
     step: int = 0
     adapter: Path | None = None
@@ -86,7 +85,7 @@ def find_weights(name: str) -> Weights:
     saved = Ledger(folder.checkpoints(policy)).at(step)
     rollouts = recipe.rollouts if isinstance(recipe, Recipe) else Rollouts(max_tokens=MOST_TOKENS)
     name, defaults = f"{named}@{saved.step}", rollouts.sampling()
-    return Weights(name, recipe.model, defaults, folder, saved.sampler, policy, saved.step)
+    return Weights(name, recipe.model, defaults, folder, policy, saved.step)
 
 
 @contextmanager
@@ -95,27 +94,56 @@ def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "
     from adapters.door.serving import OpenDoor
     from adapters.rendering.chat import Chat
 
-    with _merged(weights) as weights, open_service(weights) as service:
-        base = weights.model.base
-        saved = weights.sampler
-        sampler = service.sampler(saved) if saved else service.base_sampler(base)
-        tokenizer, context = service.tokenizer_of(sampler), service.context(base)
-        chat = Chat(tokenizer, weights.model.renderer, context)
+    with _merged(weights) as weights, open_weights(weights) as (service, sampler):
+        model, tokenizer = weights.model, service.tokenizer_of(sampler)
+        context = service.context(model.base)
+        chat = Chat(tokenizer, model.renderer, context, model.thinking)
         policy, key = Policy(sampler, weights.name), secrets.token_urlsafe(32)
         with OpenDoor(chat, policy, weights.defaults, key, port) as door:
             yield door, service
 
 
 @contextmanager
-def open_service(weights: Weights) -> Iterator["Service"]:
-    """Yield the service of weights, which is their run's if they are of one."""
+def open_weights(weights: Weights) -> Iterator[tuple["Service", "PatientSampler"]]:
+    """Yield the service of weights, which is their run's if they are of one, and their sampler.
+
+    Weights of a checkpoint that the service has lost are made again, and noted by the run.
+    """
     from adapters.tinker.service import connect
 
+    base = weights.model.base
+    if weights.run is None:
+        with (
+            TemporaryDirectory() as state,
+            connect(base, Path(state), ServicePatience().timeout_seconds) as service,
+        ):
+            yield service, service.base_sampler(base)
+        return
+    with open_checkpoints_of(weights.run, to_serve=True) as (service, updater_of):
+        yield service, updater_of(weights.policy).sampler(weights.step)
+
+
+@contextmanager
+def open_checkpoints_of(
+    run: RunFolder, *, to_serve: bool = False
+) -> Iterator[tuple["Service", Callable[[str], "PolicyUpdater"]]]:
+    """Own a run for its checkpoints; yield its service, and the updater of each of its policies."""
+    from adapters.tinker.service import connect
+    from flows.runtime.policies import policy_updater
+
+    recipe, parent = read_recipe(run), parent_of(run)
+    values, on_policy = recipe.model_dump(mode="json"), parent is None or parent["how"] != REPLAY
     with (
-        _open_state(weights.run) as (state, patience),
-        connect(weights.model.base, state, patience) as service,
+        bind_run(run.name, values, recipe.fingerprint(), to_serve=to_serve) as folder,
+        connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
     ):
-        yield service
+        recipes = read_lineage(folder, recipe)
+        yield (
+            service,
+            lambda policy: policy_updater(
+                recipe, recipes, folder, service, policy, on_policy=on_policy
+            ),
+        )
 
 
 def serve_until(closed: Event, service: "Service") -> None:
@@ -166,16 +194,3 @@ def _merged(weights: Weights) -> Iterator[Weights]:
                 f"{folder} ({error}); make space, or give another TMPDIR"
             ) from error
         yield replace(weights, model=Model(base=folder), adapter=None)
-
-
-@contextmanager
-def _open_state(run: RunFolder | None) -> Iterator[tuple[Path, float]]:
-    """Yield the folder of an engine's state, and the patience with a service in seconds."""
-    if run is None:
-        with TemporaryDirectory() as state:
-            yield Path(state), ServicePatience().timeout_seconds
-        return
-    recipe = read_recipe(run)
-    values = recipe.model_dump(mode="json")
-    with bind_run(run.name, values, recipe.fingerprint(), to_serve=True) as folder:
-        yield folder.engine, recipe.service.timeout_seconds

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener
+from adapters.network.proxies import check_proxies
 from adapters.process.waiting import Wait
+from tasks.storage.files import check_output
+
+DATABASE = "prefect.db"
+"""File of an embedded server, in PREFECT_HOME."""
 
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
 """Loggers of Prefect's that have none of its levels."""
@@ -55,25 +60,30 @@ def start_server() -> Iterator[Callable[[], None]]:
 
 def _wait_for_start(started: Future[None]) -> None:
     """Wait until the embedded server answers; UserError if it does not in its time."""
-    import httpx
     from prefect.settings import PREFECT_HOME
 
     try:
         started.result()
-    except (RuntimeError, httpx.HTTPError) as error:
+    except RuntimeError as error:
         raise UserError(
-            f"Prefect's embedded server does not start ({error}). If another process has locked "
-            f"its database in {PREFECT_HOME.value()}, end that process, or set PREFECT_HOME to "
-            "another folder; then repeat the command"
+            f"Prefect's embedded server does not start: {error}. Its database is in "
+            f"{PREFECT_HOME.value()}: make space there, end another process that has locked it, or "
+            "set PREFECT_HOME to another folder; then repeat the command"
         ) from error
 
 
 def check_prefect() -> None:
-    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile."""
-    from prefect.settings import PREFECT_API_URL
+    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile.
 
+    So it does if an embedded server could not write its database, or if the proxies of the
+    environment keep every HTTP client from being made.
+    """
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
+
+    check_proxies()
     url = PREFECT_API_URL.value()
     if not url:
+        check_output(PREFECT_HOME.value() / DATABASE, "another folder as PREFECT_HOME")
         return
     try:
         check_listener(url)

@@ -25,7 +25,7 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError, did_you_mean
 from adapters.network.addresses import check_listener
-from tasks.recording.spans import printable
+from adapters.process.terminal import on_one_line
 from tasks.reports.artifacts import NOW, artifact_key
 from tasks.reports.progress import CALLS, Facts, WatchedRun, describe_run
 from tasks.storage.run_folder import all_runs, runs_root
@@ -102,7 +102,7 @@ def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
         return WatchedRun(describe_run(run, "has no state yet", facts, is_open=False))
     said = (state.name or state.type.value).lower()
     if state.is_final() and state.message:
-        said += f": {printable(state.message)}"
+        said += f": {on_one_line(state.message)}"
     elif state.is_running() and CALLS in facts:
         said += f", {facts[CALLS]}"
     failed = state.is_final() and not state.is_completed()
@@ -131,4 +131,4 @@ def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Facts:
         limit=1,
     )
     rows = loads(str(found[0].data)) if found else []
-    return {row["what"]: printable(row[NOW]) for row in rows}
+    return {row["what"]: on_one_line(row[NOW]) for row in rows}

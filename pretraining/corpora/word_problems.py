@@ -8,8 +8,7 @@ from operator import add, floordiv, mul, sub
 from pathlib import Path
 from random import Random
 
-import yaml
-
+from adapters.yaml_text import read_yaml
 from pretraining.corpora.conversation import words
 
 STORIES = Path(__file__).with_suffix(".yaml")
@@ -48,7 +47,7 @@ def examples() -> dict[str, list[dict[str, str]]]:
     """Return the rows of datasets/gsm8k/ by split; no question appears twice."""
     rng, asked = Random("word problems"), set[str]()
     rows: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
-    for story in yaml.safe_load(STORIES.read_text(encoding="utf-8")):
+    for story in read_yaml(STORIES.read_text(encoding="utf-8")):
         for split, count in SPLITS.items():
             for _ in range(count):
                 problem = Story(**story).problem(rng)

@@ -3,7 +3,7 @@
 -- the calls of the roles that are compared, and the last answer of its first rollout.
 with spans as (
 
-    select * from read_parquet($spans)
+    select * from parquet_rows($spans)
 
 ),
 

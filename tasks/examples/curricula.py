@@ -97,8 +97,9 @@ def read_example_rewards(batches: Sequence[Path]) -> Rewards:
     """
     if new := [verified(batch) for batch in batches if batch not in _READ]:
         read: dict[Path, list[tuple[int, float | None]]] = {batch: [] for batch in new}
+        given = {str(path.absolute()): path for path in new}
         for row in select(QUERY, spans=new).to_pylist():
-            read[Path(row["batch"])].append((row["example_id"], row["reward"]))
+            read[given[row["batch"]]].append((row["example_id"], row["reward"]))
         _READ.update(read)
     rewards: dict[int, list[float]] = defaultdict(list)
     for batch in batches:

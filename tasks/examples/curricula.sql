@@ -4,7 +4,7 @@ select
     any_value(attributes ->> '$.example_id')::bigint as example_id,
     arg_max(reward, attempt) filter (where reward_name = 'reward') as reward
 
-from read_parquet($spans, filename = true)
+from named_parquet_rows($spans)
 where kind in ('reward', 'error')
 group by filename, rollout_id
 order by filename, rollout_id

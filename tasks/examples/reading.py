@@ -2,41 +2,26 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypedDict
 
-import duckdb
-
-from adapters.errors import UserError, did_you_mean
+from adapters.errors import counted, did_you_mean
 from adapters.project.files import locate
 from tasks.examples.curricula import Curriculum
-from tasks.storage.tables import select
-
-# CSV knows no types, so its values stay the strings they are ("007" is not 7) and an empty cell is
-# None; JSON lines are parsed by Python's json, so that nothing is guessed to be a date.
-READERS = {
-    ".csv": """
-        select to_json(dataset_row) as example
-        from read_csv(
-            $dataset, all_varchar = true, header = true, delim = ',', quote = '"', escape = '"'
-        ) as dataset_row
-    """,
-    ".jsonl": "select json as example from read_ndjson_objects($dataset)",
-    ".jsonl.gz": "select json as example from read_ndjson_objects($dataset)",
-    ".parquet": "select to_json(dataset_row) as example from read_parquet($dataset) as dataset_row",
-}
+from tasks.examples.rows import READERS, DatasetError, kind_of, name_file, read_rows
 
 README = Path("datasets/README.md")
 PART = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
 """What may follow the split in the name of a file; README.md of datasets/ tells the rule."""
-
-
-class DatasetError(UserError):
-    """Refusal of a dataset that cannot be read as the recipe asks."""
+SPLIT = "split"
+"""Column that says of which split a row is."""
+MOST_NAMED, LONGEST_SHOWN = 6, 40
+"""Names that a refusal lists, and the letters of each."""
 
 
 class Example(TypedDict):
@@ -50,10 +35,26 @@ SHUFFLED = Curriculum()
 
 
 @dataclass(frozen=True)
+class Division:
+    """Division of a set without splits, or with the first one alone, by a hash of each row.
+
+    The `share` of its distinct rows is held out, so that equal rows are on one side. Unless it is
+    `given` by the recipe, it is that of a file whose rows have no column `split`, and of no other.
+    """
+
+    splits: tuple[str, str]
+    share: float
+    seed: int
+    given: bool
+
+
+@dataclass(frozen=True)
 class Source:
     """Source of examples: a dataset's split, the columns its agent reads, and their order.
 
-    `renamed` lists columns of an example with the names that they have in the file.
+    `renamed` lists columns of an example with the names that they have in the file. A set that has
+    no splits is divided by its `division`; the examples are then those that are `held_out`, or the
+    others.
     """
 
     dataset: Path
@@ -61,17 +62,54 @@ class Source:
     columns: tuple[str, ...]
     curriculum: Curriculum = SHUFFLED
     renamed: tuple[tuple[str, str], ...] = ()
+    division: Division | None = None
+    held_out: bool = False
 
     def examples(self) -> list[Example]:
         """Read the examples (`read_examples`); each has the difficulty that orders them, if any."""
         difficulty = self.curriculum.difficulty
-        if difficulty is None:
-            rows = read_examples(self.dataset, self.split, self.columns)
-            return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
-        examples = read_examples(self.dataset, self.split, (*self.columns, difficulty))
-        for row in examples:
-            _check_number(self.dataset, row, difficulty)
-        return examples
+        columns = self.columns if difficulty is None else (*self.columns, difficulty)
+        rows = self._divided(columns)
+        if rows is None:
+            rows = read_examples(self.dataset, self.split, columns)
+        if difficulty is not None:
+            for row in rows:
+                _check_number(self.dataset, row, difficulty)
+        return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
+
+    def describe_division(self) -> str:
+        """Say how many rows are held out, if the set is divided; empty otherwise."""
+        if (
+            self.division is None
+            or (files := _files_to_divide(self.dataset, self.division)) is None
+        ):
+            return ""
+        rows, held_out = _divide(files, self.division)
+        return (
+            f"{len(held_out)} of the {counted(len(rows), 'row')} of {self.dataset.name} are held "
+            f"out, by a share of {self.division.share:g} and a hash of each"
+        )
+
+    def _divided(self, columns: Sequence[str]) -> list[Example] | None:
+        """Return the rows of this side of a set that is divided; None of any other set."""
+        if (
+            self.division is None
+            or (files := _files_to_divide(self.dataset, self.division)) is None
+        ):
+            return None
+        rows, held_out = _divide(files, self.division)
+        if not rows or (self.division.share and not held_out):
+            raise DatasetError(
+                f"{name_file(self.dataset)} has too few rows to hold one out ({len(rows)}, equal "
+                "ones counted once); give more, or dataset.held_out 0"
+            )
+        if self.held_out and not held_out:
+            raise DatasetError(
+                f"nothing of {name_file(self.dataset)} is held out, by dataset.held_out 0; give a "
+                "share"
+            )
+        own = [one for one in rows.items() if (one[0] in held_out) == self.held_out]
+        return _examples(self.dataset, own, columns)
 
 
 def _renamed(row: Example, names: Sequence[tuple[str, str]]) -> Example:
@@ -87,99 +125,181 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
     A missing or unreadable file, a missing column or an empty split raises a DatasetError that
     names what was found instead.
     """
-    if dataset.is_dir():
+    if _is_folder(dataset):
         rows = [row for file in _files_of_split(dataset, split) for row in _read_file(file)]
         numbered, found = [*enumerate(rows)], ""
     else:
         rows = _read_file(dataset)
-        for row in rows:
-            _require(dataset, row, ["split"])
-        numbered = [(number, row) for number, row in enumerate(rows) if row["split"] == split]
-        found = ", ".join(sorted({str(row["split"]) for row in rows}))
+        for number, row in enumerate(rows):
+            _require(dataset, number, row, [SPLIT])
+        numbered = [(number, row) for number, row in enumerate(rows) if row[SPLIT] == split]
+        found = _listed(sorted({str(row[SPLIT]) for row in rows}))
     if not numbered:
         raise DatasetError(
-            f"{dataset} has no rows whose split is '{split}' "
-            f"(found: {found or 'no rows at all'}); see {locate(README)}"
+            f"{name_file(dataset)} has no rows whose split is '{split}' "
+            f"(found: {found or 'no rows at all'}); give dataset.splits, or see {locate(README)}"
         )
-    for _, row in numbered:
-        _require(dataset, row, columns)
+    return _examples(dataset, numbered, columns)
+
+
+def _examples(
+    dataset: Path, numbered: Sequence[tuple[int, dict[str, Any]]], columns: Sequence[str]
+) -> list[Example]:
+    for number, row in numbered:
+        _require(dataset, number, row, columns)
     return [{"example_id": number, "example": row} for number, row in numbered]
+
+
+def _is_folder(dataset: Path) -> bool:
+    try:
+        return dataset.is_dir()
+    except OSError:  # a name that no file can have
+        return False
+
+
+_Files = tuple[tuple[Path, int, int], ...]
+"""Files, each with the time of its last change and its size."""
+
+
+def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
+    """List the files whose rows are divided, if they are; DatasetError if one split is there."""
+    train, test = division.splits
+    if not _is_folder(dataset):
+        rows = _read_file(dataset)
+        splits = {row[SPLIT] for row in rows if SPLIT in row}
+        if splits and division.given and test in splits:
+            _refuse_share(dataset, test)
+        divided = division.given or (rows != [] and not splits)
+        return (_state(dataset),) if divided else None
+    if not division.given:
+        return None
+    if any(_name_of_part(test).fullmatch(stem) for stem, _ in _stems(dataset)):
+        _refuse_share(dataset, test)
+    return tuple(map(_state, _files_of_split(dataset, train)))
+
+
+def _refuse_share(dataset: Path, split: str) -> None:
+    raise DatasetError(
+        f"{name_file(dataset)} has the split '{split}' to hold out, so that dataset.held_out would "
+        "be a second one; leave that out"
+    )
+
+
+@lru_cache(maxsize=16)
+def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]], frozenset[int]]:
+    """Return the rows that are divided, by number, and the numbers of those that are held out."""
+    train, _ = division.splits
+    read = (row for file in files for row in _read_rows(*file))
+    rows = {number: row for number, row in enumerate(read) if row.get(SPLIT, train) == train}
+    hashes = {
+        number: sha256(f"{division.seed}/{json.dumps(row, sort_keys=True)}".encode()).digest()
+        for number, row in rows.items()
+    }
+    distinct = sorted({*hashes.values()})
+    wanted = max(1, round(division.share * len(distinct))) if division.share else 0
+    chosen = {*distinct[: max(0, min(wanted, len(distinct) - 1))]}
+    return rows, frozenset(number for number, one in hashes.items() if one in chosen)
+
+
+def _stems(folder: Path) -> list[tuple[str, Path]]:
+    """List the files of a folder that can be read, in order, each with its name before the kind."""
+    files = sorted(file for file in folder.iterdir() if kind_of(file) in READERS)
+    return [(file.name.removesuffix(kind_of(file)), file) for file in files]
+
+
+def _name_of_part(split: str) -> re.Pattern[str]:
+    return re.compile(re.escape(split) + PART)
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """List the files of a split: the one that is named after it, or its numbered parts in order."""
-    datasets = sorted(file for file in folder.iterdir() if _kind(file) in READERS)
-    name_of_part = re.compile(re.escape(split) + PART)
-    stems = [(file.name.removesuffix(_kind(file)), file) for file in datasets]
+    stems, name_of_part = _stems(folder), _name_of_part(split)
     parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
-    names = ", ".join(file.name for file in datasets)
+    names, named = _listed(file.name for _, file in stems), name_file(folder)
     if not parts:
         raise DatasetError(
-            f"{folder} has no file of the split '{split}', such as {split}.jsonl or "
-            f"{split}-00000-of-00001.parquet (found: {names or 'no data files'}); see "
-            f"{locate(README)}"
+            f"{named} has no file of the split '{split}', such as {split}.jsonl or "
+            f"{split}-00000-of-00001.parquet (found: {names or 'no data files'}); give "
+            f"dataset.splits or dataset.held_out, or see {locate(README)}"
         )
-    kinds = {(_kind(file), part["count"], bool(part["number"])) for part, file in parts}
+    kinds = {(kind_of(file), part["count"], bool(part["number"])) for part, file in parts}
     if len(kinds) > 1 or len({int(part["number"] or 0) for part, _ in parts}) < len(parts):
         raise DatasetError(
-            f"{folder} has the split '{split}' more than once (found: {names}); leave one file of "
+            f"{named} has the split '{split}' more than once (found: {names}); leave one file of "
             "it, or the numbered parts of one"
         )
     count = int(parts[0][0]["count"] or len(parts))
     if len(parts) != count:
         raise DatasetError(
-            f"{folder} has {len(parts)} of the {count} parts of the split '{split}' (found: "
+            f"{named} has {len(parts)} of the {count} parts of the split '{split}' (found: "
             f"{names}); add the others"
         )
     return [file for _, file in sorted(parts, key=lambda found: int(found[0]["number"] or 0))]
 
 
-def _kind(file: Path) -> str:
-    """Return the ending of a file's name that says how it is read."""
-    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+def _listed(names: Iterable[str]) -> str:
+    """List the first names, in their order, and how many there are beside them."""
+    every = [*names]
+    more = f", and {len(every) - MOST_NAMED:,} more" if len(every) > MOST_NAMED else ""
+    return ", ".join(name[:LONGEST_SHOWN] for name in every[:MOST_NAMED]) + more
 
 
 def _read_file(file: Path) -> list[dict[str, Any]]:
     """Read the rows of a file, once unless it changes, since each step of a run asks for them."""
-    if _kind(file) not in READERS:
+    return _read_rows(*_state(file))
+
+
+def _state(file: Path) -> tuple[Path, int, int]:
+    """Return a file that is there with the time of its last change and its size."""
+    if kind_of(file) not in READERS:
         raise DatasetError(
-            f"{file} is not a dataset we read: give a {', '.join(READERS)} file, or a folder of "
-            f"them; see {locate(README)}"
+            f"{name_file(file)} is not a dataset we read: give a {', '.join(READERS)} file, or a "
+            f"folder of them; see {locate(README)}"
         )
-    if not file.is_file():
-        near = did_you_mean(str(file), map(str, file.parent.glob("*")))
-        raise DatasetError(f"{file} does not exist{near or ';'} see {locate(README)}")
-    state = file.stat()
-    return _read_rows(file, state.st_mtime_ns, state.st_size)
+    try:
+        state = file.stat()
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{name_file(file)} {_why_absent(file, error)}") from error
+    return file, state.st_mtime_ns, state.st_size
+
+
+def _why_absent(file: Path, error: OSError | ValueError) -> str:
+    if not isinstance(error, FileNotFoundError):
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f"cannot be opened ({reason}); give another path"
+    if file.is_symlink():
+        return f"is a link to {name_file(file.readlink())}, which is not there; mend the link"
+    near = did_you_mean(str(file), map(str, file.parent.glob("*")))
+    return f"does not exist{near or ';'} see {locate(README)}"
 
 
 @lru_cache(maxsize=256)
 def _read_rows(file: Path, _mtime: int, _size: int) -> list[dict[str, Any]]:
-    try:
-        table = select(READERS[_kind(file)], dataset=file)
-    except duckdb.Error as error:
-        raise DatasetError(f"{file} cannot be read; mend the file: {error}") from error
-    return [json.loads(text) for text in table.column("example").to_pylist()]
+    return read_rows(file)
 
 
-def _require(dataset: Path, row: object, columns: Sequence[str]) -> None:
-    if not isinstance(row, dict):
-        raise DatasetError(f"{dataset} has a row that is no JSON object: {json.dumps(row)[:80]}")
+def _require(dataset: Path, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> None:
     for column in columns:
         if column not in row:
             raise DatasetError(
-                f"{dataset} has no column '{column}' (found: {', '.join(row)}); "
-                f"see {locate(README)}"
+                f"row {number} of {name_file(dataset)} has no column '{column[:LONGEST_SHOWN]}' "
+                f"(found: {_listed(row)}); see {locate(README)}"
             )
 
 
 def _check_number(dataset: Path, row: Example, column: str) -> None:
     try:
         known = isfinite(float(row["example"][column]))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         known = False
     if not known:
         raise DatasetError(
-            f"{dataset} has no number as the {column} of row {row['example_id']}, but "
-            f"{row['example'][column]!r}; dataset.difficulty names a column of numbers"
+            f"row {row['example_id']} of {name_file(dataset)} has no number as its {column}, but "
+            f"{row['example'][column]!r:.40}; dataset.difficulty names a column of numbers"
         )
+
+
+def is_padded(dataset: Path) -> bool:
+    """Tell whether a file, or a file of a folder, is of Parquet, whose objects have equal keys."""
+    files = dataset.iterdir() if dataset.is_dir() else [dataset]
+    return any(file.suffix == ".parquet" for file in files)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
-import yaml
-
-from adapters.tracking.tracker import public
+from adapters.redaction import public
+from adapters.yaml_text import write_yaml
 from tasks.checkpoints import read_held_out
 from tasks.evaluations import read_evaluation
 from tasks.exports.parity import Parity
@@ -92,10 +91,10 @@ def render_card(run: RunFolder, step: int, exported: Exported) -> str:
         "Lineage": _lineage(manifest),
         "Check": f"As transformers computes this folder, {exported.parity}.",
         "To know": "\n".join(f"- {note}." for note in exported.notes()),
-        "Recipe": f"```yaml\n{yaml.safe_dump(public(recipe), sort_keys=False)}```",
+        "Recipe": f"```yaml\n{write_yaml(public(recipe))}```",
     }
     told = [f"## {title}\n\n{text}" if title else text for title, text in parts.items() if text]
-    head = f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {exported.name}"
+    head = f"---\n{write_yaml(front)}---\n\n# {exported.name}"
     return "\n\n".join([head, *map(str.strip, told)]) + "\n"
 
 

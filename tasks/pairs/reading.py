@@ -5,13 +5,14 @@ A labelled answer is a row of one side.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapters.rendering.chat import Chat
 from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError
-from tasks.texts.tokenizing import WeightedTokens, read_messages, tokenize
+from tasks.texts.conversations import Said, join_repeated, read_messages, read_tools
+from tasks.texts.tokenizing import WeightedTokens, tokenize_conversation
 
 FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
@@ -22,7 +23,12 @@ SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 """Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
 ROLES = {"Human": "user", "Assistant": "assistant"}
 
-Messages = Sequence[Mapping[str, Any]]
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Labels of an answer as CSV has them, in small letters."""
+
+Messages = Sequence[Said]
+Sides = tuple[Messages, tuple[Messages, ...]]
+"""A prompt, and what follows it on the chosen side and on the rejected one."""
 
 
 @dataclass(frozen=True)
@@ -61,40 +67,54 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
     return PairSides(chosen, rejected)
 
 
-def read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]] | None:
-    """Read the prompt of a comparison, its chosen side and its rejected one; None of a tie."""
+def read_sides(row: Mapping[str, Any]) -> Sides | None:
+    """Read the prompt of a comparison, its chosen side and its rejected one; None of a tie.
+
+    A prompt that the sides repeat stands once.
+    """
     if row.get("comparison") is not None:
-        return _read_comparison(row["comparison"], row.get("label"))
-    if row.get("chosen") is None or row.get("rejected") is None:
+        read = _read_comparison(row["comparison"], row.get("label"))
+    elif row.get("chosen") is None or row.get("rejected") is None:
         raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
-    return _read_sides(row)
+    else:
+        read = _read_sides(row)
+    if read is None:
+        return None
+    prompt, sides = read
+    (asked, chosen), (other, rejected) = (join_repeated(prompt, side) for side in sides)
+    if asked != other:
+        raise DatasetError("one side begins otherwise than the prompt; let both begin with it")
+    return asked, (chosen, rejected)
 
 
 def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
-    if row["label"] not in (True, False):
+    good = LABELS.get(str(row["label"]).strip().lower())
+    if good is None:
         raise DatasetError(f"its label is {row['label']!r:.80}; give true or false")
-    prompt = read_messages(row.get("prompt"), "user")
-    answer = read_messages(row["completion"], "assistant")
+    prompt, answer = join_repeated(
+        read_messages(row.get("prompt"), "prompt", "user"),
+        _read_side(row["completion"], "completion"),
+    )
     own = _tokenize(prompt, answer, row.get("tools"), chat)
-    chosen, rejected = (own, []) if row["label"] else ([], own)
+    chosen, rejected = (own, []) if good else ([], own)
     return PairSides(chosen, rejected, labelled=True)
 
 
-def _read_comparison(comparison: Any, label: Any) -> tuple[Messages, tuple[Messages, ...]] | None:
+def _read_comparison(comparison: Any, label: Any) -> Sides | None:
     if not isinstance(comparison, Mapping):
         raise DatasetError(f"its comparison is {comparison!r:.80}; give an object")
     if label not in ("A", "B", TIE):
         raise DatasetError(f"its label is {label!r:.80}; give A, B or {TIE}")
-    prompt = read_messages(comparison.get("prompt_conversation"), "user")
+    prompt = read_messages(comparison.get("prompt_conversation"), "prompt_conversation", "user")
     names = ("completion_A", "completion_B") if label == "A" else ("completion_B", "completion_A")
-    sides = tuple(read_messages(comparison.get(name), "assistant") for name in names)
+    sides = tuple(_read_side(comparison.get(name), name) for name in names)
     return None if label == TIE else (prompt, sides)
 
 
-def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]:
-    sides = tuple(_read_side(row[name]) for name in ("chosen", "rejected"))
+def _read_sides(row: Mapping[str, Any]) -> Sides:
+    sides = tuple(_read_side(row[name], name) for name in (CHOSEN, REJECTED))
     if row.get("prompt") is not None:
-        return read_messages(row["prompt"], "user"), sides
+        return read_messages(row["prompt"], "prompt", "user"), sides
     chosen, rejected = sides
     alike = [one == other for one, other in zip(chosen[:-1], rejected[:-1], strict=False)]
     common = [*alike, False].index(False)
@@ -103,20 +123,22 @@ def _read_sides(row: Mapping[str, Any]) -> tuple[Messages, tuple[Messages, ...]]
     return chosen[:common], (chosen[common:], rejected[common:])
 
 
-def _read_side(value: object) -> Messages:
+def _read_side(value: object, name: str) -> Messages:
     """Read the messages of a side, the text of one, or the transcript of a conversation."""
     if not isinstance(value, str) or not SPEAKER.match(value):
-        return read_messages(value, "assistant")
+        return read_messages(value, name, "assistant")
     _, *said = SPEAKER.split(value)
     turns = zip(said[::2], said[1::2], strict=True)
-    return [{"role": ROLES[who], "content": text.strip()} for who, text in turns]
+    return [Said({"role": ROLES[who], "content": text.strip()}) for who, text in turns]
 
 
 def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[WeightedTokens]:
     """Tokenize a side behind its prompt; its own answers are trained, and nothing else."""
-    messages = [
-        *({**message, "trainable": False} for message in prompt),
-        *({**message, "trainable": message["role"] == "assistant"} for message in side),
+    if not side:
+        raise DatasetError("a side repeats its prompt and has no answer; give one")
+    said = [
+        *(replace(one, trainable=False) for one in prompt),
+        *(replace(one, trainable=one.message["role"] == "assistant") for one in side),
     ]
-    found = tokenize({"messages": messages, "tools": tools}, chat, "marked")
+    found = tokenize_conversation(said, read_tools(tools), chat, "marked")
     return [sequence for sequence in found if any(sequence.weights)]

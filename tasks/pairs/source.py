@@ -21,6 +21,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
 from tasks.texts.tokenizing import WeightedTokens
@@ -82,7 +83,7 @@ class WrittenPairs:
 
     def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
         broken = 0
-        for row in self.rows.examples():
+        for row in read_rows(self.rows):
             number = row["example_id"]
             try:
                 yield number, read_pair(row["example"], chat) or "ties"
@@ -127,7 +128,7 @@ def bind_pairs(
     for split, source in sources.items():
         counts: Counter[str] = Counter()
         kept: list[tuple[int, PairSides]] = []
-        for number, sides in _keep(source, chat, rules, counts):
+        for number, sides in kept_pairs(source, chat, rules, counts):
             if sides.labelled and not find_preference(loss).labelled:
                 _refuse_labelled(f"row {number} of {source.name}", loss)
             kept.append((number, sides))
@@ -190,7 +191,7 @@ def score_sides(
     return whole
 
 
-def _keep(
+def kept_pairs(
     source: PairSource, chat: Chat, rules: TextRules, counts: Counter[str]
 ) -> Iterator[tuple[int, PairSides]]:
     """Yield the pairs that can be compared, each with its number."""

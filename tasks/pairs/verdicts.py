@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from adapters.calls import Message
 from adapters.harness.judges import comparison
 from adapters.rendering.chat import Chat
 from adapters.rewards import BETTER
 from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError, Example, Source
-from tasks.pairs.reading import read_sides
+from tasks.pairs.reading import Sides, read_sides
 from tasks.texts.rules import Trained
 from tasks.texts.source import RowTexts
 from tasks.texts.tokenizing import WeightedTokens, tokenize
@@ -26,8 +27,7 @@ class ComparedPairs(RowTexts):
     ) -> list[WeightedTokens]:
         if (read := read_sides(row)) is None:
             return []
-        prompt, sides = read
-        chosen, rejected = ({"messages": [*prompt, *side]} for side in sides)
+        chosen, rejected = ({"messages": messages} for messages in _conversations(read))
         found: list[WeightedTokens] = []
         for verdict, shown in (("A", (chosen, rejected)), ("B", (rejected, chosen))):
             asked = {"role": "user", "content": comparison(self.question, *shown)}
@@ -56,11 +56,16 @@ class ComparedExamples(Source):
             raise DatasetError(f"row {row['example_id']} of {self.dataset}: {error}") from error
         if read is None:
             return None
-        prompt, sides = read
-        named = zip((CHOSEN, REJECTED), sides, strict=True)
-        return [{"id": name, "messages": [*prompt, *side]} for name, side in named]
+        named = zip((CHOSEN, REJECTED), _conversations(read), strict=True)
+        return [{"id": name, "messages": messages} for name, messages in named]
 
     def _example(self, sides: list[dict[str, Any]], number: int) -> dict[str, Any]:
         """Return a pair as a judge is shown it: in half of them the better side is the second."""
         shown = sides if number % 2 else sides[::-1]
         return {"rollouts": shown, "question": self.question, BETTER: CHOSEN}
+
+
+def _conversations(read: Sides) -> list[list[Message]]:
+    """Return the conversation of each side."""
+    prompt, sides = read
+    return [[one.message for one in (*prompt, *side)] for side in sides]

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adapters.errors import UserError, counted
-from adapters.process.terminal import terminal_width
-from tasks.recording.spans import printable
+from adapters.process.terminal import on_one_line, terminal_width, visible
 from tasks.recording.views import VIEWS, open_views, views_in
 from tasks.storage.run_folder import RunFolder
 
@@ -71,7 +70,7 @@ def _grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Lay cells out, which are wrapped at words."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in names:
-        grid.add_column(Text(name), overflow="fold")
+        grid.add_column(Text(on_one_line(name)), overflow="fold")
     for row in rows:
         grid.add_row(*map(Text, row))
     return grid
@@ -93,7 +92,7 @@ def _shown(value: object) -> str:
             return f"[{', '.join(map(_shown, value))}]"
         case _:
             text = str(value)
-            text = repr(text)[1:-1] if text.isspace() else printable(text)
+            text = repr(text)[1:-1] if text.isspace() else visible(text)
             return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.calls import Begun, CallId, Completion, RefusedCall
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
@@ -87,7 +87,6 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
 
-REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
 
@@ -95,7 +94,7 @@ SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|acces
 def call_span(completion: Completion, run_id: str | None = None) -> Span:
     call, request, sampling = completion.id, completion.request, completion.sampling
     reused, (asked, answered) = completion.kept_call, completion.token_counts
-    said = format_instructions(request) if completion.usage is None else []
+    said = instruction_of(request) if completion.usage is None else ""
     return {
         **_of_call(call, LLM, run_id),
         "started": completion.started,
@@ -114,7 +113,7 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
         "reply": completion.message,
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)})
-        | ({"instructions": said[0]["content"]} if said else {})
+        | ({"instructions": said} if said else {})
         | dict(completion.outcomes)
         | ({} if completion.usage is None else {"cost": completion.usage.cost}),
         "request_sha": completion.request_sha,
@@ -370,8 +369,3 @@ def _order(span: Span) -> tuple[Any, ...]:
 def _json_as_text(span: Span) -> Span:
     texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
     return span | texts
-
-
-def printable(text: str) -> str:
-    """Return a text that others wrote without what a terminal would obey; lines stay lines."""
-    return "".join(one if one.isprintable() or one == "\n" else REPLACED for one in text)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from adapters.errors import counted
-from adapters.process.terminal import WIDTH, terminal_width
+from adapters.process.terminal import WIDTH, hanging, terminal_width
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import SPOKEN
@@ -106,7 +106,10 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     shown = [[_on_one_line(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
-    below = [_warn_of_long_prompts(rows, read_context), *map(str, read_failures(spans))]
+    below = [
+        _warn_of_long_prompts(rows, read_context),
+        *(hanging(str(one)) for one in read_failures(spans)),
+    ]
     table = fitted([*rows[0]], shown, min(terminal_width(), WIDTH), [*rows[0]][-1:])
     return "\n\n".join([table + more, *filter(None, below)])
 
@@ -189,11 +192,12 @@ def _equal(rewards: Sequence[float]) -> bool:
 def _show_best(rollouts: Sequence[Transcript]) -> str:
     """Show the best rollout, or a failed one: the end of each question, and each answer."""
     best = max(rollouts, key=lambda row: float("-inf") if row["reward"] is None else row["reward"])
-    lines = [f"{best['rollout_id']}, {describe_end(best)}"]
+    lines = [hanging(f"{best['rollout_id']}, {describe_end(best)}")]
     for turn in best["interactions"]:
         question = turn["question"] or ""
         end = question if len(question) <= LONGEST_QUESTION else f"… {question[-LONGEST_QUESTION:]}"
-        lines.append(f"\n{turn['role']} was asked: {end}")
-        lines.append(f"{turn['role']} answered: {turn['response']}")
-    lines += [f"\n{call['role']} was refused: {call['why']}" for call in best["refused"]]
+        lines += ["", hanging(f"{turn['role']} was asked: {end}")]
+        lines.append(hanging(f"{turn['role']} answered: {turn['response']}"))
+    for call in best["refused"]:
+        lines += ["", hanging(f"{call['role']} was refused: {call['why']}")]
     return "\n".join(lines)

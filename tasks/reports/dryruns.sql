@@ -16,5 +16,5 @@ select
         else reward_name || ' ' || reward
     end as came_of_it
 
-from read_parquet($spans)
+from parquet_rows($spans)
 order by rollout_id, attempt, ended, kind

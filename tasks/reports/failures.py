@@ -42,7 +42,7 @@ class RecordedFailure:
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
     """Read the errors of sealed batches, the latest first; those at one place are one failure."""
-    batches = "with spans as (select * from read_parquet($spans)) "
+    batches = "with spans as (select * from parquet_rows($spans)) "
     rows = select(batches + QUERY, spans=[verified(path) for path in spans], place=PLACE)
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 

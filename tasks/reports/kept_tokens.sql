@@ -6,7 +6,7 @@ select
     (sum(calls) - count(*))::bigint as kept,
     coalesce(histogram(begins) filter (where begins <> 'new'), map {}) as not_kept
 
-from read_parquet($trajectories)
+from parquet_rows($trajectories)
 where list_contains(mask, 1)
 group by role
 order by role

@@ -9,7 +9,7 @@ select
     datums.advantage,
     datums.advantages
 
-from read_parquet($trajectories) as trajectories
-left join read_parquet($datums) as datums using (rollout_id, role, first_call)
+from parquet_rows($trajectories) as trajectories
+left join parquet_rows($datums) as datums using (rollout_id, role, first_call)
 where list_contains(trajectories.mask, 1)
 order by rollout_id, role, first_call

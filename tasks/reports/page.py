@@ -4,7 +4,6 @@ Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawi
 policy forbids scripts besides.
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
 from tasks.evaluations import Gain, find_reward_gain
 from tasks.recording.views import open_views
@@ -35,20 +35,10 @@ MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
 READ = ("spans", "calls", "rollouts")
 
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Characters that a page would not show, or by which a text would change the order of others.
-
-Tabs, wide spaces and joiners of letters stay, which `printable` takes out for a terminal.
-"""
-
 
 def reveal(value: object) -> object:
-    """Write the HIDDEN characters of a text by their numbers, such as ⟨202E⟩; pass on HTML."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return HIDDEN.sub(lambda found: f"⟨{ord(found[0]):04X}⟩", value)
+    """Write what a page would not show of a text, or obey, as a terminal has it; pass on HTML."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def readable(value: object) -> str:
@@ -95,6 +85,11 @@ class ReportedRun:
     """Measures on held-out texts or pairs, by checkpoint, of a run that learns them."""
     texts: Mapping[str, str]
     """Each split of a run of texts, and what was counted in it."""
+
+    @property
+    def plays(self) -> bool:
+        """Whether the run learns from rollouts of an agent."""
+        return "agent" in self.manifest["recipe"]
 
     @property
     def lineage(self) -> list[Manifest]:
@@ -170,7 +165,7 @@ def render_report(
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
     """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
     curves = [run.curves for run in runs]
-    if all(run.measured for run in runs):
+    if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)
     return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 

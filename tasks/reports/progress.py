@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 
 from adapters.calls import POLICY
 from adapters.errors import counted
+from adapters.process.terminal import on_one_line
 from tasks.evaluations import headline, read_evaluation
 from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
-from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span, printable
+from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
 from tasks.shards import read_shard
@@ -270,7 +271,7 @@ def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
 
 
 def _first_line(error: str) -> str:
-    return printable(error.partition("\n")[0])
+    return on_one_line(error.partition("\n")[0])
 
 
 class _Batch:

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adapters.calls import POLICY
+from adapters.process.terminal import on_one_line
 from adapters.rewards import MEASURE
 from tasks.checkpoints import Ledger
 from tasks.evaluations import Score
-from tasks.recording.spans import printable
 from tasks.storage.run_folder import RunFolder
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
@@ -55,7 +55,7 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
 
 def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
     """Align cells as a table for a terminal; None is a dash."""
-    rows = [names, *([_cell(value) for value in row] for row in cells)]
+    rows = [[*map(_cell, row)] for row in (names, *cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(GAP.join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -67,9 +67,9 @@ def fitted(
 
     A column without a value in any row is left out.
     """
-    rows = [[None if value is None else printable(_cell(value)) for value in row] for row in cells]
+    rows = [[None if value is None else _cell(value) for value in row] for row in cells]
     columns = [
-        [name, *column]
+        [_cell(name), *column]
         for name, column in zip(names, zip(*rows, strict=True), strict=True)
         if any(value is not None for value in column)
     ]
@@ -83,7 +83,7 @@ def fitted(
         for column, most in zip(columns, widths, strict=True)
     ]
     head, *body = zip(*shortened, strict=True)
-    return aligned([str(name) for name in head], body)
+    return aligned(head, body)
 
 
 def shorten(text: str, most: int) -> str:
@@ -96,8 +96,8 @@ def shorten(text: str, most: int) -> str:
 
 def markdown_table(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
     """Return cells as a table in Markdown; None is a dash."""
-    rows = ([_cell(value).replace("|", "\\|") for value in row] for row in cells)
-    lines = [names, ["---"] * len(names), *rows]
+    head, *rows = ([_cell(value).replace("|", "\\|") for value in row] for row in (names, *cells))
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -126,4 +126,4 @@ def _spent(score: Score, role: str, what: str) -> float | None:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else on_one_line(str(value))

@@ -9,6 +9,6 @@ select
     null::double as advantage,
     null::float[] as advantages
 
-from read_parquet($trajectories)
+from parquet_rows($trajectories)
 where list_contains(mask, 1)
 order by rollout_id, role, first_call

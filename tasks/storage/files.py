@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TypeAlias
+from typing import IO, TypeAlias
 from uuid import uuid4
 
 from adapters.errors import UserError
@@ -102,6 +102,14 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def remove(path: Path) -> None:
+    """Remove what is at a path, whatever it is: a file, a folder, a link, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder with its files, as far as it is there."""
     shutil.rmtree(path, ignore_errors=True)
@@ -110,6 +118,11 @@ def remove_folder(path: Path) -> None:
 def is_written(path: Path) -> bool:
     """Return whether a file is there, and so whether its stage is done."""
     return path.exists()
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a file is there, and neither a folder nor a link to nothing."""
+    return path.is_file()
 
 
 def version_of(paths: Iterable[Path]) -> FileVersions:
@@ -141,6 +154,15 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_note(file: IO[str], text: str) -> None:
+    """Write what is left out where the disk is full, such as who holds a lock."""
+    try:
+        os.write(file.fileno(), text.encode())
+    except OSError as error:
+        if not is_full(error):
+            raise
 
 
 def wait_for_space(folder: Path) -> None:

@@ -16,7 +16,7 @@ import psutil
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.children import keep_from_children
-from tasks.storage.files import PARTIAL, check_writable
+from tasks.storage.files import PARTIAL, check_writable, write_note
 from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
@@ -30,6 +30,16 @@ LEARNING = (
 
 TEXT_TEACHERS = "text_teachers"
 """Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
+
+FOLDERS = (
+    *LEARNING, TEXT_TEACHERS, "shards", "journal", "stopped", "spans", "evaluations", "measures",
+    "reference_parts", "policies",
+)  # fmt: skip
+"""Folders of a run whose files all carry checksums."""
+
+UNSEALED = ("lock", "report.html", "games", "engine", "tracking", "wandb")
+"""Files and folders of a run that carry no checksum: what is made for people and for others, and
+the engine's own, which seals its files itself."""
 
 TRAINED = ("train", BASELINE, JUDGE)
 """Splits whose rollouts are trained on, or say how good those are that are trained on."""
@@ -244,16 +254,28 @@ class RunFolder:
         """List the Parquet files of a stage of LEARNING of a policy, by step."""
         return sorted((self._of(policy) / stage).glob("*.parquet"))
 
+    def shards(self) -> list[Path]:
+        """List the shards of every split, by name."""
+        return sorted((self.path / "shards").glob("*.jsonl"))
+
+    def updated(self, policy: str) -> list[int]:
+        """List the steps whose update of a policy is made, in no special order."""
+        return [int(path.stem) for path in (self._of(policy) / "updates").glob("*.json")]
+
     def files(self) -> list[Path]:
-        """List the files of the run itself: not its lock, its report, the engine's, trackers'."""
-        return sorted(
-            path
-            for path in self.path.rglob("*")
-            if path.is_file()
-            and path not in (self.path / "lock", self.report)
-            and not path.name.startswith(".")
-            and not {self.engine, self.tracking, self.path / "wandb"} & {*path.parents}
-        )
+        """List the files of the run itself, and whatever else is in the place of one.
+
+        Hidden ones are being written, and those of UNSEALED carry no checksum.
+        """
+        found: list[Path] = []
+        folders = [self.path]
+        for folder in folders:
+            for path in folder.iterdir():
+                if path.name.startswith(".") or path.relative_to(self.path).parts[0] in UNSEALED:
+                    continue
+                kept = path.name in FOLDERS or folder.name == "policies"
+                (folders if kept and path.is_dir() else found).append(path)
+        return sorted(found)
 
     def is_open(self) -> bool:
         """Return whether a process holds the lock of the run."""
@@ -309,8 +331,7 @@ class RunFolder:
                 ) from error
             file.truncate(0)
             serves = f", {SERVES}" if to_serve else ""
-            file.write(f"process {os.getpid()} on {socket.gethostname()}{serves}")
-            file.flush()
+            write_note(file, f"process {os.getpid()} on {socket.gethostname()}{serves}")
             yield
 
     def sweep(self) -> None:

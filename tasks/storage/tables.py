@@ -1,5 +1,6 @@
 """Queries to Arrow tables, and Arrow tables to Parquet files that carry their checksum."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
+from adapters.errors import UserError
 from tasks.storage import names
 from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
 from tasks.storage.files import appearing
@@ -27,13 +29,20 @@ def query_beside(module: str) -> str:
 
 NAMES = query_beside(names.__file__)
 """Macros that read the names of groups."""
+FILES = query_beside(__file__)
+"""Macros that read files; a query reads them by nothing else."""
+PATTERN = re.compile(r"[*?\[]")
+"""What DuckDB takes for a pattern in a path."""
 
 
 def select(query: str, **parameters: object) -> pa.Table:
-    """Run one statement; values enter as `$name` only. The rows keep the statement's order."""
+    """Run one statement; values enter as `$name` only. The rows keep the statement's order.
+
+    A path among the values is that of one file, whatever it is called.
+    """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with duckdb.connect() as connection:
-        connection.execute(NAMES)
+        connection.execute(NAMES + FILES)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 
@@ -111,7 +120,20 @@ def flat(column: pa.ChunkedArray) -> np.ndarray:
 def _bindable(value: object) -> object:
     if isinstance(value, list):
         return [_bindable(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return _as_pattern(value) if isinstance(value, Path) else value
+
+
+def _as_pattern(path: Path) -> str:
+    """Return the pattern of one path alone; UserError if there is none."""
+    whole = str(path.absolute())  # what is relative may begin as a home or an address does
+    if PATTERN.search(whole) is None:
+        return whole
+    if "\\" in whole:
+        raise UserError(
+            f"{whole} has a backslash, and a bracket or a star as well, which together DuckDB "
+            "cannot read; rename the folder"
+        )
+    return PATTERN.sub(r"[\g<0>]", whole)
 
 
 def _is_numeric_list(kind: pa.DataType) -> bool:

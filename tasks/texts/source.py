@@ -20,6 +20,7 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.examples.teaching import fill_reads
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
+from tasks.texts.rows import read_rows
 from tasks.texts.rules import TRAIN, TextRules, Trained
 from tasks.texts.tokenizing import WeightedTokens, tokenize
 
@@ -96,7 +97,7 @@ class RowTexts(ABC):
         return len(self.rows.examples())
 
     def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
-        for row in self.rows.examples():
+        for row in read_rows(self.rows):
             number = row["example_id"]
             try:
                 yield number, self.tokenize(row["example"], chat, trained)
@@ -184,7 +185,7 @@ def bind_texts(path: Path, sources: Mapping[str, TextSource], chat: Chat, rules:
     trained: set[bytes] = set()
     for name, source in sources.items():
         (split, _, part), counted = name.partition("/"), counts[name]
-        own = [*_rows(source, chat, rules, counted)]
+        own = [*trained_rows(source, chat, rules, counted)]
         if not own:
             raise DatasetError(
                 f"nothing is trained in {source.name}: {describe_counts(counted)}; see "
@@ -218,7 +219,7 @@ def _warn_of_repeated(source: TextSource, repeated: int, sequences: int) -> None
         )
 
 
-def _rows(
+def trained_rows(
     source: TextSource, chat: Chat, rules: TextRules, counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the sequences that train something, as rows without their split."""
@@ -242,6 +243,8 @@ def _rows(
             counts["trained tokens"] += len(trained)
             counts["sequences that end as answers do"] += ends
             counts["cut"] += length > most
+            if whole.thoughts_left_out:
+                counts["earlier answers without their reasoning"] += whole.thoughts_left_out
             counts["cut before their end"] += any(whole.weights[most:])
             counts["without a trained token"] += trained == []
             if trained:

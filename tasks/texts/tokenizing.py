@@ -4,18 +4,17 @@ The prompt of an answer is the door's own, and its tokens are those that the mod
 it: an answer is learnt behind exactly the tokens behind which it will be sampled.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
-from adapters.calls import Message, Refused, Tool
+from adapters.calls import Refused, Tool
+from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
+from tasks.texts.conversations import KNOWN, Said, drop_padding, read_conversation, read_tools
 from tasks.texts.rules import Trained
-
-FORMS = "messages, or prompt and completion, or text"
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,8 @@ class WeightedTokens:
 
     tokens: list[int]
     weights: list[float]
+    thoughts_left_out: int = 0
+    """Earlier answers whose reasoning the format leaves out."""
 
     def trained(self) -> list[int]:
         """List the tokens that are trained."""
@@ -34,51 +35,72 @@ class WeightedTokens:
 def tokenize(
     row: Mapping[str, Any], chat: Chat, trained: Trained, before: str | None = None
 ) -> list[WeightedTokens]:
-    """Tokenize a row with `messages`, with a `prompt` and its `completion`, or with a `text`.
+    """Tokenize a row with `messages` or another form of a conversation, or with a `text`.
 
     A text `before` the conversation is its system message, which is not trained.
 
     A conversation whose tokens do not grow, as where the renderer writes earlier answers anew, has
     a sequence for each part that does. DatasetError says what is wrong with a row.
     """
-    if row.get("messages") is not None:
-        messages = read_messages(row["messages"])
-    elif "prompt" in row and "completion" in row:
-        messages = [
-            *read_messages(row["prompt"], "user"),
-            *read_messages(row["completion"], "assistant"),
-        ]
-    elif isinstance(row.get("text"), str):
+    said = read_conversation(row)
+    if said is None:
+        if not isinstance(row.get("text"), str):
+            raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {KNOWN}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
-        tokens = [*chat.encode(row["text"]), chat.stop_tokens[-1]]
-        return [WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])]
-    else:
-        raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
-    tools = _read_tools(row.get("tools"))
+        return [_tokenize_text(row["text"], chat)]
+    return tokenize_conversation(said, read_tools(row.get("tools")), chat, trained, before)
+
+
+def tokenize_conversation(
+    said: Sequence[Said],
+    tools: Sequence[Tool],
+    chat: Chat,
+    trained: Trained,
+    before: str | None = None,
+) -> list[WeightedTokens]:
+    """Tokenize the messages of a row; DatasetError says what the renderer cannot write."""
+    said = drop_padding(said, tools)
     if before is not None:
-        messages = read_before(before, messages)
+        messages = read_before(before, [one.message for one in said])
+        said = [*map(Said, messages[: len(messages) - len(said)]), *said]
+        said = [replace(one, message=own) for one, own in zip(said, messages, strict=True)]
     try:
-        return _tokenize_conversation(messages, tools, chat, trained)
+        return _tokenize(said, tools, chat, trained)
     except Refused as refused:
         raise DatasetError(refused.message) from refused
 
 
-def _tokenize_conversation(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], chat: Chat, trained: Trained
+def _tokenize_text(text: str, chat: Chat) -> WeightedTokens:
+    """Tokenize a text, in which control tokens that are written out stay text."""
+    tokens = [*chat.encode_text(text), chat.stop_tokens[-1]]
+    return WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])
+
+
+def _tokenize(
+    said: Sequence[Said], tools: Sequence[Tool], chat: Chat, trained: Trained
 ) -> list[WeightedTokens]:
-    weights = _weigh_messages(messages, trained)
-    said = [_without_marks(message) for message in messages]
+    weights = _weigh(said, trained)
+    messages = chat.name_calls([one.message for one in said])
     found: list[WeightedTokens] = []
     prompt, answer, answered = list[int](), list[int](), 0
-    for at, message in enumerate(said):
+    for at, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        following = chat.extend(prompt, answer, said[answered:at], tools) if found else None
+        new = messages[answered:at]
+        following = chat.extend(prompt, answer, new, tools) if found else None
         if following is None:
-            found.append(WeightedTokens([], []))
-            following = chat.render(said[:at], tools)
-        prompt, answer, answered = following, chat.answer(said[:at], message, tools), at + 1
+            following = chat.render(messages[:at], tools)
+            left_out = chat.count_lost_thoughts(messages[:at], following)
+            found.append(WeightedTokens([], [], left_out))
+        prompt, answered = following, at + 1
+        try:
+            answer = chat.answer(messages[:at], message, tools)
+        except Refused:
+            if weights[at] or "reasoning_content" not in message:
+                raise
+            answer = chat.answer(messages[:at], without_thought(message), tools)
+            found[-1] = replace(found[-1], thoughts_left_out=found[-1].thoughts_left_out + 1)
         _grow(found[-1], prompt, float(trained == "all"))
         _grow(found[-1], [*prompt, *answer], weights[at])
     if not found:
@@ -95,62 +117,16 @@ def _grow(sequence: WeightedTokens, tokens: Sequence[int], weight: float) -> Non
     sequence.weights.extend([weight] * len(added))
 
 
-def _weigh_messages(messages: Sequence[Mapping[str, Any]], trained: Trained) -> list[float]:
+def _weigh(said: Sequence[Said], trained: Trained) -> list[float]:
     """Return the weight of each message, by what is trained and by its own `weight`."""
-    answers = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
-    asked = max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    roles = [one.message["role"] for one in said]
+    answers = [at for at, role in enumerate(roles) if role == "assistant"]
+    asked = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
     chosen = {
         "last_message": {*answers[-1:]},
         "last_turn": {at for at in answers if at > asked},
         "assistant": {*answers},
-        "marked": {at for at in answers if messages[at].get("trainable") is True},
+        "marked": {at for at in answers if said[at].trainable},
         "all": {*answers},
     }[trained]
-    return [_read_weight(message) if at in chosen else 0.0 for at, message in enumerate(messages)]
-
-
-def _read_weight(message: Mapping[str, Any]) -> float:
-    weight = message.get("weight", 1)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e6:
-        raise DatasetError(f"a message has the weight {weight!r}; give a number from 0 on")
-    return float(weight)
-
-
-def read_messages(value: object, role: str | None = None) -> list[Mapping[str, Any]]:
-    """Read a list of messages or, with a `role`, the text of one."""
-    if role is not None and isinstance(value, str):
-        return [{"role": role, "content": value}]
-    value = _parsed(value)
-    if not isinstance(value, list) or not value:
-        raise DatasetError(f"its {role or 'messages'} are {value!r:.80}; give a list of messages")
-    messages = cast(list[object], value)
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DatasetError(f"a message is {message!r:.80}; give it a role and its content")
-    return [_without_nulls(cast(Mapping[str, Any], message)) for message in messages]
-
-
-def _read_tools(value: object) -> list[Tool]:
-    if (value := _parsed(value)) is None:
-        return []
-    if not isinstance(value, list):
-        raise DatasetError(f"its tools are {value!r:.80}; give a list of tools")
-    return cast(list[Tool], value)
-
-
-def _parsed(value: object) -> object:
-    """Return what a text of JSON says, as columns have it whose rows differ in their keys."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out the keys that Arrow adds to a message because other messages have them."""
-    kept = {key: value for key, value in message.items() if value is not None}
-    return {"content": "", **kept}
-
-
-def _without_marks(message: Mapping[str, Any]) -> Message:
-    return cast(Message, {k: v for k, v in message.items() if k not in ("trainable", "weight")})
+    return [one.weight if at in chosen else 0.0 for at, one in enumerate(said)]

@@ -59,7 +59,7 @@ def _pairs(rows: Sequence[dict[str, Any]], loss: str, decode: Decode) -> list[Ro
     for row in rows:
         row["log_ref"] = float(np.dot(row["mask"], row["references"]))
         sides[row["pair"]][row["side"]].append(row)
-    summed = [
+    chosen, rejected, mismatched = (
         Side(
             *(
                 np.array([sum(row[name] for row in of[side]) for of in sides.values()], float)
@@ -67,8 +67,8 @@ def _pairs(rows: Sequence[dict[str, Any]], loss: str, decode: Decode) -> list[Ro
             )
         )
         for side in range(len(SIDES))
-    ]
-    margins = find_preference(loss).margins(Pairs(*summed))
+    )
+    margins = find_preference(loss).margins(Pairs(chosen, rejected, mismatched))
     return [
         _pair(of, float(margin), decode) for of, margin in zip(sides.values(), margins, strict=True)
     ]

@@ -30,6 +30,6 @@ select
     recalled as ratchet__recalled,
     reward as ratchet__reward
 
-from read_parquet($spans) as spans
+from parquet_rows($spans) as spans
 where kind in ('llm', 'reward', 'error') and started is not null and ended is not null
 order by started, id

@@ -1,9 +1,14 @@
 """Values that an agent may return, read as rewards."""
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +46,57 @@ returned = numbers | st.dictionaries(
 )
 def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, reward: Reward) -> None:
     assert read_reward(value) == reward
+
+
+ONE = {
+    "a bool of numpy": np.bool_(True),
+    "a half": np.float16(1),
+    "a long double": np.longdouble(1),
+    "an int": np.int64(1),
+    "no dimension": np.array(1.0),
+    "three dimensions": np.array([[[1.0]]]),
+    "a masked array without a mask": np.ma.array([1.0]),
+    "a tensor": torch.tensor(1.0),
+    "a tensor with a gradient": torch.ones(1, 1, requires_grad=True),
+    "bfloat16": torch.ones((), dtype=torch.bfloat16),
+    "a decimal": Decimal(1),
+    "a fraction": Fraction(2, 2),
+    "a scalar of Arrow": pa.scalar(1.0),
+}
+NONE = {
+    "several": np.array([1.0, 2.0]),
+    "several of one role": {"policy": np.array([1.0, 2.0])},
+    "no element": np.array([]),
+    "a masked element": np.ma.masked,
+    "a masked array": np.ma.array([1.0], mask=[True]),
+    "a text": np.array("1"),
+    "a text alone": np.str_("1"),
+    "a complex number": np.complex64(1),
+    "an array of one": np.array(1 + 0j),
+    "several of torch": torch.ones(2),
+    "a tensor without data": torch.ones((), device="meta"),
+    "no number of torch": torch.tensor(float("nan")),
+    "no number": Decimal("sNaN"),
+    "a number beyond floats": Decimal("1e999"),
+    "a fraction beyond floats": Fraction(10**400),
+    "a number of no role": {1: [2]},
+}
+
+
+@pytest.mark.parametrize("value", ONE.values(), ids=ONE)
+def test_a_real_number_of_any_library_is_a_reward_a_measure_and_a_part(value: Any) -> None:
+    assert read_reward(value) == Reward(1.0)
+    assert read_reward({"measure/x": value}) == Reward(None, {"measure/x": 1.0})
+    parts = read_reward({"policy": [value, 1]})
+    assert parts == Reward(2.0, {"policy": 2.0}, {"policy": (1.0, 1.0)})
+    assert json.dumps(parts.to_json()) == '{"policy": [1.0, 1.0]}'
+
+
+@pytest.mark.parametrize("value", NONE.values(), ids=NONE)
+def test_what_is_not_one_finite_real_number_is_refused_in_a_sentence(value: Any) -> None:
+    with pytest.raises(RewardError, match="as its reward; a finite number is needed") as refused:
+        read_reward(value)
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ SHORT = {
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
         "equal weights, optimizer, datums, metrics and evaluations",
     ),
+    "interruptions.golden": (
+        ("--only", "plain", "--folder", "g", "--record", "g.json"),
+        "The record of 1 run(s) is",
+    ),
     "interruptions.stops": (
         ("--seconds", "1", "--victims", "engine", "--folder", "s"),
         "| engine, 1 s |",
@@ -75,6 +79,7 @@ LONG = (
     "overlap",
     "algorithms",
     "interruptions.resumed_run",
+    "interruptions.golden",
     "interruptions.stops",
     "methods",
     "replayed_sweep",

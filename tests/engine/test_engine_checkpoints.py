@@ -9,6 +9,7 @@ import pytest
 import tinker
 from tinker import types
 
+from adapters.tinker.engines import damaged_weights
 from engine.core import EngineCore
 from engine.errors import NotFound, RequestRefused
 from engine.model.base_models import BaseModel
@@ -20,7 +21,9 @@ from engine.state.checkpoints import (
     CheckpointStore,
     SaveOptions,
 )
+from engine.state.registry import find_damaged_state
 from engine.training.trainer import Trainer
+from tests.support.damages import DAMAGES, delete_the_folder, flip
 from tests.support.servers.engine_server import Address, connected
 
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -29,6 +32,8 @@ DATUM = types.Datum(
     model_input=types.ModelInput.from_ints([1, 2, 3]),
     loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]},  # type: ignore[dict-item]
 )
+
+ADDRESS = "tinker://run/weights/a"
 
 Restartable = Callable[[], AbstractContextManager[Address]]
 
@@ -296,9 +301,11 @@ def checkpoints(folder: Path, **clock: Callable[[], datetime]) -> CheckpointStor
     return CheckpointStore(folder, **clock)
 
 
-def save(store: CheckpointStore, name: str = "a", ttl_seconds: int | None = None) -> None:
+def save(
+    store: CheckpointStore, name: str = "a", ttl_seconds: int | None = None, content: str = ""
+) -> None:
     def write(folder: Path) -> None:
-        (folder / "tensors").write_text(name)
+        (folder / "tensors").write_text(content or name)
 
     store.save(
         CheckpointAddress("run", "weights", name),
@@ -363,6 +370,47 @@ def test_a_damaged_file_of_a_checkpoint_is_refused_by_its_name(tmp_path: Path) -
     tensors.unlink()
     with pytest.raises(RequestRefused, match="restore the file from a copy"):
         checkpoints(tmp_path).folder(address)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), delete_the_folder])
+def test_the_same_bytes_saved_again_take_the_place_of_damaged_ones(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    store = checkpoints(tmp_path)
+    save(store)
+    tensors = store.folder(CheckpointAddress("run", "weights", "a")) / "tensors"
+    damage(tensors)
+    assert find_damaged_state(tmp_path) == damaged_weights(tmp_path, ADDRESS) == [tensors]
+    save(store, "b")
+    with pytest.raises(RequestRefused, match="tensors is not as it was written"):
+        store.folder(CheckpointAddress("run", "weights", "a"))
+    save(store, "c", content="a")
+    assert tensors.read_text() == "a"
+    assert find_damaged_state(tmp_path) == damaged_weights(tmp_path, ADDRESS) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_record_that_nobody_can_read_counts_as_missing(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    save(checkpoints(tmp_path))
+    [record] = (tmp_path / "checkpoints").rglob("*.json")
+    damage(record)
+    with pytest.raises(NotFound):
+        checkpoints(tmp_path).folder(CheckpointAddress("run", "weights", "a"))
+    assert damaged_weights(tmp_path, ADDRESS) == [record]
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_damaged_weights_are_refused_when_a_sampler_is_opened(
+    service: tinker.ServiceClient, address: Address, name: str
+) -> None:
+    path = created(service, address).save_weights_for_sampler(f"damaged-{name}").result().path
+    saved = path.removeprefix("tinker://")
+    [weights] = address.state.glob(f"tensors/{saved}.*/{name}")
+    flip(weights)
+    with pytest.raises(tinker.BadRequestError, match=f"is damaged: .*{name} is not as it was"):
+        service.create_sampling_client(model_path=path).result()
 
 
 def test_checkpoint_expires_while_the_engine_is_stopped(tmp_path: Path) -> None:

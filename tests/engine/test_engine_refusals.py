@@ -20,7 +20,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
-from engine.api.app import LARGEST_BODY, ROUTERS, create_app
+from engine.api.app import LARGEST_BODY, LARGEST_JSON, ROUTERS, create_app
 from tests.support.servers.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
@@ -234,12 +234,19 @@ def test_malformed_requests_are_answered_with_a_message(
     assert len(response.json()["detail"]) > 10
 
 
-@pytest.mark.parametrize("route", ["create_session", "forward_backward"])
-def test_a_body_that_is_too_large_is_refused(http: httpx.Client, route: str) -> None:
-    parts = (b" " * 2**20 for _ in range(LARGEST_BODY // 2**20 + 1))
+@pytest.mark.parametrize(
+    ("route", "most"),
+    [
+        ("create_session", LARGEST_JSON),
+        ("asample", LARGEST_JSON),
+        ("forward_backward", LARGEST_BODY),
+    ],
+)
+def test_a_body_that_is_too_large_is_refused(http: httpx.Client, route: str, most: int) -> None:
+    parts = (b" " * 2**20 for _ in range(most // 2**20 + 1))
     response = http.post(route, content=parts, headers=PROTOBUF)
     assert response.status_code == 413
-    assert f"more than {LARGEST_BODY} bytes" in response.json()["detail"]
+    assert f"more than {most} bytes" in response.json()["detail"]
 
 
 def test_a_rank_that_no_layer_has_is_refused(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -64,6 +65,34 @@ def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
     with pytest.raises(RequestRefused, match=said):
         prepare_gguf(file)
     assert not (tmp_path / "cache").exists()
+
+
+def header(*values: tuple[str, int], tensors: int = 0, fields: int = 1) -> bytes:
+    """Return a GGUF header with one field `k`, whose value is packed as given."""
+    counts = struct.pack("<4sIQQQ1s", b"GGUF", 3, tensors, fields, 1, b"k")
+    return counts + b"".join(struct.pack(f"<{kind}", value) for kind, value in values)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header(("I", 9), ("I", 4), ("Q", 2**50)),
+        header(("I", 9), ("I", 8), ("Q", 2**50)),
+        header(("I", 9), *[("I", 9), ("Q", 1)] * 3),
+        header(("I", 8), ("Q", 2**50)),
+        header(("I", 99)),
+        header(("I", 4), ("I", 1), fields=2**50),
+        header(("I", 4), ("I", 1), tensors=2**50),
+    ],
+    ids=["numbers", "texts", "nested", "text", "kind", "fields", "tensors"],
+)
+def test_counts_that_the_file_has_not_the_bytes_for_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.gguf").write_bytes(data + b"\0" * 64)
+    with pytest.raises(RequestRefused, match=r"a\.gguf is cut short or damaged \("):
+        prepare_gguf(tmp_path / "a.gguf")
 
 
 def stop_half_way(process: "subprocess.Popen[str]", bases: Path) -> Path:

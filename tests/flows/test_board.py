@@ -442,7 +442,7 @@ def test_what_agents_say_is_text_on_every_page(board: TestClient) -> None:
         is_report = "<h2>Recipe</h2>" in page
         assert is_report or len(page) < 100_000, "of a line of a megabyte there is only the begin"
     text = shown(board, PAGES[4])
-    assert "⟨001B⟩[31mred⟨0007⟩ ⟨202E⟩gnp.exe⟨2066⟩" in text
+    assert r"\x1b[31mred\x07 \u202egnp.exe\u2066" in text
     assert text.count("A" * 10_000) == 1
     assert "A" * 20_001 not in text
 

@@ -130,7 +130,7 @@ def test_a_difficulty_that_is_no_number_is_refused_with_its_row(
     rows.append({"d": value, "split": "train"})
     dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(
-        DatasetError, match=r"no number as the d of row 2, but .*dataset.difficulty"
+        DatasetError, match=r"row 2 of .* has no number as its d, but .*dataset.difficulty"
     ):
         source.examples()
     with pytest.raises(DatasetError, match="no column 'words'"):

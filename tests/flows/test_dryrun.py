@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
+from adapters.process.terminal import hanging
 from flows.cli.commands import app
 from flows.dry_runs import OfflineError, shrink, take_offline
 from tasks.algorithm.advantages import CreditAssignment
@@ -77,8 +78,8 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     failed = [rollout(k, ended(None, LONG) | example) for k in (0, 1)]
     won = rollout(2, said("?", "", reply=reply), ended(1.0) | example)
     text = describe([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED)
-    assert f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}\n" in text
-    assert text.count(LONG) == 1
+    shown = hanging(f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}")
+    assert text.count(shown) == text.count(LONG.splitlines()[-1]) == 1
     assert 'policy answered: search({"q": "x"})' in text
     table = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
     assert len(table) == 5

@@ -14,10 +14,9 @@ from flows.server.embedded_server import APP, EPHEMERAL, sweep_orphans
 from tests.support.processes import ROOT
 
 STARTS = """
-import subprocess, sys, time
-from prefect.server.api.server import SubprocessASGIServer
+import time
 from flows.server.embedded_server import EmbeddedServer
-SubprocessASGIServer._run_uvicorn_command = lambda _: subprocess.Popen(["sleep", "600"])
+EmbeddedServer.command = lambda _: ["sleep", "600"]
 print(EmbeddedServer()._run_uvicorn_command().pid, flush=True)
 time.sleep(600)
 """

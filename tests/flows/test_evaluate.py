@@ -13,13 +13,17 @@ from adapters.errors import UserError
 from adapters.harness.player import BatchRefused
 from flows.cli.commands import app
 from flows.evaluate import evaluate
+from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget
+from flows.train import train
 from tasks.checkpoints import read_checkpoint
+from tasks.evaluations import read_evaluation
 from tasks.recording.journal import Journal, read_journal
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
-from tasks.storage.run_folder import RunError
+from tasks.storage.run_folder import RunError, RunFolder
+from tasks.yields import StepStopped
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
 
@@ -75,6 +79,67 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
         f"numbers {evaluated.file}",
         *(f"games   {path}" for path in evaluated.games.values()),
     ]
+
+
+def mended(**changes: Any) -> Recipe:
+    return small_recipe(
+        agent="tests.support.agents.mended_agent:play", rollouts=ONE_BY_ONE, **changes
+    )
+
+
+@pytest.mark.parametrize("broken", ["test-0 greedy-0", "greedy-0"])
+def test_an_evaluation_of_which_every_game_failed_is_no_result_and_is_played_again(
+    runs: Path, broken: str
+) -> None:
+    (runs / "broken").write_text(broken)
+    recipe = mended()
+    for _ in range(2):
+        with pytest.raises(
+            StepStopped, match=r"4 of the 4 rollouts of \S+-00000 failed\. The"
+        ) as no:
+            evaluate(recipe, model="base")
+        assert "LookupError: the key of the shop has expired at tests/" in str(no.value)
+        assert no.value.status != 0
+        assert not [*runs.glob("evaluations/*/evaluations/*")]
+    (runs / "broken").unlink()
+    evaluated = evaluate(recipe, model="base")
+    assert [score.failed for score in evaluated.scores.values()] == [0, 0]
+    assert [score.rollouts for score in evaluated.scores.values()] == [4, 4]
+    assert "failed" not in evaluated.outcome
+
+
+def test_an_evaluation_of_which_some_games_failed_says_how_many(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (runs / "broken").write_text("test-00000-0001")
+    evaluated = evaluate(mended(seed=3), model="base")
+    assert evaluated.outcome.endswith("; 1 rollout failed, sampled")
+    assert "1 of the 4 rollouts of test-00000 failed, and the evaluation is of the" in caplog.text
+    again = evaluate(mended(seed=3), model="base")
+    assert again.scores == evaluated.scores, "it is a result, and is not played again"
+
+
+@pytest.mark.usefixtures("runs")
+def test_an_evaluation_whose_agent_asks_no_model_is_no_result() -> None:
+    recipe = small_recipe(agent="tests.flows.test_train:ask_nobody")
+    with pytest.raises(StepStopped, match="none has a call that a model answered"):
+        evaluate(recipe, model="base")
+
+
+def test_a_run_whose_baseline_failed_goes_on_with_a_baseline_when_its_agent_is_mended(
+    runs: Path,
+) -> None:
+    (runs / "broken").write_text("test-00000 greedy-00000")
+    with pytest.raises(StepStopped, match="So there is nothing to score"):
+        train(mended(), run="one")
+    run = RunFolder(runs / "one")
+    assert run.evaluations() == []
+    (runs / "broken").unlink()
+    train(mended(), run="one")
+    train(mended(), run="other")
+    others = RunFolder(runs / "other").evaluations()
+    assert [read_evaluation(path) for path in run.evaluations()] == [*map(read_evaluation, others)]
+    assert [score.failed for score in read_evaluation(others[0]).values()] == [0, 0]
 
 
 @pytest.mark.usefixtures("runs")

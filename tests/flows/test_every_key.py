@@ -33,6 +33,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "dataset.path": ("other.csv",),
     "dataset.columns": (["other"],),
     "dataset.test_split": ("validation",),
+    "dataset.splits": (["train_sft", "test_sft"],),
+    "dataset.held_out": (0.2, 0.0),
     "dataset.compares": ("Which is shorter?",),
     "dataset.order": ("sequential", "easy_to_hard", "pass_rate"),
     "dataset.difficulty": ("length",),
@@ -41,6 +43,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "model.start": ("run@4", "tinker://run/weights/00004"),
     "model.start_optimizer": (True,),
     "model.renderer": ("llama-3", "jinja:{{ messages }}"),
+    "model.thinking": (False,),
     "model.lora_rank": (4,),
     "model.train_attention": (False,),
     "model.train_mlp": (False,),
@@ -328,7 +331,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
-    return recipe.dataset.train_split(), recipe.policies(), find(values, key)
+    return recipe.train_split(), recipe.policies(), find(values, key)
 
 
 def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:

@@ -1,12 +1,12 @@
 """Configurations of Trinity-RFT become recipes, which say what was left out."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from adapters.errors import UserError
+from adapters.yaml_text import read_yaml, write_yaml
 from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
 from flows.importing.trinity_expert import EXPERTS
@@ -29,16 +29,27 @@ OURS = [f"dataset.path={ROOT / 'datasets' / 'gsm8k'}", "model.base=local/tiny-ch
 
 def imported(*overrides: str, **changes: Any) -> Recipe:
     """Import the configuration with changes, and make its recipe."""
-    return Recipe.model_validate(yaml.safe_load(text_of(*overrides, **changes)))
+    return Recipe.model_validate(read_yaml(text_of(*overrides, **changes)))
 
 
 def text_of(*overrides: str, **changes: Any) -> str:
-    values = merge(yaml.safe_load(CONFIG), changes)
-    return import_trinity("trinity.yaml", yaml.safe_dump(values), [*OURS, *overrides])
+    values = merge(read_yaml(CONFIG), changes)
+    return import_trinity("trinity.yaml", write_yaml(values), [*OURS, *overrides])
 
 
 def algorithm(**values: Any) -> dict[str, Any]:
     return {"algorithm": {"kl_loss_fn_args": None} | values}
+
+
+def with_buffer(**replay: Any) -> dict[str, Any]:
+    return {"buffer": {"trainer_input": {"experience_buffer": {"replay_buffer": replay}}}}
+
+
+def pipeline(**values: Any) -> dict[str, Any]:
+    return {"data_processor": values}
+
+
+PASS_RATES = {"name": "pass_rate_calculator"}
 
 
 def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_explicit() -> None:
@@ -79,7 +90,7 @@ def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does(
 
 
 def test_without_replacements_the_recipe_names_the_model_and_the_data_of_the_file() -> None:
-    recipe = yaml.safe_load(import_trinity("trinity.yaml", CONFIG))
+    recipe = read_yaml(import_trinity("trinity.yaml", CONFIG))
     assert recipe["dataset"]["path"] == "hub:openai/gsm8k/main"
     assert (recipe["agent"], recipe["model"]["base"]) == ("gsm8k", "meta-llama/Llama-3.2-3B")
     assert (recipe["epochs"], "steps" in recipe) == (1, False)
@@ -126,15 +137,121 @@ def test_the_environment_is_read_and_other_interpolations_are_refused(
 ) -> None:
     monkeypatch.setenv("MODEL", "some/model")
     monkeypatch.delenv("NOWHERE", raising=False)
-    found = read_trinity("f", "model: {model_path: '${oc.env:MODEL}', temperature: 1}").given
-    assert found["model.model_path"] == "some/model"
-    given = read_trinity("f", "checkpoint_root_dir: '${oc.env:NOWHERE,./here}/runs'").given
-    assert given["checkpoint_root_dir"] == "./here/runs"
-    assert "NOWHERE" not in os.environ
-    with pytest.raises(ImportRefusal, match="needs the environment variable NOWHERE; set it"):
-        read_trinity("f", "name: '${oc.env:NOWHERE}'")
-    with pytest.raises(ImportRefusal, match=r"name has \$\{project\}, which is not resolved"):
-        read_trinity("f", "name: '${project}'")
+    assert imported(model={"model_path": "${oc.env:MODEL}"}).model.base == "local/tiny-chat"
+    values = merge(read_yaml(CONFIG), {"model": {"model_path": "${oc.env:MODEL}"}})
+    assert '  base: "some/model"  #' in import_trinity("t.yaml", write_yaml(values))
+    given = read_trinity("f", "project: '${oc.env:NOWHERE,./here}/runs'")
+    assert given.get("project") == "./here/runs"
+    with pytest.raises(ImportRefusal, match="needs the environment variable NOWHERE to be set"):
+        read_trinity("f", "project: '${oc.env:NOWHERE}'").get("project")
+    with pytest.raises(ImportRefusal, match=r"project has \$\{name\}, which is not resolved"):
+        read_trinity("f", "project: '${name}'").get("project")
+
+
+def test_a_variable_that_is_not_set_is_a_value_to_give_and_one_of_no_counterpart_is_not_read() -> (
+    None
+):
+    values = {
+        "model": {"model_path": "${oc.env:NOWHERE}"},
+        "buffer": {"explorer_input": {"taskset": {"path": "${oc.env:NOWHERE}"}}},
+        "checkpoint_root_dir": "${oc.env:NOWHERE}",
+        "trainer": {"trainer_config": {"critic": {"size": "${trainer.trainer_config.actor.size}"}}},
+    }
+    text = write_yaml(merge(read_yaml(CONFIG), values))
+    with pytest.raises(ImportRefusal) as refused:
+        import_trinity("t.yaml", text)
+    for key, ours in (
+        ("model.model_path", "model.base"),
+        ("buffer.explorer_input.taskset.path", "dataset.path"),
+    ):
+        said = f"{key} needs the environment variable NOWHERE to be set; give --set {ours}=…"
+        assert said in str(refused.value)
+    assert "checkpoint_root_dir" not in str(refused.value)
+    assert imported(**values).model.base == "local/tiny-chat"
+
+
+def test_no_refusal_shows_the_value_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVATE", "hush-hush")
+    monkeypatch.setenv("SERVICE_API_KEY", "quiet-please")
+    for changes in (
+        {"model": {"top_p": "${oc.env:PRIVATE}"}},
+        {"model": {"tinker": {"rank": "${oc.env:PRIVATE}"}}},
+        {"buffer": {"batch_size": "${oc.env:PRIVATE}"}},
+        {"algorithm": {"algorithm_type": "${oc.env:PRIVATE}"}},
+        {"algorithm": {"loss_agg_mode": "${oc.env:PRIVATE}"}},
+        {"synchronizer": {"sync_style": "${oc.env:PRIVATE}"}},
+        {"mode": "${oc.env:SERVICE_API_KEY}"},
+        {"project": "${oc.env:SERVICE_API_KEY}"},
+        {"model": {"top_k": "${oc.env:SERVICE_API_KEY}"}},
+    ):
+        with pytest.raises(UserError) as refused:
+            text_of(**changes)
+        said = str(refused.value).casefold()
+        assert "hush-hush" not in said
+        assert "quiet-please" not in said
+        assert "private" in said or "service_api_key" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours", "told"),
+    [
+        ({"algorithm": {"sample_strategy": "default"}}, None, "algorithm.sample_strategy"),
+        (with_buffer(enable=False), None, "replay_buffer.enable"),
+        (with_buffer(enable=False, reuse_cooldown_time=9), None, "reuse_cooldown_time"),
+        (with_buffer(enable=True, priority_fn="linear_decay"), None, "priority_fn"),
+        (with_buffer(enable=True, reuse_cooldown_time=9), "optimizer.epochs=2", ""),
+        ({"model": {"top_p": 1.0, "top_k": -1}}, None, "model.top_p"),
+        ({"model": {"top_p": 0.9}}, "rollouts.temperature=0.7", ""),
+        ({"model": {"repetition_penalty": 1.1, "min_response_tokens": 4}}, None, "penalty"),
+        (pipeline(experience_pipeline={"operators": [PASS_RATES]}), None, "pipeline.operators"),
+        (
+            pipeline(experience_pipeline={"operators": [{"name": "reward_filter"}]}),
+            "algorithm.rewards=select rollout_id, role, reward from rewards where reward > 0",
+            "",
+        ),
+        (
+            {"explorer": {"auxiliary_models": [{"model_path": "judge"}]}},
+            "agent=gsm8k",
+            "",
+        ),
+        (
+            {"buffer": {"explorer_input": {"eval_tasksets": [{"name": "a"}, {"name": "b"}]}}},
+            None,
+            "eval_tasksets.name",
+        ),
+        ({"mode": "train", "buffer": {"batch_size": 1, "train_batch_size": 768}},
+         ("rollouts.lag=2", "rollouts.groups=96"), ""),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_nothing_is_said_and_one_that_does_is_settled_by_the_user(
+    changes: dict[str, Any], ours: str | tuple[str, ...] | None, told: str
+) -> None:
+    if ours is None:
+        assert f"{told}: " in text_of(**changes)
+        return
+    with pytest.raises(ImportRefusal, match="; give --set "):
+        text_of(**changes)
+    assert text_of(*([ours] if isinstance(ours, str) else ours), **changes)
+
+
+def test_words_of_yaml_are_read_as_trinity_reads_them_and_those_of_its_table_as_names() -> None:
+    assert known_keys().refused["algorithm.sample_strategy"].off[-3:] == (
+        "default",
+        "warmup",
+        "mix",
+    )
+    text = CONFIG.replace("enable: true", "enable: on").replace("1.0e-05", "1e-5")
+    assert import_trinity("t.yaml", text, OURS) == import_trinity("t.yaml", CONFIG, OURS)
+    with pytest.raises(ImportRefusal, match="all weights are trained"):
+        import_trinity("t.yaml", CONFIG.replace("enable: true", "enable: off"), OURS)
+
+
+def test_pictures_and_a_file_that_is_no_yaml_are_refused() -> None:
+    pictured = {"explorer_input": {"taskset": {"format": {"image_key": "images"}}}}
+    with pytest.raises(ImportRefusal, match="image_key 'images' names pictures, and messages"):
+        text_of(buffer=pictured)
+    with pytest.raises(ImportRefusal, match=r"t.yaml is no YAML: line 2, column 1: the key mode"):
+        import_trinity("t.yaml", "mode: both\nmode: both")
 
 
 @pytest.mark.parametrize("name", [name for name in TRINITY if name in ALGORITHMS])
@@ -193,7 +310,7 @@ def test_a_distillation_is_imported_with_its_teacher() -> None:
             assert made.teacher.divergence == said
     with pytest.raises(ImportRefusal, match=r"auxiliary_models names 0 teachers.*teacher.models=…"):
         text_of(**algorithm(algorithm_type="on_policy_distill"))
-    with pytest.raises(ImportRefusal, match="give each a role"):
+    with pytest.raises(ImportRefusal, match="calls each as a role"):
         text_of(explorer=explorer)
 
 
@@ -266,6 +383,10 @@ def test_arguments_of_a_loss_become_its_settings(
         ({"synchronizer": {"sync_interval": 4}}, "rollouts between 1 and 4 updates old"),
         ({"synchronizer": {"sync_style": "fully_async"}}, "sync_style fully_async moves weights"),
         ({"algorithm": {"repeat_times": 1}}, "repeat_times 1 compares no rollouts"),
+        (
+            {"buffer": {"explorer_input": {"default_reward_fn_type": "math_dapo_reward"}}},
+            "default_reward_fn_type 'math_dapo_reward' is the reward of no agent",
+        ),
         ({"mode": "bench"}, "mode bench scores checkpoints; run ratchet evaluate"),
         ({"model": {"tinker": {"enable": False}}}, "all weights are trained"),
         ({"model": {"top_p": 0.9}}, "model.top_p 0.9 cuts the distribution"),
@@ -275,6 +396,7 @@ def test_arguments_of_a_loss_become_its_settings(
             (algorithm(kl_loss_fn="none", kl_penalty_fn=name), f"penalty_fn {name} .*; give k1")
             for name in ("k2", "k3", "low_var_kl", "abs")
         ),
+        (algorithm(advantage_fn="clipv"), "clipv reads the entropy of the whole distribution"),
         (algorithm(kl_loss_fn_args={"adaptive": True}), "kl_loss_fn_args.adaptive"),
         (algorithm(advantage_fn_args={"rank_penalty": 0.2}), "rank_penalty 0.2 has no counter"),
         (algorithm(policy_loss_fn_args={"clip": 0.2}), "has clip, which ppo does not read"),

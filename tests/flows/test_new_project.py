@@ -55,8 +55,8 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
     recipe = named_recipe(kind.name)
     train, held_out = (
-        recipe.dataset.train_split().examples(),
-        recipe.dataset.held_out_split().examples(),
+        recipe.train_split().examples(),
+        recipe.held_out_split().examples(),
     )
     assert len(train) == recipe.rollouts.groups * 8
     assert len(held_out) == recipe.evaluation.examples
@@ -65,7 +65,7 @@ def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
 
 def test_the_agent_plays(kind: Kind) -> None:
     recipe = named_recipe(kind.name)
-    example = recipe.dataset.held_out_split().examples()[0]["example"]
+    example = recipe.held_out_split().examples()[0]["example"]
 
     def answer(asked: str) -> str:
         return asked.replace("You are", "I am") if "You are" in asked else "\\boxed{1}"

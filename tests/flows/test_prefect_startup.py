@@ -1,12 +1,12 @@
 """Prefect's embedded server, as a command starts it."""
 
-import os
-import subprocess
+import sys
 from collections.abc import Mapping
 from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -14,6 +14,7 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     temporary_settings,
 )
@@ -21,54 +22,69 @@ from prefect.settings import (
 from adapters.errors import UserError
 from flows.cli.command_line import explain_absence
 from flows.server.embedded_server import EmbeddedServer
-from flows.server.prefect_startup import start_server
+from flows.server.prefect_startup import check_prefect, start_server
 
 LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
+FAILS = f"""
+import os, sys
+print("Traceback:\\n  in a line\\nsqlite3.DatabaseError: file is no database", file=sys.stderr)
+print(os.environ["{LEVEL}"], "Application startup failed.", file=sys.stderr)
+raise SystemExit(3)
+"""
 
-@pytest.mark.parametrize(("of_the_user", "expected"), [(None, "CRITICAL"), ("DEBUG", "DEBUG")])
-def test_the_server_s_libraries_print_no_more_than_it_does_unless_the_user_says_so(
-    of_the_user: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started_with: list[str | None] = []
 
-    def start(_: SubprocessASGIServer) -> NoReturn:
-        started_with.append(os.environ.get(LEVEL))
-        raise OSError("no process was wanted")
-
-    monkeypatch.setattr(SubprocessASGIServer, "_run_uvicorn_command", start)
+def start(monkeypatch: pytest.MonkeyPatch, command: list[str], timeout: int) -> None:
+    """Start an embedded server by another command."""
+    monkeypatch.setattr(EmbeddedServer, "command", lambda _: command)
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
+    monkeypatch.setattr(
+        EmbeddedServer, "start", partialmethod(EmbeddedServer.start, timeout=timeout)
+    )
     monkeypatch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+    embedded: Mapping[Any, Any] = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
+    with (
+        temporary_settings(embedded, restore_defaults={PREFECT_API_URL}),
+        start_server() as wait_for_server,
+    ):
+        wait_for_server()
+
+
+@pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])
+def test_a_server_that_ends_is_a_sentence_with_its_last_words(
+    of_the_user: str | None,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.delenv(LEVEL, raising=False)
     if of_the_user:
         monkeypatch.setenv(LEVEL, of_the_user)
-    embedded: Mapping[Any, Any] = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
-    with (
-        temporary_settings(embedded, restore_defaults={PREFECT_API_URL}),
-        start_server() as wait_for_server,
-        pytest.raises(OSError, match="no process was wanted"),
-    ):
-        wait_for_server()
-    assert started_with == [expected]
-    assert os.environ.get(LEVEL) == of_the_user
+    words = r"ended with code 3: sqlite3.DatabaseError: file is no database\. Its database is in "
+    with pytest.raises(UserError, match=words):
+        start(monkeypatch, [sys.executable, "-c", FAILS], timeout=60)
+    said = capsys.readouterr().err
+    assert shown in said
+    assert bool(said) == bool(of_the_user)
 
 
-def test_a_server_that_does_not_start_is_a_sentence_with_its_database(
+def test_a_server_that_does_not_answer_is_a_sentence_with_its_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(_: SubprocessASGIServer) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["sleep", "600"])
+    said = r"does not start: it did not answer within 1 s\. Its database is in .* set PREFECT_HOME"
+    with pytest.raises(UserError, match=said):
+        start(monkeypatch, ["sleep", "600"], timeout=1)
 
-    monkeypatch.setattr(SubprocessASGIServer, "_run_uvicorn_command", start)
-    monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
-    monkeypatch.setattr(EmbeddedServer, "start", partialmethod(EmbeddedServer.start, timeout=1))
-    embedded: Mapping[Any, Any] = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
+
+def test_a_full_disk_of_prefect_is_said_before_a_server_is_started(
+    small_disk: Path,
+) -> None:
+    home: Mapping[Any, Any] = {PREFECT_HOME: small_disk}
     with (
-        temporary_settings(embedded, restore_defaults={PREFECT_API_URL}),
-        start_server() as wait_for_server,
-        pytest.raises(UserError, match=r"does not start .* database in .* set PREFECT_HOME"),
+        temporary_settings(home, restore_defaults={PREFECT_API_URL}),
+        pytest.raises(UserError, match=r"the disk of .* is full .* another folder as PREFECT_HOME"),
     ):
-        wait_for_server()
+        check_prefect()
 
 
 class _Locked(BaseHTTPRequestHandler):

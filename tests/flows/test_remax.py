@@ -23,7 +23,7 @@ REWARDS = """
             group_id,
             reward,
             max(gen_ai_request_temperature) over (partition by rollout_id) as temperature
-        from read_parquet($spans)
+        from parquet_rows($spans)
         qualify reward_name = 'reward'
     )
     group by group_id

@@ -8,11 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import Sampling
+from adapters.door import serving
 from adapters.door.serving import choose_sampling
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.runtime.open_run import open_run
-from flows.runtime.serving import find_weights, serve_model
+from flows.runtime.serving import find_weights, open_weights, serve_model
+from tests.support.damages import delete_the_folder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.servers.engine_server import Address
@@ -65,9 +67,23 @@ def test_one_policy_of_several_is_served_by_its_name() -> None:
     assert listening.name == find_weights("several:listener").name == "several:listener@0"
     with serve_model(listening) as (endpoint, _):
         assert endpoint.variables()["OPENAI_MODEL"] == "several:listener@0"
-    assert listening.sampler == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
+    with open_weights(listening) as (_, sampler):
+        assert sampler.path == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
     with pytest.raises(UserError, match="several trains no policy 'fox'; there is: policy, li"):
         find_weights("several:fox")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_damaged_checkpoint_is_made_again_to_be_served_or_exported(tiny_chat: Address) -> None:
+    with open_run(small_recipe(), "hurt") as run:
+        saved = run.ledger.at(0).sampler
+    place = f"tensors/{saved.removeprefix('tinker://')}.*/adapter_model.safetensors"
+    [weights] = tiny_chat.state.glob(place)
+    whole = weights.read_bytes()
+    delete_the_folder(weights)
+    with open_weights(find_weights("hurt@0")) as (_, sampler):
+        assert sampler.path == run.ledger.at(0).sampler != saved
+    assert weights.read_bytes() == whole
 
 
 def test_what_the_client_asks_for_is_how_it_is_sampled(client: openai.OpenAI) -> None:
@@ -85,6 +101,18 @@ def test_answers_have_ids_of_their_own(client: openai.OpenAI) -> None:
 def test_another_key_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         said(client.with_options(api_key="another"))
+
+
+def test_a_failure_of_the_endpoint_is_told_with_its_cause_and_logged(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no such weights")
+
+    monkeypatch.setattr(serving, "choose_sampling", fail)
+    with pytest.raises(openai.InternalServerError, match="LookupError: no such weights"):
+        said(client)
+    assert "in fail" in caplog.text
 
 
 def test_what_a_client_does_not_say_is_the_recipes() -> None:

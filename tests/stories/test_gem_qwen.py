@@ -18,7 +18,7 @@ pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.
 
 TINY_CHAT = Path(__file__).parents[2] / "engine" / "tiny_chat"
 CALLS = """
-    select rollout_id, call, reward from read_parquet($spans)
+    select rollout_id, call, reward from parquet_rows($spans)
     where kind = 'credit' and call is not null order by rollout_id, call
 """
 TINY = (

@@ -19,6 +19,10 @@ from adapters.errors import UserError
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from adapters.weights.adapter import Adapter, write_adapter
+from flows.cli.main import plain_errors
+from flows.recipe.loading import named_recipe
+from flows.runtime.checks import check_run
+from flows.runtime.open_run import staying
 from tasks.playing.server import RolloutServer
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
@@ -26,7 +30,8 @@ from tasks.recording.spans import call_span
 from tasks.rollouts import collect_rollouts
 from tasks.storage import files
 from tasks.storage.files import appearing_folder
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
@@ -231,3 +236,42 @@ def test_a_folder_on_a_full_disk_is_a_sentence_and_leaves_nothing(
     with pytest.raises(UserError, match="exists, and is not written over"), appearing_folder(out):
         pytest.fail("a folder that exists was begun")
     assert (out / "one").read_bytes() == b"x"
+
+
+def lose(run: RunFolder) -> None:
+    """Read a file of a run that has been moved."""
+    run.path.rename(run.path.with_name("elsewhere"))
+    run.metrics.read_bytes()
+
+
+def test_a_run_whose_folder_is_moved_while_it_is_open_ends_with_the_folder_s_name(
+    tmp_path: Path,
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    write_manifest(run, {}, "")
+    with (
+        pytest.raises(RunError, match=r"run was moved or removed .* `ratchet resume run`"),
+        staying(run),
+    ):
+        lose(run)
+    (tmp_path / "elsewhere").rename(run.path)
+    with pytest.raises(FileNotFoundError), staying(run):
+        run.metrics.read_bytes()
+
+
+def test_a_full_disk_is_said_before_a_new_run_begins_and_keeps_no_run_from_its_lock(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(small_disk))
+    ballast = fill(small_disk)
+    with pytest.raises(UserError, match=r"the disk of .* is full .* as RATCHET_RUNS"):
+        check_run(named_recipe("hello"), folder_of("new"))
+    with pytest.raises(SystemExit, match="2"), plain_errors():
+        ballast.with_name("more").write_bytes(b"x" * 2**17)
+    assert "the disk is full (No space left on device" in capsys.readouterr().err
+    ballast.with_name("more").unlink()
+    (small_disk / "begun").mkdir()
+    fill(small_disk)
+    begun = folder_of("begun")
+    with begun.locked(), pytest.raises(RunError, match="is open in"), begun.locked():
+        pytest.fail("it was locked twice")

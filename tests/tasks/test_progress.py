@@ -116,7 +116,7 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
     shown = describe_run("hello-1", "open", read_facts(run, progress), is_open=True).splitlines()
-    assert shown[-1] == "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'"
+    assert shown[-1] == r"last failure: KeyError: '\x1b[2Jcity'"
 
 
 def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(

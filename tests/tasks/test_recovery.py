@@ -1,5 +1,6 @@
 """Lost weights are rebuilt from what was recorded, and probed before they are used."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import recorded_steps
+from tests.support.damages import delete_the_folder, flip
 from tests.support.door.opened_door import CHAT
 from tests.support.servers.engine_server import Address, connected
 
@@ -123,7 +125,7 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
     return probes
 
 
-def weights(updater: PolicyUpdater, address: Address) -> list[bytes]:
+def tensors(updater: PolicyUpdater, address: Address) -> list[bytes]:
     """Read the last state's tensors and optimizer."""
     state = updater.ledger.states(STEPS)[0].state
     assert state is not None
@@ -142,7 +144,7 @@ def undisturbed(make_updater: MakeUpdater, address: Address, tmp_path: Path) -> 
 def train_whole(updater: PolicyUpdater, address: Address, run: Path) -> list[bytes]:
     """Train four steps, cut the ledger after the third, and return the weights."""
     assert advance(updater, 0, STEPS - 1) == [{}] * STEPS
-    made = weights(updater, address)
+    made = tensors(updater, address)
     ledger = run / "checkpoints.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(line for line in lines if json.loads(line)["step"] < STEPS))
@@ -167,7 +169,7 @@ def test_several_optimizer_steps_of_a_loss_by_weights_are_rebuilt_to_the_bit(
     undisturbed = train_whole(make_updater(method=method), address, tmp_path)
     updater = make_updater(method=method)
     (probe,) = advance(updater, 3, 3)
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
     # The state of checkpoint 2 has the optimizer steps of step 0 alone, for step 1 had no datum.
     assert probe["probe/optimizer_step"] == substeps * epochs + 1
 
@@ -179,7 +181,7 @@ def test_learning_rates_by_effective_samples_are_rebuilt_to_the_bit(
     undisturbed = train_whole(make_updater(method=method), address, tmp_path)
     updater = make_updater(method=method)
     advance(updater, 3, 3)
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
 
 
 @pytest.fixture
@@ -195,7 +197,7 @@ def train_by(
         method = UpdateMethod(loss, settings, ADAM, epochs=epochs, scale_by_ess=scale_by_ess)
         updater = make_updater(method=method)
         advance(updater, 0, 1)  # step 1 has no datum, and saves a state
-        return weights(updater, address)
+        return tensors(updater, address)
 
     return train
 
@@ -239,7 +241,7 @@ def test_a_new_process_repeats_the_steps_after_the_last_state_and_probes_them(
 ) -> None:
     updater = make_updater()
     (probe,) = advance(updater, 3, 3)
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
     assert probe["probe/max_difference"] <= 1e-5
     # Steps 0 to 3 without step 1, which had no datum: checkpoint 2 has 1, its repetition makes 2.
     assert probe["probe/optimizer_step"] == 2
@@ -261,7 +263,7 @@ def test_an_older_state_and_more_repeated_steps_replace_a_state_that_is_gone(
         rest.delete_checkpoint_from_tinker_path(state).result()
     with caplog.at_level(logging.WARNING, logger="tasks"):
         (probe,) = advance(updater, 3, 3)
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
     assert probe["probe/optimizer_step"] == 1
     assert "An older state is taken, and more steps are applied again" in caplog.text
     assert ("no saved state is left" in caplog.text) == (gone == [0, 2])
@@ -282,7 +284,61 @@ def test_sampler_weights_that_are_gone_are_made_again(
 
     (probe,) = advance(updater, 3, 3)  # the client that saved them is live, but not yet probed
     assert set(probe) == {"probe/max_difference", "probe/optimizer_step"}
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["an older checkpoint", "the newest"])
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("damage", [flip, delete_the_folder])
+def test_damaged_sampler_weights_are_made_again_with_the_same_bytes(
+    make_updater: MakeUpdater,
+    address: Address,
+    undisturbed: list[bytes],
+    step: int,
+    name: str,
+    damage: Callable[[Path], None],
+) -> None:
+    updater = make_updater()
+    saved = updater.ledger.at(step).sampler
+    file = sampler_file(address, saved, name)
+    whole = file.read_bytes()
+    damage(file)
+    assert updater.sampler(step).path == updater.ledger.at(step).sampler != saved
+    assert file.read_bytes() == whole
+    assert updater.service.sampler(saved).path == saved
+    advance(updater, 3, 3)
+    assert tensors(updater, address) == undisturbed
+
+
+def test_weights_that_are_damaged_under_an_open_sampler_are_made_again(
+    make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
+) -> None:
+    updater = make_updater()
+    params = tinker.SamplingParams(max_tokens=ANSWER, seed=3, stop=[])
+    samplers = [updater.sampler(1) for _ in range(2)]  # weights are read at the first call
+    saved = updater.ledger.at(1).sampler
+    delete_the_folder(sampler_file(address, saved, "adapter_model.safetensors"))
+    asked = samplers[0].sample(tinker.ModelInput.from_ints(PROMPT), 1, params)
+    [answered] = asyncio.run(asked).sequences
+    [scored] = samplers[1].score([[*PROMPT, *answered.tokens]], [ANSWER])
+    assert scored == pytest.approx(answered.logprobs, abs=1e-4)
+    assert samplers[0].path != saved
+
+
+def test_weights_that_nothing_can_make_again_are_refused_by_what_is_gone(
+    make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
+) -> None:
+    updater = make_updater()
+    sampler = updater.sampler(1)
+    sampler_file(address, sampler.path, "adapter_model.safetensors").unlink()
+    datums_of(updater, 0).unlink()
+    with pytest.raises(CheckpointError, match=r"00000\.parquet is gone, but step 0 must be"):
+        sampler.score([[*PROMPT, ANSWER]], [1])
+
+
+def sampler_file(address: Address, saved: str, name: str) -> Path:
+    [file] = address.state.glob(f"tensors/{saved.removeprefix('tinker://')}.*/{name}")
+    return file
 
 
 def test_resume_stops_when_the_seed_makes_other_weights(
@@ -351,7 +407,7 @@ def test_an_update_in_doubt_is_made_again_on_rebuilt_weights(
 
     advance(updater, 3, 3)
     assert updater.ledger.in_doubt() is None
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
 
 
 def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
@@ -359,12 +415,12 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
 ) -> None:
     """A kill after `saved` and before the update's file has the update made again, with no harm."""
     advance(make_updater(), 3, 3)
-    assert weights(make_updater(), address) == undisturbed
+    assert tensors(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
     update_policy.make(path, updater, 3, [datums], METHOD, with_state=True)
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
 
 
 def test_a_step_is_trained_by_no_other_method_than_the_manifest_records(
@@ -401,7 +457,7 @@ def test_a_client_that_the_service_forgot_is_rebuilt(
         with pytest.raises(ServiceFailed, match="The training client is rebuilt"):
             advance(updater, 3, 3)
         advance(updater, 3, 3)
-    assert weights(updater, address) == undisturbed
+    assert tensors(updater, address) == undisturbed
 
 
 def finish(address: Address, session: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
+from adapters.process.terminal import hanging
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score
 from tasks.metrics import record_metrics
@@ -124,7 +125,7 @@ def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> Non
     assert listed.splitlines()[1].split()[:3] == ["broken", "hello", "2/4"]
     named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
     said = "broken, 5 rollouts failed, the last error in"
-    assert error == f"{said} {named}:\nTimeoutError: {LONG}"
+    assert error == hanging(f"{said} {named}:\nTimeoutError: {LONG}")
     run.spans("train-00001.0").write_bytes(b"what is this?")
     assert "train-00001.0.parquet is damaged" in runs_table(100)
 

@@ -1,12 +1,18 @@
 """A query and its parameters → Arrow → Parquet."""
 
+import re
 import warnings
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from adapters.errors import UserError
 from tasks.storage.tables import arrays, select, write
 
 
@@ -15,7 +21,7 @@ def test_a_query_is_answered_in_its_order_with_its_parameters(tmp_path: Path) ->
     pq.write_table(pa.table({"n": [3, 1, 2, 5]}), path)
     with warnings.catch_warnings(action="error"):
         table = select(
-            "select n from read_parquet($path) where n < $most order by n", path=path, most=5
+            "select n from parquet_rows($path) where n < $most order by n", path=path, most=5
         )
     assert table["n"].to_pylist() == [1, 2, 3]
 
@@ -50,3 +56,49 @@ def test_lists_are_arrays_however_the_column_was_cut(start: int) -> None:
     cut = column.slice(start)
     assert [array.tolist() for array in arrays(cut)] == (lists * 2)[start:]
     assert arrays(column.slice(8)) == []
+
+
+KINDS = {".py", ".sql"}
+ODD = st.text(st.sampled_from("ab=*?[]{}!~%'\"$- .é,;:\n"), min_size=1, max_size=12)
+"""Names of folders with what DuckDB, a shell or an address takes for more than a name."""
+
+
+@settings(max_examples=60)
+@given(ODD.filter(lambda name: name not in (".", "..")), st.booleans())
+def test_a_path_is_that_of_one_file_whatever_it_is_called(name: str, relative: bool) -> None:
+    with TemporaryDirectory() as place, chdir(place):
+        folder = Path(name) if relative else Path(place, name)
+        other = Path("b" if name[0] == "a" else "a")
+        for beside in (folder, other):
+            beside.mkdir(exist_ok=True)
+            pq.write_table(pa.table({"a": [str(beside)]}), beside / "d.parquet")
+        found = select("from parquet_rows($path)", path=folder / "d.parquet")
+    assert found.to_pylist() == [{"a": str(folder)}]
+
+
+@pytest.mark.parametrize("name", ["seed=3", "exp[1]", "exp?", "s*", "run\\1"])
+def test_no_query_takes_a_folder_s_name_for_data_or_for_a_pattern(
+    tmp_path: Path, name: str
+) -> None:
+    for folder, seed in ((tmp_path / name, 1), (tmp_path / "exp1", 2)):
+        folder.mkdir()
+        pq.write_table(pa.table({"seed": [seed]}), folder / "d.parquet")
+        (folder / "d.jsonl").write_text(f'{{"seed": {seed}}}\n')
+    parquet, lines = tmp_path / name / "d.parquet", tmp_path / name / "d.jsonl"
+    assert select("from parquet_rows($path)", path=[parquet]).to_pylist() == [{"seed": 1}]
+    [row] = select("from named_parquet_rows($path)", path=parquet).to_pylist()
+    assert row == {"seed": 1, "filename": str(parquet)}
+    [read] = select("from json_lines($path)", path=lines).to_pylist()
+    assert read["json"] == '{"seed": 1}'
+
+
+def test_a_path_for_which_there_is_no_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a backslash, and a bracket or a star"):
+        select("from parquet_rows($path)", path=tmp_path / "a\\b[1]")
+
+
+def test_every_query_reads_files_by_the_macros_alone() -> None:
+    folders = [Path(__file__).parents[2] / name for name in ("tasks", "flows", "adapters")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in KINDS]
+    reads = re.compile(r"\bfrom\s+(read_(parquet|csv|ndjson|json|text|blob)\w*|glob)\(\s*[$'f]")
+    assert [file.name for file in files if reads.search(file.read_text())] == ["tables.sql"]

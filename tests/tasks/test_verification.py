@@ -1,5 +1,6 @@
-"""Verification of a run: a flipped bit in any of its files, or of its engine's, is found."""
+"""Verification of a run: whatever happens to any of its files, or of its engine's, is found."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from shutil import copytree
@@ -9,14 +10,22 @@ from typer.testing import CliRunner
 
 from engine.state.registry import find_damaged_state
 from flows.cli.commands import app
+from flows.finetune import finetune
+from flows.prefer import prefer
 from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.files import remove
+from tasks.storage.run_folder import UNSEALED, RunFolder
+from tests.support.damages import DAMAGES
+from tests.support.runs import finetuned, preferred
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
 
-FLIPS = 500
+FLIPS = 100
 LOGS = (".log", ".partial")
 whole = fixture_of(small_recipe())
+
+UNNOTICED = ("sessions", "samplers", "runs")
+"""Folders of an engine's records of its clients, of which a deleted one is not missed."""
 
 
 @pytest.fixture
@@ -64,12 +73,114 @@ def test_every_flipped_bit_of_an_engine_s_state_is_found(run: RunFolder) -> None
     assert silent == []
 
 
-def test_a_file_that_is_missing_is_named(run: RunFolder) -> None:
-    for path in (run.datums("policy", 1), run.update("policy", 0)):
+@pytest.fixture(scope="module")
+def flows(
+    whole: RunFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, RunFolder]]:
+    """A finished run of each flow; the other two learn texts and pairs."""
+    root = tmp_path_factory.mktemp("flows")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_RUNS", str(root))
+        finetune(finetuned.RECIPE.model_copy(update={"steps": 2}), run="texts")
+        prefer(preferred.RECIPE.model_copy(update={"steps": 2}), run="pairs")
+        yield {
+            "train": RunFolder(copytree(whole.path, root / "whole")),
+            "finetune": RunFolder(root / "texts"),
+            "prefer": RunFolder(root / "pairs"),
+        }
+
+
+def told(run: RunFolder, path: Path) -> list[str]:
+    """Return what verification says after a damage to a file, of the run or of its engine."""
+    if run.engine in path.parents:
+        return [*map(str, find_damaged_state(run.engine)), *_records_missed(run)]
+    return [*find_damage(run)]
+
+
+def _records_missed(run: RunFolder) -> list[str]:
+    return [said for said in find_damage(run) if str(run.engine) in said]
+
+
+@pytest.mark.parametrize("flow", ["train", "finetune", "prefer"])
+def test_no_damage_to_any_file_of_a_run_is_passed_over(
+    flows: dict[str, RunFolder], flow: str
+) -> None:
+    run, silent = flows[flow], list[tuple[str, Path]]()
+    assert [*find_damage(run)] == []
+    files = [*run.files(), *engine_files(run)]
+    kinds = {path.relative_to(run.path).parts[0] for path in files}
+    assert kinds >= {"datums", "updates", "manifest.json", "metrics.jsonl", "engine"}
+    for path in files:
         data = path.read_bytes()
+        for damage, do in DAMAGES.items():
+            do(path)
+            if not any(path.name in said for said in told(run, path)):
+                silent.append((damage, path.relative_to(run.path)))
+            remove(path)
+            path.write_bytes(data)
+    unnoticed = {("it is deleted", path) for _, path in silent if path.parts[1] in UNNOTICED}
+    assert {*silent} == unnoticed
+    assert [*find_damage(run)] == []
+
+
+@pytest.mark.parametrize("flow", ["train", "finetune", "prefer"])
+@pytest.mark.parametrize("done", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_a_folder_that_is_gone_empty_or_no_folder_is_missed(
+    flows: dict[str, RunFolder], flow: str, done: Callable[[Path], None], tmp_path: Path
+) -> None:
+    run, silent = flows[flow], list[str]()
+    folders = [path for path in run.path.iterdir() if path.is_dir() and path.name not in UNSEALED]
+    for folder in [*folders, run.engine]:
+        folder.rename(tmp_path / "aside")
+        gone = [*find_damage(run)]
+        done(folder)
+        if not (gone and [*find_damage(run)]):
+            silent.append(folder.name)
+        remove(folder)
+        (tmp_path / "aside").rename(folder)
+    assert silent == []
+
+
+def test_an_interrupted_run_lacks_nothing_of_the_step_that_is_under_way(run: RunFolder) -> None:
+    """After each kind of file that a last step writes, from the last to the first."""
+    run.evaluation("00002").unlink()
+    for shard in ("test-00002", "greedy-00002"):
+        run.spans(f"{shard}.0").unlink()
+    assert [*find_damage(run)] == []
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(lines[0])
+    assert [*find_damage(run)] == []
+    stages = (run.update, run.datums, run.rewards, run.trajectories)
+    for path in [of_step("policy", 1) for of_step in stages] + [run.spans("train-00001.0")]:
         path.unlink()
-        assert [*find_damage(run)] == [f"{path} is missing, and step {int(path.stem)} was done"]
-        path.write_bytes(data)
+        assert [*find_damage(run)] == []
+    for path in (run.journal("train-00001.0"), run.shard("train-00001")):
+        path.unlink()
+    assert [*find_damage(run)] == []
+
+
+def test_a_run_without_its_ledgers_says_what_they_lack(run: RunFolder) -> None:
+    run.metrics.write_bytes(b"")
+    run.checkpoints("policy").unlink()
+    said = [*find_damage(run)]
+    assert f"{run.metrics} has 0 steps, and 2 were updated" in said[0]
+    assert any(f"{run.checkpoints('policy')} is missing" in one for one in said)
+
+
+def test_what_is_no_file_of_a_run_is_named(run: RunFolder) -> None:
+    for name in ("notes.txt", "datums.bak", "weights/00001.parquet"):
+        path = run.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    said = " ".join(find_damage(run))
+    for name in ("notes.txt", "datums.bak", "weights"):
+        assert f"{run.path / name} is not a file of a run" in said
+
+
+def test_a_folder_without_its_manifest_is_refused_by_that_file(run: RunFolder) -> None:
+    run.manifest.unlink()
+    [said] = find_damage(run)
+    assert said.startswith(f"{run.manifest} is missing. Restore it from a copy")
 
 
 def test_damage_is_printed_and_ends_with_an_error(

@@ -101,7 +101,7 @@ class Game:
         self.messages.append({"role": "assistant", "content": action})
         with self._own_generators():
             shown, reward, terminated, truncated, info = self._environment.step(action)
-        self.rewards.append(float(reward))
+        self.rewards.append(reward)
         self.over = bool(terminated or truncated)
         self._observe(shown, info)
 

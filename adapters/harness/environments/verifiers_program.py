@@ -57,11 +57,12 @@ class Games:
     async def _answer(self, number: int, request: Mapping[str, Any]) -> None:
         try:
             reward = await self._play(number, request["example"], request["roles"]["policy"])
-            answer = {"reward": reward}
+            answer = json.dumps({"id": number, "reward": reward}, default=float)  # such as numpy's
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  It is the answer.
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            told = f"{type(error).__name__}: {error}"
+            answer = json.dumps({"id": number, "error": told})
         del self._playing[number]
-        self._answers.write(json.dumps({"id": number, **answer}) + "\n")
+        self._answers.write(answer + "\n")
         self._answers.flush()
 
     async def _play(

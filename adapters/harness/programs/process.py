@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from adapters.errors import UserError
 from adapters.process.children import end_with_this_process, has_ended
+from adapters.process.open_files import users_limit
 
 PASSED_ON = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
-    "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE"
+    "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE|NO_PROXY|no_proxy"
 )
 """The environment variables that a program gets: those that programs need to start, no secrets."""
 
@@ -28,8 +29,9 @@ LONGEST_OUTPUT = 64 * 1024
 DRAIN_SECONDS = 2.0
 """Time in which what a program wrote before its end is read: another process may keep it open."""
 
-GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@"', "sh")
-"""Words before a program's: it starts once its stdin has a line, and never if that ends before."""
+GATE = ("/bin/sh", "-c", 'ulimit -S -n "$0"; read -r _ && exec "$@"')
+"""Words before the limit of a program's open files and its own words: it starts once its stdin has
+a line, and never if that ends before."""
 
 SHOWN = 2000
 """The number of characters at the end of a stream that an error shows."""
@@ -147,7 +149,7 @@ async def start_program(
 ) -> P:
     """Start a program in a process group of its own; whoever starts it must `stop` it."""
     loop = asyncio.get_running_loop()
-    gated = (*GATE, *words)
+    gated = (*GATE, users_limit(), *words)
     _, started = await loop.subprocess_exec(program, *gated, env=variables, start_new_session=True)
     return started
 

@@ -12,7 +12,9 @@ from tasks.texts.rules import TEST
 
 OF_TRAINING = ("query", "share")
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""
-TOKENS = ("base", "renderer")
+HELD_OUT = ("path", "test_split", "splits", "held_out")
+"""Keys of a dataset that say which of its examples are held out."""
+TOKENS = ("base", "renderer", "thinking")
 """Keys of a model that say of which tokens a text is."""
 
 
@@ -39,7 +41,11 @@ def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
 
     A judge of pairs compares with checkpoint 0, whose weights are then a part of the measure.
     """
-    dataset, rollouts, judge = recipe.dataset, recipe.rollouts, recipe.evaluation.judge
+    values, rollouts, judge = (
+        recipe.model_dump(mode="json"),
+        recipe.rollouts,
+        recipe.evaluation.judge,
+    )
     sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
     asked = {*recipe.plays()[1], *(recipe.plays(judge)[1] if judge.judges else ())}
     fixed = recipe.evaluation.roles
@@ -49,7 +55,7 @@ def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
     return {
         "agent": recipe.agent,
         "roles": roles,
-        "dataset": {"path": dataset.path, "test_split": dataset.test_split},
+        "dataset": {key: values["dataset"][key] for key in HELD_OUT},
         "rollouts": {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,

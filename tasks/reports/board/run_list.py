@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from adapters.errors import counted
+from adapters.process.terminal import hanging
 from tasks.reports.board.rows import (
     BROKEN,
     BoundRun,
@@ -76,7 +77,7 @@ class RunLine:
         except BROKEN as damage:
             return f"{self.name}: {explain(damage)}"
         lost = f"{counted(failed, 'rollout')} failed, " if failed else ""
-        return f"{self.name}, {lost}the last error in {failure}" if failure else ""
+        return hanging(f"{self.name}, {lost}the last error in {failure}") if failure else ""
 
 
 def list_runs() -> list[RunLine]:

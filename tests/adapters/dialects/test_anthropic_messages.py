@@ -181,7 +181,7 @@ def test_blocks_become_messages() -> None:
     ]
     messages = [HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": heard}]
     call = {"type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
-    request = read(body(messages=messages, system=[{"type": "text", "text": "s"}], odd=1))
+    request = read(body(messages=messages, system=[{"type": "text", "text": "s"}], speed="fast"))
     assert request.messages == [
         {"role": "system", "content": "s"},
         HELLO,
@@ -194,7 +194,7 @@ def test_blocks_become_messages() -> None:
         {"role": "tool", "content": "r1r2", "tool_call_id": "u"},
         {"role": "user", "content": "bc"},
     ]
-    assert request.fields == {"max_tokens": 9, "odd": 1}
+    assert request.fields == {"max_tokens": 9, "speed": "fast"}
 
 
 def test_tools_become_functions() -> None:

@@ -154,7 +154,7 @@ def test_items_become_messages() -> None:
         said,
         said,
     ]
-    request = read(body(input=items, odd=1))
+    request = read(body(input=items, user="u"))
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     turn = {"role": "assistant", "content": "a"}
     assert request.messages == [
@@ -165,7 +165,7 @@ def test_items_become_messages() -> None:
         turn,
         turn,
     ]
-    assert request.fields == {"odd": 1}
+    assert request.fields == {"user": "u"}
 
 
 @pytest.mark.parametrize(

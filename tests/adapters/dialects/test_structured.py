@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.structured import format_instructions
+from adapters.dialects.structured import instruction_of
 from adapters.door.format_checks import FormatChecks
 from adapters.door.memory import request_sha
 from tasks.recording.spans import call_span
@@ -64,7 +64,7 @@ def test_a_check_whose_process_is_stopped_does_not_keep_the_door_from_closing() 
 def test_a_request_without_a_format_has_no_instruction_and_no_outcome(
     formats: FormatChecks,
 ) -> None:
-    assert format_instructions(request()) == format_instructions(request(tools=TOOLS)) == []
+    assert instruction_of(request()) == instruction_of(request(tools=TOOLS)) == ""
     assert asyncio.run(formats.outcomes(request(tools=TOOLS), said("hello", "look"))) == {}
 
 
@@ -89,7 +89,7 @@ def test_a_request_without_a_format_has_no_instruction_and_no_outcome(
     ],
 )
 def test_format_and_tool_choice_become_one_instruction(fields: dict[str, Any], text: str) -> None:
-    assert format_instructions(request(**fields)) == [{"role": "system", "content": text}]
+    assert instruction_of(request(**fields)) == text
 
 
 def test_only_a_set_format_changes_the_request_s_digest() -> None:

@@ -350,6 +350,22 @@ def test_a_failure_nobody_foresaw_is_not_asked_for_again(opened: Opened) -> None
     assert len(opened.sampler.asked) == 1
 
 
+def test_the_cause_of_a_failure_nobody_foresaw_is_told_recorded_and_logged(
+    opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "tml-of-nobody")
+    opened.sampler.error = KeyError("no row of tml-of-nobody" + "\nis here" * 99)
+    with pytest.raises(openai.InternalServerError) as error:
+        opened.ask()
+    (recorded,) = opened.refusals
+    for told in (error.value.message, recorded.message):
+        assert "The endpoint failed: KeyError: 'no row of ***" in told
+        assert len(told) < 600
+    assert (recorded.status, recorded.code) == (500, "internal_error")
+    assert "Traceback" in caplog.text
+    assert "in _sample" in caplog.text
+
+
 def test_a_failure_that_passes_is_asked_again_with_the_same_seed(opened: Opened) -> None:
     opened.sampler.error = failed("server")
 

@@ -18,15 +18,18 @@ from adapters.calls import (
     FunctionCall,
     Message,
     Policy,
+    Refused,
     Request,
     Sampling,
     Tool,
     ToolCall,
 )
-from adapters.door.call_sequence import CallSequence, RequestMeta
+from adapters.door.call_sequence import SAMPLER_FORBIDDEN, CallSequence, RequestMeta
 from adapters.door.kept_calls import KeptCalls
+from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
 from adapters.rendering.chat import Chat
+from tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
 
@@ -110,6 +113,19 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
         (completion,) = await calls.answer_all(request, meta, answer)
         messages += as_the_client_repeats_it(completion.message, style)
     return recorder.completions
+
+
+def test_weights_that_cannot_be_made_again_are_no_fault_of_the_request() -> None:
+    class Lost:
+        async def sample(self, *_: object) -> Any:
+            raise CheckpointError("datums/00000.parquet is gone")
+
+    policy = Policy(Lost(), "00001")  # pyright: ignore[reportArgumentType]
+    answer, memory = PolicyBackend(CHAT, policy, SAMPLING, 0).answer, Memory(KeptCalls(CHAT), print)
+    request = Request("m", ASK, [], 4, [], {})
+    with pytest.raises(Refused, match=r"00000\.parquet is gone") as refused:
+        asyncio.run(answer(request, CallId("r", 0, "policy", 0), memory))
+    assert refused.value.code == SAMPLER_FORBIDDEN
 
 
 @settings(max_examples=300)

@@ -1,6 +1,8 @@
 """The player of a batch, with agents that fail, wait and return whatever they like."""
 
 import asyncio
+import os
+import resource
 import shlex
 import sys
 import time
@@ -20,6 +22,7 @@ from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, Sampled
 from adapters.door.door import Door
 from adapters.harness.player import BatchRefused, play_batch
 from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
+from adapters.process.open_files import OutOfFiles
 from adapters.rewards import Reward
 from tests.support.door.door_batches import ListRecorder, bearer, begin
 from tests.support.door.opened_door import ASK, SAMPLING, Scripted
@@ -251,3 +254,39 @@ def test_a_player_without_the_token_is_refused(open_door: Door) -> None:
     batch, _ = batch_of(asks, [], Scripted())
     with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
         asyncio.run(play_batch(open_door.address, batch.name, "wrong"))
+
+
+def runs_out(example: dict[str, Any], **_: str) -> float:
+    """Open files until there are no more, and hide why that ended."""
+    opened: list[int] = []
+    try:
+        while True:
+            opened.append(os.dup(0))
+    except OSError as error:
+        raise RuntimeError("Connection error.") from error
+    finally:
+        for one in opened:
+            os.close(one)
+
+
+def test_a_rollout_for_which_this_process_has_no_files_is_no_row(open_door: Door) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    batch, recorder = batch_of(runs_out, [{}], Scripted())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 2_000), hard))
+    try:
+        with open_door.opened(batch) as token, pytest.raises(OutOfFiles, match="ulimit -n"):
+            asyncio.run(play_batch(open_door.address, batch.name, token))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert recorder.ends == []
+
+
+def test_a_program_of_an_agent_that_has_no_files_is_a_row(open_door: Door) -> None:
+    program = "import os\nwhile True: os.dup(0)"
+    agent = f"command:/bin/sh -c {shlex.quote(f'ulimit -n 20; {python(program)}')}"
+    [end] = play(open_door, agent, [{}])
+    assert "Too many open files" in cast(Failure, end.outcome).message
+
+
+def python(program: str) -> str:
+    return shlex.join([sys.executable, "-c", program])

@@ -1,8 +1,22 @@
 """Prose in a terminal: its lines are broken at words alone, and never in what can be copied."""
 
-import pytest
+import io
+from unicodedata import category
 
-from adapters.process.terminal import break_lines
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.process.terminal import (
+    break_lines,
+    hanging,
+    on_one_line,
+    say,
+    show,
+    visible,
+    write_data,
+)
+from tasks.reports.tables import aligned, fitted, markdown_table
 
 COMMAND = '`ratchet sql --run hello-1 "select rollout_id from rollouts where reward is null"`'
 PATH = "/home/me/My Project/runs/hello-1/updates/00003.json"
@@ -42,3 +56,75 @@ def test_a_command_behind_its_label_is_whole() -> None:
 def test_a_line_that_fits_and_an_empty_one_stay_as_they_are() -> None:
     said = "run   steps\n\nfirst  2/4"
     assert break_lines(said, 60) == said
+
+
+said = st.text(st.characters(codec=None)) | st.lists(
+    st.sampled_from(
+        ["\x1b[2J", "\r", "\r\n", "\n", "\t", "\x9b", "\u202e", "\u2028", "\ud800", "x|"]
+    )
+).map("".join)
+
+
+def obeyed(text: str) -> set[str]:
+    """Find what a terminal would obey or not show, but for joiners."""
+    return {one for one in text if category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - {
+        *"\u200c\u200d"
+    }
+
+
+@given(said)
+def test_whatever_is_printed_has_lines_and_tabs_and_no_other_control(text: str) -> None:
+    for printing in (say, show):
+        printing(text, stream := io.StringIO())
+        assert obeyed(stream.getvalue()) <= {"\n", "\t"}
+    assert visible(visible(text)) == visible(text)
+    assert obeyed(on_one_line(text)) == set()
+
+
+@given(said, said)
+def test_a_cell_of_a_table_is_one_line_of_text(name: str, value: str) -> None:
+    tables = aligned([name], [[value]]), fitted([name], [[value]], 100, [name])
+    for table in (*tables, markdown_table([name], [[value]]).rstrip("\n")):
+        assert obeyed(table) <= {"\n"}
+    assert [table.count("\n") for table in tables] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "two\nlines\tand a tab",
+        "Grüße, 中文, \u0645\u06cc\u200c\u062e",
+        "👩\u200d🚀 \u00a0",
+        "\\x1b",
+    ],
+)
+def test_what_is_only_read_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+
+
+def test_a_control_is_written_as_python_does() -> None:
+    assert (
+        visible("\x1b[31m\r\n\r\u202e\U000e0041\ud800") == r"\x1b[31m"
+        "\n"
+        r"\r\u202e\U000e0041\ud800"
+    )
+    assert on_one_line("a\r\n\tb") == r"a\r\n\tb"
+
+
+def test_only_the_first_line_of_what_hangs_begins_at_the_margin() -> None:
+    assert hanging("error  a\n\nb\n c", 2) == "error  a\n\n  b\n   c"
+    assert hanging("") == ""
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "written"), [(True, b"a,\\x1b[2J\n"), (False, b"a,\x1b[2J\n")]
+)
+def test_data_is_exact_for_a_program_and_text_in_a_terminal(
+    is_terminal: bool, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stdout", stream)
+    write_data(b"a,\x1b[2J\n")
+    assert stream.buffer.getvalue() == written

@@ -68,14 +68,13 @@ def test_the_recipe_s_splits_lie_in_the_cache(hub: Path) -> None:
     name = cached(hub, COMMIT, "main")
     recipe = small_recipe(dataset={"path": f"{name}/main", "columns": ["n"]})
     assert [
-        len(source.examples())
-        for source in (recipe.dataset.train_split(), recipe.dataset.held_out_split())
+        len(source.examples()) for source in (recipe.train_split(), recipe.held_out_split())
     ] == [
         2,
         1,
     ]
     named = small_recipe(dataset={"path": f"{name}/main", "test_split": "train"})
-    assert len(named.dataset.held_out_split().examples()) == 2
+    assert len(named.held_out_split().examples()) == 2
 
 
 def test_the_manifest_has_a_hash_of_a_dataset_s_files(

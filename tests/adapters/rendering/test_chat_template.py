@@ -79,7 +79,9 @@ def test_a_conversation_that_a_template_cannot_continue_is_told(
 def test_a_template_may_be_the_last_message_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     """As the example of GEM has it with `template` no: docs/algorithms.md."""
     chat = chat_of(tokenizer, "{{ messages[-1].content }}")
-    assert chat.text(chat.render([*ASKED, *MORE], [])) == MORE[-1]["content"]
+    assert chat.text(chat.render(MORE, [])) == MORE[-1]["content"]
+    with pytest.raises(Refused, match=r"leaves out the text of a message of the role user \(hello"):
+        chat.render([*ASKED, *MORE], [])
 
 
 def test_a_template_is_told_no_date(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -111,11 +113,11 @@ def test_messages_that_a_template_refuses_are_a_refused_call(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     system: list[Message] = [{"role": "system", "content": "be"}, *ASKED]
-    with pytest.raises(Refused, match="the chat template takes no such messages: no system"):
+    with pytest.raises(Refused, match=r"the renderer jinja:.* takes no such messages: no system"):
         chat_of(tokenizer, STRICT).render(system, [])
 
 
-@pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('never') }}"])
+@pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('never') }}", "{{ 1 / 0 }}"])
 def test_a_template_that_renders_nothing_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:

@@ -1,12 +1,15 @@
 """`model.renderer: auto`: the renderer that writes as a model's own chat template does."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapters.rendering.chat import Chat
 from adapters.rendering.fitting import choose_renderer, fitting_renderers
+from adapters.rendering.probes import LOOK
 from adapters.rendering.renderer_names import TEMPLATE, NoRenderer, shorten_renderer
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -51,6 +54,62 @@ def test_a_model_without_a_template_needs_a_renderer(tokenizer: PreTrainedTokeni
     with pytest.raises(NoRenderer, match=r"tiny_chat has no chat template; give model\.renderer"):
         Chat(tokenizer)
     assert Chat(tokenizer, "qwen3").renderer == "qwen3"
+
+
+@pytest.mark.parametrize("form", [dict, list], ids=["by name", "as published"])
+def test_the_default_of_several_named_templates_is_the_model_s(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, form: type
+) -> None:
+    own = str(tokenizer.chat_template)
+    tokenizer.chat_template = {"default": own, "rag": PLAIN}
+    if form is list:
+        tokenizer.save_pretrained(tmp_path)
+        for file in [*tmp_path.glob("*.jinja"), *tmp_path.glob("additional_chat_templates/*")]:
+            file.unlink()
+        config = tmp_path / "tokenizer_config.json"
+        named = [{"name": "default", "template": own}, {"name": "rag", "template": PLAIN}]
+        config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": named}))
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert Chat(tokenizer).renderer == "qwen3"
+
+
+def test_a_template_for_tools_is_taken_where_tools_are_offered(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    by_name = {"default": PLAIN, "tool_use": "{{ tools | tojson }}\n" + PLAIN}
+    tokenizer.chat_template = by_name
+    chat = Chat(tokenizer)
+    asked: Any = [{"role": "user", "content": "hi"}]
+    for tools in ([], [LOOK]):
+        offered: Any = tools or None
+        own = tokenizer.apply_chat_template(
+            asked, tools=offered, add_generation_prompt=True, tokenize=False
+        )
+        assert chat.text(chat.render(asked, tools)) == own
+
+
+def test_named_templates_without_a_default_are_refused_by_their_names(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer.chat_template = {"rag": PLAIN, "tool_use": PLAIN}
+    with pytest.raises(NoRenderer, match="template, only ones named 'rag', 'tool_use'; give"):
+        Chat(tokenizer)
+
+
+def test_a_tokenizer_that_is_written_in_python_opens() -> None:
+    shas = set()
+    for marks in (["<|im_start|>", "<|im_end|>"], ["<|im_start|>", "<|im_end|>", "<more>"]):
+        tokenizer = ByT5Tokenizer()
+        for mark in marks:
+            tokenizer.add_tokens(AddedToken(mark, special=True))
+        tokenizer.chat_template = PLAIN
+        chat = Chat(tokenizer)
+        prompt = chat.render([{"role": "user", "content": "h\u00e9"}], [])
+        assert chat.text(prompt) == "<|im_start|>user\nh\u00e9<|im_end|>\n<|im_start|>bot\n"
+        said = [*chat.encode("Hi"), chat.stop_tokens[0]]
+        assert chat.parse(said, with_tools=False)["content"] == "Hi"
+        shas.add(chat.tokenizer_sha)
+    assert len(shas) == 2
 
 
 def test_a_renderer_that_does_not_fit_is_refused_with_those_that_do(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
+from rich.console import Console
 
 from benchmarks.pictures.terminal import RATCHET, ROOT, Terminal
-from flows.cli.progress_bar import show_progress
+from flows.cli.progress_bar import logs_printed_to, show_progress
 from tasks.storage.run_folder import RunFolder
 
 WRONG = (*RATCHET, "train", "hello", "--set", "steps=0", "--set", "epochs=0")
@@ -43,8 +44,8 @@ def test_a_warning_above_the_bar_has_its_brackets(
     handler, log = PrefectConsoleHandler(sys.stderr), logging.getLogger(__name__)
     log.addHandler(handler)
     try:
-        with show_progress({RunFolder(tmp_path / "run"): 2}):
-            log.warning("KeyError: '[/red]'")
+        with show_progress({RunFolder(tmp_path / "run"): 2}), logs_printed_to(Console()):
+            log.warning("KeyError: '[/red]' \x1b[2J")
     finally:
         log.removeHandler(handler)
-    assert "KeyError: '[/red]'\n" in capsys.readouterr().err
+    assert "KeyError: '[/red]' \\x1b[2J\n" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_neither_a_worse_checkpoint_nor_a_tie_is_promoted(
 def test_where_all_held_out_examples_were_played_more_rows_are_asked_for(
     compared: Comparison, recipe: Recipe
 ) -> None:
-    source = recipe.dataset.held_out_split()
+    source = recipe.held_out_split()
     there = len(source.examples())
     base, untrained, _ = compared.targets
     whole = compared.model_copy(update={"targets": (base, untrained), "examples": there})

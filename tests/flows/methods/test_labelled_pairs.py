@@ -96,7 +96,7 @@ def test_the_score_of_a_judge_is_the_share_of_pairs_of_which_it_prefers_the_chos
 
 def test_a_judge_of_groups_sees_the_better_answer_in_either_place(tmp_path: Path) -> None:
     recipe = labelled(tmp_path / "pairs.jsonl", *map(row, ANSWERS), agent="judge:group")
-    shown = [one["example"] for one in recipe.dataset.held_out_split().examples()]
+    shown = [one["example"] for one in recipe.held_out_split().examples()]
     first = [one["rollouts"][0]["id"] for one in shown]
     assert first == ["rejected", "chosen", "rejected", "chosen", "rejected"]
     assert {one[BETTER] for one in shown} == {"chosen"}
@@ -106,7 +106,7 @@ def test_a_judge_of_groups_sees_the_better_answer_in_either_place(tmp_path: Path
 def test_a_row_that_is_no_pair_is_refused_by_its_number(tmp_path: Path) -> None:
     recipe = labelled(tmp_path / "pairs.jsonl", row("fox"), {"prompt": "Who?", "split": "test"})
     with pytest.raises(DatasetError, match=r"row 1 of .*pairs.jsonl: it has .*; give prompt, cho"):
-        recipe.dataset.held_out_split().examples()
+        recipe.held_out_split().examples()
 
 
 @pytest.mark.parametrize(

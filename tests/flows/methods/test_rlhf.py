@@ -75,9 +75,10 @@ def test_a_transcript_is_a_conversation_of_which_the_last_answer_differs(pairs: 
     [given, *_] = [row for row in rows_of("hello_comparisons.jsonl") if row["split"] == "train"]
     read = read_sides(first["example"])
     assert read is not None
-    prompt, sides = read
+    prompt, sides = ([one.message for one in read[0]], read[1])
     assert prompt == [{"role": "user", "content": given["prompt"]}]
-    assert [[one["content"] for one in side] for side in sides] == [[given[n]] for n in SIDES]
+    texts = [[one.message["content"] for one in side] for side in sides]
+    assert texts == [[given[name]] for name in SIDES]
     conversation = load_agent_file("conversation").conversation
     assert conversation(first["example"]["chosen"]) == prompt
     several = transcript("Who?", "I.", "Who else?", "You:\n\nand me.")

@@ -9,11 +9,17 @@ import pytest
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
+from engine.state.registry import find_damaged_state
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import bind_checkpoints, find_start, read_bound
+from flows.runtime.bound_checkpoints import (
+    CheckpointRefused,
+    bind_checkpoints,
+    find_start,
+    read_bound,
+)
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
 from tasks.checkpoints import Ledger, best_step, read_held_out
@@ -23,6 +29,7 @@ from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.damages import flip
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.small_recipe import small_recipe
 
@@ -80,6 +87,43 @@ def test_a_run_goes_on_from_its_start_when_the_earlier_run_and_every_state_are_g
     finally:
         (tmp_path / "gone").rename(first.path)
     assert differing_parts(read_contents(again), read_contents(second)) == []
+
+
+def test_a_start_that_is_damaged_is_made_again_by_its_run(
+    first: RunFolder, second: RunFolder
+) -> None:
+    saved = Ledger(first.checkpoints(POLICY)).at(4)
+    assert saved.state is not None
+    for address, name in ((saved.sampler, "adapter_config.json"), (saved.state, "optimizer.*")):
+        [file] = first.engine.glob(f"tensors/{address.removeprefix('tinker://')}.*/{name}")
+        flip(file)
+    mended = folder_of(finetune(started(start="first@4"), run="mended").run)
+    assert differing_parts(read_contents(mended), read_contents(second)) == []
+    assert find_damaged_state(first.engine) == []
+
+    bound = read_bound(mended, "first@4").policies[POLICY].state
+    assert bound is not None
+    [state] = mended.engine.glob(f"tensors/{bound.removeprefix('tinker://')}.*")
+    shutil.rmtree(state)
+    finetune(started(start="first@4"), run="mended")
+    assert find_damaged_state(mended.engine) == []
+
+
+def test_a_damaged_start_whose_run_is_gone_is_refused_by_the_file(
+    second: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    alone = RunFolder(shutil.copytree(second.path, tmp_path / "alone"))
+    saved = read_bound(alone, "first@4").policies[POLICY].sampler
+    [weights] = alone.engine.glob(
+        f"tensors/{saved.removeprefix('tinker://')}.*/adapter_model.safetensors"
+    )
+    copy = weights.read_bytes()
+    flip(weights)
+    with pytest.raises(CheckpointRefused, match=f"{weights} is not as it was saved"):
+        finetune(started(start="first@4"), run="alone")
+    weights.write_bytes(copy)
+    finetune(started(start="first@4"), run="alone")
 
 
 def test_with_its_optimizer_a_start_continues_as_if_the_run_had_gone_on(first: RunFolder) -> None:

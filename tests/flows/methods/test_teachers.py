@@ -16,7 +16,8 @@ from flows.dryrun import dryrun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import CheckpointRefused, check_teachers
+from flows.runtime.bound_checkpoints import CheckpointRefused
+from flows.runtime.checks import check_teachers
 from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.metrics import read_metrics

@@ -114,7 +114,7 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
         "trains: running, 1 call in flight",
         "step 2 of 2: 1 of 4 rollouts, reward 0.25",
         "reward by step ▁ 0.25",
-        "last failure: KeyError: '\N{REPLACEMENT CHARACTER}[2Jcity'",
+        r"last failure: KeyError: '\x1b[2Jcity'",
     ]
 
 

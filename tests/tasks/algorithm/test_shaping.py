@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.shaping import check_query
+from tasks.algorithm.shaping import ShapingError, check_query
 from tests.support.credited import build, rewards_by_group
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -64,14 +64,14 @@ def test_a_null_reward_leaves_a_rollout_out() -> None:
         ("select rollout_id, role, rewart as reward from rewards", 'column "rewart" not found'),
         ("select * from read_csv('/etc/passwd')", "cannot be run"),
         ("copy rewards to 'stolen.csv'", "cannot be run"),
-        ("select 1; select 2", "cannot be run"),
+        ("select 1; select 2", "cannot be run: it has 2 statements; give one SELECT"),
         ("select rollout_id, role, 'good' as reward from rewards", "returns VARCHAR as reward"),
         (
             "select rollout_id, role, [reward] as reward from rewards",
             r"returns DOUBLE\[\] as reward",
         ),
         ("select rollout_id, role, reward > 0 as reward from rewards", "returns BOOLEAN as reward"),
-        ("", "cannot be run"),
+        ("", "cannot be run: it has 0 statements"),
         ("select list(i) from range(1000000000000) t(i)", "cannot be run: Out of Memory"),
     ],
 )
@@ -108,8 +108,78 @@ def test_a_query_that_does_not_end_is_refused_with_the_recipe(
     monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
     endless = "with recursive r(n) as (select 1 union all select n + 1 from r)"
     rows = "select 'a' as rollout_id, 'policy' as role, max(n) as reward from r"
-    with pytest.raises(ValueError, match=r"takes more than 0.5 s; let it end"):
+    with pytest.raises(ValueError, match=r"takes more than 0.5 s of processor time; let it end"):
         small_recipe(algorithm={"rewards": f"{endless} {rows}"})
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "levenshtein(repeat('a', 3000000), repeat('b', 3000000))::double",
+        "list_aggregate([md5(repeat(i::varchar, 100000)) for i in range(10000000)], 'min')::double",
+        "(select count(*) from generate_series(1, 1000000) a, generate_series(1, 1000000) b)",
+    ],
+)
+def test_a_single_call_of_a_function_ends_in_time_as_well(
+    monkeypatch: pytest.MonkeyPatch, reward: str
+) -> None:
+    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    with pytest.raises(ShapingError, match=r"takes more than 0.5 s of processor time"):
+        check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
+    assert shaped(SOFT_OVERLONG) == {"00": 1.0, "01": -0.5, "02": 0.0}
+
+
+def test_a_query_that_is_planned_without_end_is_refused_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    nested = [
+        f"t{i} as not materialized (from t{i - 1} union all from t{i - 1})" for i in range(1, 31)
+    ]
+    with pytest.raises(ShapingError, match="takes more than"):
+        check_query(", ".join(["with t0 as (from rewards)", *nested]) + " from t30")
+
+
+def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.process.limited.LONGEST_WAIT", 2)
+    with pytest.raises(ShapingError, match="takes more than 2 s; let it end sooner"):
+        check_query("select 'a' as rollout_id, 'policy' as role, sleep_ms(100000) as reward")
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "length(repeat(repeat('ab', 30000), 40000))",
+        "length(format('{:>2000000000}', 'a'))",
+        "bit_count(repeat('1', 2000000000)::bit)",
+        "len(list_sort(range(400000000)))",
+        "len(list_transform(range(100000), lambda x: range(100000)))",
+    ],
+)
+def test_values_of_gigabytes_are_refused(reward: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 2)
+    with pytest.raises(ShapingError, match=r"Out of Memory|takes more than|Invalid Input"):
+        check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "set memory_limit = '100GB'",
+        "pragma threads = 64",
+        "attach 'other.db'",
+        "install httpfs",
+        "export database 'all'",
+        "select * from glob('/etc/*')",
+        "select content from read_text('/etc/hostname')",
+        "select * from query('select * from read_text(''/etc/hostname'')')",
+        "select getenv('HOME') as rollout_id, 'policy' as role, 1 as reward",
+        "from given",
+    ],
+)
+def test_a_query_reads_nothing_else_and_changes_no_setting(query: str) -> None:
+    with pytest.raises(ShapingError, match="cannot be run"):
+        check_query(query)
 
 
 def test_a_reward_that_calls_have_is_not_shaped_in_vain() -> None:

@@ -132,11 +132,11 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
     [
         ({"prompt": "x", "completion": "y"}, "it has prompt, completion; give prompt, chosen and"),
         ({"prompt": "x", "completion": "y", "label": "A"}, "its label is 'A'; give true or false"),
-        ({"completion": "y", "label": True}, "its user are None"),
+        ({"completion": "y", "label": True}, "its prompt is None"),
         ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
-        ({"prompt": "x", "chosen": "", "rejected": []}, "its assistant are"),
+        ({"prompt": "x", "chosen": "", "rejected": []}, r"its rejected is \[\]"),
         ({"prompt": "x", "chosen": [ASKED], "rejected": [FOX]}, "no message of the role assistant"),
-        ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its user are None"),
+        ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its prompt_conversation is None"),
         ({"comparison": {}, "label": "C"}, "its label is 'C'; give A, B or Tie"),
     ],
 )

@@ -116,18 +116,18 @@ def test_nulls_that_arrow_adds_change_nothing(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({}, "it has nothing; give messages, or prompt and completion, or text"),
+        ({}, "it has nothing; give messages; conversations; prompt and completion; .*; or text"),
         ({"prompt": "a"}, "it has prompt; give messages"),
-        ({"messages": []}, "its messages are \\[\\]; give a list of messages"),
-        ({"messages": "hello"}, "its messages are 'hello'; give a list"),
-        ({"messages": [{"content": "a"}]}, "give it a role and its content"),
+        ({"messages": []}, "its messages is \\[\\]; give a list of messages"),
+        ({"messages": "hello"}, "its messages is 'hello'; give a list"),
+        ({"messages": [{"content": "a"}]}, r"messages\[0\]\.role is None; it is one of"),
         ({"messages": GREETING[:1]}, "no message of the role assistant; give an answer"),
         ({"messages": GREETING, "tools": "look"}, "its tools are 'look'; give a list of tools"),
         (
             {"messages": [GREETING[0], {**GREETING[1], "weight": -1}]},
             "the weight -1; give a number from 0 on",
         ),
-        ({"prompt": 3, "completion": "a"}, "its user are 3"),
+        ({"prompt": 3, "completion": "a"}, "its prompt is 3"),
     ],
 )
 def test_a_row_that_is_no_text_is_refused(chat: Chat, row: Mapping[str, Any], why: str) -> None:

@@ -1,0 +1,106 @@
+"""What becomes of each field of a request: the one table that the door and its documents read.
+
+A field of no row is refused by its name. A value of null is the same as no field.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import yaml
+
+from adapters.calls import JsonObject
+from adapters.dialects.fields import Fields, bad_field
+
+
+class Api(StrEnum):
+    CHAT = "chat completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+class Fate(StrEnum):
+    HONOURED = "honoured"
+    SAMPLING = "sampling"
+    """Said by the recipe in a run, and by the client where `ratchet serve` answers."""
+    HARMLESS = "harmless"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The fate of fields, and why; of a refused one, `unless` are values that ask for nothing."""
+
+    names: tuple[str, ...]
+    fate: Fate
+    why: str
+    unless: tuple[object, ...]
+    apis: tuple[Api, ...]
+
+    def takes(self, value: object) -> bool:
+        """Return whether a value is not refused; JSON's false is not the number 0."""
+        same = (one for one in self.unless if isinstance(one, bool) == isinstance(value, bool))
+        return self.fate is not Fate.REFUSED or value is None or value in same
+
+
+RULES = tuple(
+    Rule(
+        tuple(row["names"]),
+        Fate(row["fate"]),
+        row["why"],
+        tuple(row.get("unless", ())),
+        tuple(Api[api.upper()] for api in row["of"]),
+    )
+    for row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+)
+
+
+def rules_of(api: Api) -> dict[str, Rule]:
+    """Return the rule of each field that an API is known to have."""
+    return {name: rule for rule in RULES if api in rule.apis for name in rule.names}
+
+
+def check_fields(sent: Fields, api: Api, passed: Collection[str] = ()) -> None:
+    """Refuse by its name a field that is not honoured; `passed` are those that the model takes."""
+    rules = rules_of(api)
+    for name, value in sent.items():
+        rule = rules.get(name)
+        if value is None or name in passed:
+            continue
+        if rule is None:
+            raise bad_field(name, f"is no field of {api} that is known here; leave it out.")
+        if not rule.takes(value):
+            raise bad_field(name, f"is not honoured here: {rule.why}.")
+
+
+def schemas_of(api: Api) -> JsonObject:
+    """Return JSON schemas of the fields that are not honoured, as the door's document has them."""
+    found: JsonObject = {}
+    for name, rule in rules_of(api).items():
+        if rule.fate is Fate.HARMLESS:
+            found[name] = {"description": f"Changes nothing: {rule.why}."}
+        elif rule.fate is Fate.REFUSED:
+            found[name] = {
+                "description": f"Not honoured: {rule.why}.",
+                "enum": [None, *rule.unless],
+            }
+    return found
+
+
+def write_table() -> str:
+    """Write the table as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "| field | of | what becomes of it |"
+    yield "|---|---|---|"
+    for rule in RULES:
+        names = ", ".join(f"`{name}`" for name in rule.names)
+        apis = "all" if len(rule.apis) == len(Api) else ", ".join(rule.apis)
+        but = " or ".join(f"`{json.dumps(value)}`" for value in rule.unless)
+        said = {Fate.SAMPLING: rule.why, Fate.HONOURED: f"honoured: {rule.why}"}
+        told = said.get(rule.fate, f"{rule.fate}: {rule.why}")
+        yield f"| {names} | {apis} | {told}{f'; only {but} is taken' if but else ''} |"

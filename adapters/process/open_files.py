@@ -1,0 +1,97 @@
+"""Files and connections that a process may have open at a time, of which each is a descriptor.
+
+A shell of macOS allows a process 256 of them, and most of Linux 1,024, where far more can be asked
+for.
+"""
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from adapters.errors import UserError
+
+LIMIT = resource.RLIMIT_NOFILE
+
+HIGHEST_OF_MACOS = 10_240
+"""Limit that macOS grants where it names none."""
+
+USERS = "RATCHET_OPEN_FILES"
+"""Variable that tells the processes of Ratchet's the limit that the user had before."""
+
+RESERVED = 48
+"""Descriptors for what else is opened while rollouts are played: files, pipes, Prefect's client."""
+
+PER_ROLLOUT = 6
+"""Descriptors of a rollout: both ends of its connection to the door, one to the service that
+answers it, and the pipes of a program or a connection to another model."""
+
+OUT = {errno.EMFILE, errno.ENFILE}
+
+REMEDY = "raise the limit of open files (`ulimit -n`, up to `ulimit -Hn`)"
+
+
+class OutOfFiles(UserError):
+    """An error for a process that can open no further file or connection."""
+
+
+def raise_limit() -> None:
+    """Raise the limit of this process, and of those that it starts, as far as it can be raised.
+
+    An agent's programs get back the limit that the user had: one that calls `select` fails where
+    a descriptor is above 1,023.
+    """
+    soft, hard = resource.getrlimit(LIMIT)
+    os.environ.setdefault(USERS, "unlimited" if soft == resource.RLIM_INFINITY else str(soft))
+    for wanted in (hard, HIGHEST_OF_MACOS):
+        try:
+            resource.setrlimit(LIMIT, (wanted, hard))
+        except (ValueError, OSError):  # macOS, for an endless limit
+            continue
+        return
+
+
+def users_limit() -> str:
+    """Return the limit that the user had, as a shell's `ulimit -n` takes it."""
+    return os.environ.get(USERS) or str(resource.getrlimit(LIMIT)[0])
+
+
+def most_rollouts() -> int:
+    """Return how many rollouts can be played at a time with the descriptors that are left.
+
+    OutOfFiles if there are too few for any.
+    """
+    limit, _ = resource.getrlimit(LIMIT)
+    opened = sum(1 for _ in Path("/dev/fd").iterdir())
+    most = (limit - opened - RESERVED) // PER_ROLLOUT
+    if most < 1:
+        raise OutOfFiles(
+            f"no rollout can be played: this process may have {limit} files open, has {opened}, "
+            f"and needs {RESERVED + PER_ROLLOUT} more; {REMEDY}"
+        )
+    return most
+
+
+def check_files(error: BaseException) -> None:
+    """Raise OutOfFiles if an error comes from this process's having too many files open."""
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno in OUT:
+            limit, _ = resource.getrlimit(LIMIT)
+            raise OutOfFiles(
+                f"this process has all of its {limit} files and connections open "
+                f"({cause.strerror}); {REMEDY}, give a smaller rollouts.concurrency, or see what "
+                "leaves files open"
+            ) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all that it comes from."""
+    left, seen = [error], set[int]()
+    while left:
+        cause = left.pop()
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            of_group = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+            left += [one for one in (cause.__cause__, cause.__context__, *of_group) if one]

@@ -1,0 +1,150 @@
+"""A file → its rows, by value: JSON lines, a JSON array, CSV or Parquet.
+
+Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. A number
+that is none (NaN), as pandas writes what is missing, is None; infinity is refused.
+"""
+
+import csv
+import gzip
+import io
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from adapters.errors import UserError
+from tasks.examples.bounds import (
+    LONGEST_ROW,
+    BadFile,
+    BadRow,
+    RowMemory,
+    check_columns,
+)
+from tasks.examples.json_rows import read_json_array, read_json_lines
+from tasks.examples.parquet_rows import read_parquet_rows
+
+LONGEST_MESSAGE, LONGEST_NAME = 300, 110
+"""Characters of a refusal, and of the path in it."""
+BOM = b"\xef\xbb\xbf"
+OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
+"""First bytes of a text → its encoding."""
+
+
+class DatasetError(UserError):
+    """Refusal of a dataset that cannot be read as the recipe asks, in few words."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > LONGEST_MESSAGE:
+            end = LONGEST_MESSAGE // 3
+            message = f"{message[: LONGEST_MESSAGE - end - 3]} … {message[-end:]}"
+        super().__init__(message)
+
+
+def kind_of(file: Path) -> str:
+    """Return the ending of a file's name that says how it is read."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file of a kind in READERS; DatasetError says what is wrong with which."""
+    rows: list[dict[str, Any]] = []
+    named = name_file(file)
+    try:
+        with _opened(file) as opened:
+            memory = RowMemory(file.stat().st_size)
+            for row in READERS[kind_of(file)](opened, memory):
+                if not isinstance(row, dict):
+                    raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
+                rows.append(cast(dict[str, Any], row))
+    except BadFile as error:
+        raise DatasetError(f"{named} {error}") from error
+    except BadRow as error:
+        raise DatasetError(f"row {len(rows)} of {named} {error}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DatasetError(f"{named} is no whole gzip file; write it again") from error
+    except OSError as error:
+        raise DatasetError(f"{named} cannot be read ({error.strerror}); mend that") from error
+    return rows
+
+
+def name_file(file: Path) -> str:
+    """Return the path of a file for a message: of a long one the end."""
+    name = str(file)
+    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file, after the mark of UTF-8 and unpacked; nothing waits for another kind."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise BadFile("is a pipe, a device or a folder; give a file")
+    with file.open("rb") as opened:
+        if kind_of(file) == ".parquet":
+            yield opened
+            return
+        with gzip.open(opened) if file.suffix == ".gz" else opened as unpacked:
+            _skip_mark(cast(IO[bytes], unpacked))
+            yield cast(IO[bytes], unpacked)
+
+
+def _skip_mark(opened: IO[bytes]) -> None:
+    begins = opened.read(4)
+    for mark, encoding in OTHER_ENCODINGS.items():
+        if begins.startswith(mark):
+            raise BadFile(f"is in {encoding}; write it in UTF-8")
+    opened.seek(len(BOM) if begins.startswith(BOM) else 0)
+
+
+def _read_csv(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV: texts, and None for an empty cell."""
+    csv.field_size_limit(LONGEST_ROW)
+    lines = csv.reader(_lines(opened, memory), strict=True)
+    try:
+        header = next(lines, None)
+        if header is None:
+            return
+        check_columns(len(header))
+        names = [name or f"column{at}" for at, name in enumerate(header)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadFile(f"has the column {twice[0][:40]!r} twice; leave one out")
+        for cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise BadRow(f"has {len(cells)} cells, and the header {len(names)}; mend the line")
+            row = {name: cell or None for name, cell in zip(names, cells, strict=True)}
+            memory.take(0, len(cells))
+            yield row
+    except csv.Error as error:
+        raise BadRow(f"is no CSV ({error}); mend its quotes") from error
+
+
+def _lines(opened: IO[bytes], memory: RowMemory) -> Iterator[str]:
+    """Yield the lines of a text as they are, with their ends."""
+    text = io.TextIOWrapper(opened, encoding="utf-8", errors="surrogateescape", newline="")
+    while line := text.readline(LONGEST_ROW + 1):
+        if len(line) > LONGEST_ROW:
+            raise BadRow(f"is longer than {LONGEST_ROW // 2**20} MiB; give shorter ones")
+        memory.take(len(line), 0, 0)
+        if not line.isascii():
+            _check_encoded(line)
+        yield line
+
+
+def _check_encoded(line: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow("is no UTF-8; write the file in UTF-8") from error
+
+
+READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
+    ".csv": _read_csv,
+    ".jsonl": read_json_lines,
+    ".jsonl.gz": read_json_lines,
+    ".json": read_json_array,
+    ".parquet": read_parquet_rows,
+}
+"""Ending of a file's name → how its rows are read."""

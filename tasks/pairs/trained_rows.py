@@ -1,0 +1,231 @@
+"""Texts and pairs → what a dry run says of them: rows as they are trained, and counts of all."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from textwrap import indent
+from typing import Any
+
+from adapters.errors import counted
+from adapters.process.terminal import visible
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import DatasetError
+from tasks.pairs.reading import PairSides
+from tasks.pairs.source import PairSource, kept_pairs
+from tasks.texts.rows import read_rows
+from tasks.texts.rules import TextRules, Trained
+from tasks.texts.source import RowTexts, TextSource, trained_rows
+from tasks.texts.tokenizing import WeightedTokens
+
+SECONDS = 6.0
+"""Time for the rows of all splits; those that are left then are not counted."""
+LONGEST_SHOWN, MOST_REFUSED = 4000, 5
+"""Characters of a row, and refusals, that are shown."""
+REFUSED = "refused"
+MARKS = "⟦", "⟧"
+COLOURS = "\x1b[32m", "\x1b[0m"
+"""What stands around trained tokens: in a text, and on a terminal."""
+
+
+@dataclass(frozen=True)
+class TrainedRow:
+    """A row as it is trained: its sequences, each behind a word for what it is."""
+
+    number: int
+    sequences: tuple[tuple[str, WeightedTokens], ...]
+
+
+@dataclass
+class Tally:
+    """Counts of a split, its first rows, its longest one, and what is refused of it."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    first: list[TrainedRow] = field(default_factory=list[TrainedRow])
+    longest: tuple[int, int] = (0, 0)
+    refused: list[str] = field(default_factory=list[str])
+    read: int = 0
+
+    def read_row(self, number: int, sequences: Iterable[WeightedTokens] = ()) -> None:
+        self.read += 1
+        for one in sequences:
+            self.longest = max(self.longest, (len(one.tokens), -number))
+
+    def show(self, row: TrainedRow, shown: int) -> None:
+        if len(self.first) < shown:
+            self.first.append(row)
+
+    def refuse(self, why: DatasetError) -> None:
+        self.counts[REFUSED] += 1
+        if len(self.refused) < MOST_REFUSED:
+            self.refused.append(str(why))
+
+
+@dataclass(frozen=True)
+class _Willing:
+    """Source of texts that goes on behind a row that is refused, until the time is over."""
+
+    source: TextSource
+    tally: Tally
+    goes_on: Callable[[], bool]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
+        for number, read in self._each(chat, trained):
+            if not self.goes_on():
+                return
+            try:
+                sequences = read()
+            except DatasetError as error:
+                self.tally.read_row(number)
+                self.tally.refuse(DatasetError(f"row {number} of {self.name}: {error}"))
+            else:
+                self.tally.read_row(number, sequences)
+                yield number, sequences
+
+    def _each(
+        self, chat: Chat, trained: Trained
+    ) -> Iterator[tuple[int, Callable[[], list[WeightedTokens]]]]:
+        if not isinstance(self.source, RowTexts):
+            for number, sequences in self.source.sequences(chat, trained):
+                yield number, lambda found=sequences: found
+            return
+        for row in read_rows(self.source.rows):
+            example, tokenize = row["example"], self.source.tokenize
+            yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
+
+
+@dataclass(frozen=True)
+class _WillingPairs:
+    """Source of pairs that ends when the time is over."""
+
+    source: PairSource
+    tally: Tally
+    goes_on: Callable[[], bool]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+        for number, sides in self.source.pairs(chat):
+            both = () if isinstance(sides, str) else (*sides.chosen, *sides.rejected)
+            self.tally.read_row(number, both)
+            yield number, sides
+            if not self.goes_on():
+                return
+
+
+def tally_texts(
+    source: TextSource, chat: Chat, rules: TextRules, shown: int, goes_on: Callable[[], bool]
+) -> Tally:
+    """Make tokens of texts, as a run would, and count them; a row that would end it is counted."""
+    tally = Tally()
+    willing = _Willing(source, tally, goes_on)
+    lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
+    for row in trained_rows(willing, chat, lenient, tally.counts):
+        sequence = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
+        tally.show(TrainedRow(row["example_id"], (("", sequence),)), shown)
+    _name_refused(tally, "too long and left out", rules)
+    return tally
+
+
+def tally_pairs(
+    source: PairSource, chat: Chat, rules: TextRules, shown: int, goes_on: Callable[[], bool]
+) -> Tally:
+    """Make tokens of pairs, as a run would, and count them."""
+    tally = Tally()
+    lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
+    willing = _WillingPairs(source, tally, goes_on)
+    for number, sides in kept_pairs(willing, chat, lenient, tally.counts):
+        given = [(side, one) for side, parts in sides.given().items() for one in parts]
+        for _, one in given:
+            tally.counts["tokens"] += len(one.tokens)
+            tally.counts["trained tokens"] += len(one.trained())
+        tally.show(TrainedRow(number, tuple(given)), shown)
+    _name_refused(tally, "left out: too long", rules)
+    return tally
+
+
+def _name_refused(tally: Tally, left_out: str, rules: TextRules) -> None:
+    """Say of rows that are too long that they would end a run, if they would."""
+    if rules.too_long == "refuse" and (count := tally.counts.pop(left_out, 0)):
+        tally.counts["too long, which is refused"] = count
+
+
+Tallying = Callable[[Any, Chat, TextRules, int, Callable[[], bool]], Tally]
+
+
+def describe_rows(
+    sources: Mapping[str, Sized], tally: Tallying, chat: Chat, rules: TextRules, shown: int
+) -> str:
+    """Describe the splits of a recipe: the first rows with what is trained marked, and counts.
+
+    `tally` makes the tokens of a source. On a terminal the trained tokens are coloured, elsewhere
+    they stand in brackets.
+    """
+    coloured = sys.stdout.isatty()
+    begins, ends = COLOURS if coloured else MARKS
+    tallies: dict[str, Tally] = {}
+    for split, source in sources.items():
+        over = time.monotonic() + SECONDS / len(sources)
+        goes_on = partial(_is_before, over)
+        tallies[split] = tally(source, chat, rules, shown, goes_on)
+    said = f"What is trained stands in {'green' if coloured else f'{begins}…{ends}'}."
+    parts = [f"# rows as they are trained\n\n{said}"]
+    for split, one in tallies.items():
+        for row in one.first:
+            for side, sequence in row.sequences:
+                named = f"{split}, row {row.number}{side and f', {side}'}"
+                length = counted(len(sequence.tokens), "token")
+                text = indent(_mark(sequence, chat, begins, ends), "    ")
+                parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
+    counts = [_count(name, one, len(sources[name]), chat, rules) for name, one in tallies.items()]
+    return "\n\n".join([*parts, "# counts", *counts])
+
+
+def _is_before(end: float) -> bool:
+    return time.monotonic() < end
+
+
+def _mark(sequence: WeightedTokens, chat: Chat, begins: str, ends: str) -> str:
+    """Decode a sequence, with marks around what is trained; control characters are no more so."""
+    text, length = "", 0
+    pairs = zip(sequence.tokens, sequence.weights, strict=True)
+    for trained, run in groupby(pairs, lambda pair: pair[1] > 0):
+        said = visible(chat.text([token for token, _ in run]))
+        said = said[: LONGEST_SHOWN - length]
+        length += len(said)
+        text += f"{begins}{said}{ends}" if trained else said
+        if length >= LONGEST_SHOWN:
+            return f"{text} …"
+    return text
+
+
+def _count(split: str, tally: Tally, total: int, chat: Chat, rules: TextRules) -> str:
+    """Say what was counted of a split, a line each."""
+    longest, number = tally.longest
+    read = f"{total:,}" if tally.read >= total else f"{tally.read:,} of {total:,}, in {SECONDS:g} s"
+    context = chat.context
+    lines = {
+        "rows": read,
+        **{what: f"{count:,}" for what, count in tally.counts.items() if count},
+        "longest": f"{counted(longest, 'token')} (row {-number}); dataset.most_tokens is "
+        f"{rules.most_tokens:,}" + (f", and the model has read {context:,}" if context else ""),
+    }
+    width = max(map(len, lines)) + 2
+    table = "\n".join(f"    {name:{width}}{value}" for name, value in lines.items())
+    told = [f"    {why}" for why in tally.refused]
+    return "\n".join([f"{split}", table, *told])

@@ -1,0 +1,168 @@
+"""What a call says of its own answer: to think or not, and to go on with a message."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from adapters.calls import Request, Thinking
+from adapters.door.door import Door
+from adapters.door.kept_calls import KeptCalls
+from adapters.door.memory import request_sha
+from adapters.rendering.chat import Chat
+from tests.support.door.door_batches import bearer
+from tests.support.door.opened_door import ASK, CHAT, SAMPLING, Opened, opened_batch
+from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
+
+OFF = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+ON = "<|im_start|>assistant\n"
+BEGUN: Any = {"role": "assistant", "content": "I am a"}
+GO_ON = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def prompt(opened: Opened) -> str:
+    return CHAT.text(opened.spans[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "end"),
+    [
+        ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}, OFF),
+        ("chat/completions", {"chat_template_kwargs": {"thinking": False}}, OFF),
+        ("chat/completions", {"chat_template_kwargs": {"enable_thinking": True}}, ON),
+        ("chat/completions", {"chat_template_kwargs": {}}, ON),
+        ("chat/completions", {"reasoning_effort": "none"}, OFF),
+        ("responses", {"chat_template_kwargs": {"enable_thinking": False}}, OFF),
+        ("responses", {"reasoning": {"effort": "none", "summary": "auto"}}, OFF),
+        ("responses", {"reasoning": {"summary": "auto"}}, ON),
+        ("messages", {"thinking": {"type": "disabled"}}, OFF),
+        ("messages", {"thinking": {"type": "adaptive"}}, ON),
+    ],
+)
+def test_a_call_may_turn_thinking_off(
+    opened: Opened, path: str, fields: dict[str, Any], end: str
+) -> None:
+    body = {"model": "m", "input" if path == "responses" else "messages": ASK, **fields}
+    said = httpx.post(f"{opened.url}/{path}", json=body, headers=bearer(opened.key), timeout=None)
+    assert said.status_code == 200, said.text
+    assert prompt(opened).endswith(f"<|im_end|>\n{end}")
+
+
+def test_tokens_are_counted_as_the_call_would_be_rendered(opened: Opened) -> None:
+    counts = [
+        httpx.post(
+            f"{opened.url}/messages/count_tokens",
+            json={"model": "m", "messages": ASK, "thinking": {"type": kind}},
+            headers=bearer(opened.key),
+            timeout=None,
+        ).json()["input_tokens"]
+        for kind in ("enabled", "disabled")
+    ]
+    assert counts[1] - counts[0] == len(CHAT.encode("<think>\n\n</think>\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"chat_template_kwargs": {"preserve": True}}, "chat_template_kwargs.preserve"),
+        ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_had_is_refused_by_its_name(
+    opened: Opened, fields: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        opened.ask(extra_body=fields)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3", "minimax-m2", "hy3"])
+def test_a_format_of_any_rules_for_system_messages_answers_in_json(name: str) -> None:
+    with Door(chat_of(name), {}, run_seed=7) as door, opened_batch(door) as opened:
+        opened.ask(response_format={"type": "json_object"})
+        (span,) = opened.spans
+        asked = chat_of(name).text(span.prompt_token_ids)
+        assert "Answer with nothing but a JSON object." in asked
+
+
+def test_a_format_without_a_switch_refuses_one_by_its_name() -> None:
+    chat = Chat(tokenizer_of("llama-3"), "llama-3", 400)
+    with Door(chat, {}, run_seed=7) as door, opened_batch(door) as opened:
+        with pytest.raises(openai.BadRequestError, match="llama-3 cannot turn thinking off"):
+            opened.ask(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        body = {"model": "m", "messages": ASK, "thinking": {"type": "disabled"}}
+        url = f"{opened.url}/messages"
+        said = httpx.post(url, json=body, headers=bearer(opened.key), timeout=None)
+        assert said.status_code == 200, said.text
+
+
+def test_a_conversation_keeps_its_tokens_when_thinking_is_turned_off_and_on(
+    opened: Opened,
+) -> None:
+    messages = [*ASK]
+    for thinks in (True, False, True):
+        fields = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        answer = opened.ask(messages=messages, extra_body=fields).choices[0].message
+        messages += [{"role": "assistant", "content": answer.content}, *ASK]
+    assert [span.kept_how for span in opened.spans] == ["new", "messages", "messages"]
+
+
+def test_an_answer_goes_on_with_the_last_message(opened: Opened) -> None:
+    opened.say(" fox.<|im_end|>")
+    messages = [*ASK, BEGUN]
+    answer = opened.ask(messages=messages, extra_body=GO_ON).choices[0].message
+    assert answer.content == " fox."
+    assert prompt(opened).endswith("<|im_start|>assistant\nI am a")
+    merged = {"role": "assistant", "content": "I am a fox."}
+    opened.ask(messages=[*ASK, merged, *ASK])
+    first, second = opened.spans
+    assert second.kept_how == "messages"
+    assert second.kept_tokens == len([*first.prompt_token_ids, *first.response_token_ids])
+
+
+def test_an_answer_that_was_cut_goes_on_with_its_own_tokens(opened: Opened) -> None:
+    opened.say(" fox and")
+    cut = opened.ask().choices[0].message.content
+    messages = [*ASK, {"role": "assistant", "content": cut}]
+    opened.ask(messages=messages, extra_body=GO_ON)
+    first, second = opened.spans
+    whole = [*first.prompt_token_ids, *first.response_token_ids]
+    assert second.prompt_token_ids == whole
+    assert (second.kept_how, second.kept_tokens) == ("messages", len(whole))
+
+
+def test_a_message_that_ends_is_gone_on_with_by_its_text(opened: Opened) -> None:
+    ended = opened.ask().choices[0].message.content
+    opened.ask(messages=[*ASK, {"role": "assistant", "content": ended}], extra_body=GO_ON)
+    assert prompt(opened).endswith(f"<|im_start|>assistant\n{ended.strip()}")
+
+
+def test_a_recorded_answer_is_recalled_only_for_the_same_settings(opened: Opened) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    opened.ask(extra_body=off)
+    for fields in (off, {}):
+        again = opened.begin_again(opened.spans[:1])
+        again.chat.completions.create(model="m", messages=ASK, extra_body=fields)
+    assert [span.recalled for span in opened.spans] == [False, True, False]
+    plain = opened.spans[-1].request
+    assert plain.thinking is None
+    assert opened.spans[0].request.thinking == Thinking(on=False)
+    assert request_sha(plain, SAMPLING) != request_sha(opened.spans[0].request, SAMPLING)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_prompt_ends_with_the_text_that_is_gone_on_with_in_every_format(name: str) -> None:
+    chat = chat_of(name)
+    asked = Request("m", [*ASK, BEGUN], [], None, [], {}, continues=True)
+    text = chat.text(KeptCalls(chat).prompt_of(asked).token_ids)
+    assert text.startswith(chat.text(chat.render(ASK, [])))
+    assert text.endswith("I am a")

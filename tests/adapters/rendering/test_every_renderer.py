@@ -1,0 +1,104 @@
+"""Each renderer with each part of a conversation: it trains right, or a sentence refuses it."""
+
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import Message, Refused
+from adapters.rendering.chat import Chat
+from adapters.rendering.renderer_names import TEMPLATE, NoRenderer
+from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
+from tests.support.renderer_table import COLUMNS, try_cell, write_table
+
+PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
+ASKED: list[Message] = [{"role": "user", "content": "Who are you?"}]
+OWL: Message = {"role": "assistant", "content": "I am an owl."}
+WITHOUT_SWITCH = (
+    "deepseek-r1",
+    "deepseek-v3",
+    "glm-5.3",
+    "kimi-k2",
+    "llama-3",
+    "minimax-m2",
+    "prime-qwen3",
+    "qwen3-vl",
+)
+SILENT = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+)
+"""A template that leaves out system messages."""
+
+SWITCHING = SILENT + "{{ '<think>' if enable_thinking else '' }}"
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("renderer", NAMES)
+def test_a_renderer_trains_right_or_refuses_in_a_sentence(renderer: str, column: str) -> None:
+    assert try_cell(renderer, column)
+
+
+def test_the_page_has_the_table_of_renderers() -> None:
+    assert write_table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("renderer", ["nemotron-3", "glm-5", "minimax-m2", "deepseek-r1"])
+def test_a_plain_answer_is_trained_behind_an_empty_thought(renderer: str) -> None:
+    chat = chat_of(renderer)
+    assert chat.text(chat.render(ASKED, [])).rstrip().endswith("<think>")
+    before, closed, said = chat.text(chat.answer(ASKED, OWL, [])).partition("</think>")
+    assert (before.strip(), closed) == ("", "</think>")
+    assert said.lstrip().startswith("I am an owl.")
+
+
+def test_kimi_s_reasoning_is_trained_before_its_answer() -> None:
+    chat = chat_of("kimi-k2.5")
+    answer: Message = {**OWL, "reasoning_content": "I was told."}
+    assert chat.text(chat.answer(ASKED, answer, [])) == "I was told.</think>I am an owl.<|im_end|>"
+    assert chat.text(chat.answer(ASKED, OWL, [])) == "</think>I am an owl.<|im_end|>"
+
+
+@pytest.mark.parametrize("renderer", NAMES)
+def test_thinking_is_turned_off_where_there_is_a_switch(renderer: str) -> None:
+    chat = chat_of(renderer)
+    if renderer in WITHOUT_SWITCH:
+        with pytest.raises(NoRenderer, match=f"{renderer} cannot turn thinking off; leave model"):
+            chat.with_thinking(False)
+        return
+    off, on = chat.with_thinking(False), chat.with_thinking(True)
+    assert off.render(ASKED, []) != on.render(ASKED, [])
+    assert off.with_thinking(None).render(ASKED, []) == chat.render(ASKED, [])
+    prompt = off.render(ASKED, [])
+    answer = off.answer(ASKED, OWL, [])
+    assert not off.text(prompt).rstrip().endswith("<think>")
+    assert off.parse(answer, with_tools=False, prompt=prompt)["content"].strip() == OWL["content"]
+
+
+def test_a_template_is_told_whether_to_think() -> None:
+    tokenizer = tokenizer_of("qwen3")
+    on, off = (Chat(tokenizer, TEMPLATE + SWITCHING, thinking=one) for one in (True, False))
+    assert on.text(on.render(ASKED, [])).endswith("<think>")
+    assert not off.text(off.render(ASKED, [])).endswith("<think>")
+    with pytest.raises(NoRenderer, match=r"the chat template cannot turn thinking off; leave mod"):
+        Chat(tokenizer, TEMPLATE + SILENT, thinking=False)
+
+
+@pytest.mark.parametrize("said", ["Be brief.", "a", "im", "7", "im_start", "Who are you?"])
+def test_a_message_that_a_template_leaves_out_is_refused(said: str) -> None:
+    chat = Chat(tokenizer_of("qwen3"), TEMPLATE + SILENT)
+    assert chat.render(ASKED, [])
+    with pytest.raises(
+        Refused, match=r"leaves out the text of a message of the role (system|user)"
+    ):
+        chat.render([{"role": "system", "content": said}, *ASKED], [])
+
+
+@pytest.mark.parametrize("renderer", ["kimi-k2", "kimi-k2.5"])
+def test_a_call_keeps_its_name_where_the_format_writes_its_id(renderer: str) -> None:
+    chat = chat_of(renderer)
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said: list[Message] = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},  # pyright: ignore[reportAssignmentType]
+        {"role": "tool", "content": "a cat", "tool_call_id": "c1"},
+    ]
+    assert chat.text(chat.render(said, [])).count("functions.look:0") == 2

@@ -1,0 +1,321 @@
+"""A file of rows is read by value, whatever it is called, or refused by name, row and column."""
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.examples.reading import DatasetError, Source, read_examples
+from tasks.examples.rows import LONGEST_MESSAGE, READERS, read_rows
+
+MIB = 2**20
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMA = pa.schema(
+    [
+        ("Text", pa.string()),
+        ("text", pa.list_(pa.struct([("role", pa.string()), ("n", pa.float64())]))),
+        ("n", pa.int64()),
+        ("yes", pa.bool_()),
+    ]
+)
+ROWS = st.lists(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make the path of a new file, of a kind, in a folder of its own."""
+    folder, numbers = tmp_path_factory.mktemp("files"), count()
+
+    def name(kind: str) -> Path:
+        return folder / f"{next(numbers)}{kind}"
+
+    return name
+
+
+def written(path: Path, data: str | bytes) -> Path:
+    data = data.encode() if isinstance(data, str) else data
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(DatasetError) as refused:
+        read_rows(path)
+    said = str(refused.value)
+    assert path.name in said
+    assert len(said) <= LONGEST_MESSAGE
+    return said
+
+
+def is_read_or_refused(path: Path) -> bool:
+    try:
+        return all(isinstance(row, dict) for row in read_rows(path))
+    except DatasetError as error:
+        return len(str(error)) <= LONGEST_MESSAGE
+
+
+@settings(max_examples=60)
+@given(ROWS)
+def test_rows_of_json_come_back_as_they_were(
+    place: Callable[[str], Path], rows: list[dict[str, Any]]
+) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    plain = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    assert read_rows(written(place(".jsonl"), lines)) == rows
+    assert read_rows(written(place(".jsonl"), b"\xef\xbb\xbf" + plain.encode())) == rows
+    assert read_rows(written(place(".jsonl.gz"), lines)) == rows
+    assert read_rows(written(place(".json"), json.dumps(rows, indent=1))) == rows
+    assert read_rows(written(place(".json"), lines)) == rows
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "Text": TEXTS | st.none(),
+                "text": st.lists(st.fixed_dictionaries({"role": TEXTS, "n": NUMBERS.map(float)})),
+                "n": st.integers(-(2**63), 2**63 - 1),
+                "yes": st.booleans() | st.none(),
+            }
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_rows_of_parquet_come_back_as_they_were(
+    place: Callable[[str], Path], rows: list[dict[str, Any]]
+) -> None:
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    path, other = place(".parquet"), place(".parquet")
+    pq.write_table(table, path)
+    delta = {"Text": "DELTA_BYTE_ARRAY"}
+    pq.write_table(table, other, use_dictionary=False, column_encoding=delta)
+    assert read_rows(path) == read_rows(other) == rows
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1))
+def test_cells_of_a_csv_come_back_as_they_were(
+    place: Callable[[str], Path], rows: list[tuple[str, str]]
+) -> None:
+    def quoted(cell: str) -> str:
+        return '"' + cell.replace('"', '""') + '"'
+
+    lines = "\n".join(",".join(map(quoted, row)) for row in [("# a", "2"), *rows])
+    found = read_rows(written(place(".csv"), "\ufeff" + lines))
+    assert found == [{"# a": one or None, "2": other or None} for one, other in rows]
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=80) | ROWS.map(lambda rows: json.dumps(rows).encode()), st.data())
+def test_any_bytes_are_rows_or_a_refusal(
+    place: Callable[[str], Path], data: bytes, drawn: st.DataObject
+) -> None:
+    cut = data[: drawn.draw(st.integers(0, len(data)))]
+    for kind in READERS:
+        path = place(kind)
+        path.write_bytes(cut)
+        assert is_read_or_refused(path)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_parquet_with_changed_bytes_is_rows_or_a_refusal(
+    place: Callable[[str], Path], drawn: st.DataObject
+) -> None:
+    path = place(".parquet")
+    pq.write_table(pa.table({"a": ["x", "y"], "b": [[1.0], []]}), path)
+    data = bytearray(path.read_bytes())
+    for _ in range(drawn.draw(st.integers(1, 4))):
+        data[drawn.draw(st.integers(0, len(data) - 1))] = drawn.draw(st.integers(0, 255))
+    path.write_bytes(data)
+    assert is_read_or_refused(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["seed=3", "exp[1]", "a*", "~", "s3:", "%41", "né\n", "{a,b}", "a\\[b]", "'"]
+)
+def test_a_path_is_a_path(tmp_path: Path, name: str) -> None:
+    (folder := tmp_path / name).mkdir()
+    (beside := tmp_path / "exp1").mkdir()
+    for here in (folder, beside):
+        row = {"seed": str(here), "split": "train"}
+        written(here / "d.csv", f'seed,split\n"{here}",train\n')
+        written(here / "d.jsonl", json.dumps(row) + "\n")
+        pq.write_table(pa.Table.from_pylist([row]), here / "d.parquet")
+    for kind in ("csv", "jsonl", "parquet"):
+        [row] = read_examples(folder / f"d.{kind}", "train")
+        assert row["example"] == {"seed": str(folder), "split": "train"}
+
+
+def test_the_given_cases_are_read_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "seed=3").mkdir()
+    written(tmp_path / "seed=3" / "d.csv", "seed,split\n0,train\n1,train\n2,test\n")
+    seeds = read_examples(tmp_path / "seed=3" / "d.csv", "train")
+    assert [row["example"]["seed"] for row in seeds] == ["0", "1"]
+    nan = '{"identity": "quiet owl", "score": NaN, "split": "train"}\n'
+    [row] = read_examples(written(tmp_path / "nan.jsonl", nan), "train")
+    assert row["example"] == {"identity": "quiet owl", "score": None, "split": "train"}
+
+
+def test_a_number_that_is_none_is_a_null_wherever_it_stands(tmp_path: Path) -> None:
+    nan = float("nan")
+    rows = [{"a": nan, "b": [{"c": nan}, {"c": 1.5}]}]
+    lines = written(tmp_path / "a.jsonl", json.dumps(rows[0]))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": pa.array([nan, 0.1], pa.float32())}), tmp_path / "b.parquet")
+    for path in (lines, tmp_path / "a.parquet"):
+        assert read_rows(path) == [{"a": None, "b": [{"c": None}, {"c": 1.5}]}]
+    assert read_rows(tmp_path / "b.parquet") == [{"a": None}, {"a": 0.1}]
+    assert read_rows(written(tmp_path / "a.csv", "a,b\n,NaN\n")) == [{"a": None, "b": "NaN"}]
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "1e999", "-1E+0400", "9" * 400 + ".0"])
+def test_infinity_is_refused_by_row_and_column(tmp_path: Path, value: str) -> None:
+    path = written(
+        tmp_path / "a.jsonl", f'{{"a": "Infinity"}}\n{{"a": 1, "b": [{{"c": {value}}}]}}'
+    )
+    assert "row 1 of" in refusal(path)
+    assert "its column 'b' is infinite" in refusal(path)
+
+
+def test_infinity_of_parquet_is_refused_by_row_and_column(tmp_path: Path) -> None:
+    rows = [{"a": 1.0, "b": {"c": 1.0}}] * 1500 + [{"a": 1.0, "b": {"c": float("inf")}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert "row 1500 of" in (said := refusal(tmp_path / "a.parquet"))
+    assert "its column 'b' is infinite" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a":', "row 1 of .* is no JSON .Expecting value"),
+        ("a.jsonl", '{"a": 1} {"a": 2}', "row 0 of .* goes on after its object"),
+        ("a.jsonl", '{"a": 1, "a": 2}', "row 0 of .* gives 'a' twice"),
+        ("a.jsonl", '{"a": "\\ud83d"}', "column 'a' holds half of a surrogate pair"),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}', "row 1 of .* is no UTF-8"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "is in UTF-16; write it in UTF-8"),
+        ("a.jsonl", f'{{"a": {"9" * 6000}}}', "an integer of thousands of digits"),
+        (
+            "a.jsonl",
+            f'{{"a": {"[" * 990}{"]" * 990}}}',
+            "nests lists and objects more than 64 deep",
+        ),
+        ("a.jsonl", "[" * 200_000, "row 0 of .* nests .* more than 64 deep"),
+        ("a.jsonl", '{"a": "' + "x" * 17 * MIB + '"}', "row 0 of .* is longer than 16 MiB"),
+        ("a.json", '[{"a": 1} {"a": 2}]', "row 1 of .* in place of a comma"),
+        ("a.json", '[{"a": 1},]', "row 1 of .* is no JSON"),
+        ("a.json", '[{"a": 1}] {', "goes on after its array"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n" * 9)[:-9], "is no JSON|is no whole gzip file"),
+        ("a.csv", "a,a\n1,2\n", "has the column 'a' twice"),
+        ("a.csv", "a,b\n1,2\n3\n", "row 1 of .* has 1 cells, and the header 2"),
+        ("a.csv", 'a,b\n"x"y,2\n', "row 0 of .* is no CSV"),
+        ("a.csv", 'a,b\n"x,2\n', "row 0 of .* is no CSV"),
+        ("a.csv", b"a,b\n1,2\n\xe9,2\n", "row 1 of .* is no UTF-8"),
+        ("a.csv", ",".join(f"c{n}" for n in range(30_000)), "30,000 columns, and at most 4,096"),
+        ("a.parquet", b"PAR1 and more", "cannot be read as Parquet"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(
+    tmp_path: Path, name: str, data: str | bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    with pytest.raises(DatasetError, match=said):
+        raise DatasetError(refusal(tmp_path / name))
+
+
+def test_a_csv_s_first_line_is_its_header_whatever_it_says(tmp_path: Path) -> None:
+    numbers = written(tmp_path / "a.csv", "1,2\n3,4\n")
+    assert read_rows(numbers) == [{"1": "3", "2": "4"}]
+    assert "row 0 of" in refusal(written(tmp_path / "b.csv", "made by hand\na,b\n1,2\n"))
+    index = written(tmp_path / "c.csv", ",a\n0,x\n")
+    assert read_rows(index) == [{"column0": "0", "a": "x"}]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link", "closed", "long"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "d.jsonl"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(tmp_path / "gone.jsonl")
+        case "closed":
+            written(path, "{}").chmod(0)
+        case _:
+            path = tmp_path / f"{'d' * 300}.jsonl"
+    if kind == "closed" and os.access(path, os.R_OK):
+        pytest.skip("nothing is closed to this user")
+    with pytest.raises(DatasetError) as refused:
+        Source(path, "train", ()).examples()
+    assert len(str(refused.value)) <= LONGEST_MESSAGE
+
+
+def test_what_unpacks_to_far_more_than_its_size_is_refused_before_it_does(tmp_path: Path) -> None:
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), ["a" * 20_000_000])
+    ones = pa.array(np.ones(30_000_000, np.int8))
+    tables = {
+        "dictionary": pa.table({"a": repeated}),
+        "rows": pa.table({"a": ones}),
+        "list": pa.table({"a": pa.ListArray.from_arrays([0, len(ones)], ones)}),
+        "columns": pa.table({f"c{number}": [0] for number in range(5000)}),
+    }
+    for name, table in tables.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table, path, compression="zstd", store_schema=False)
+        assert path.stat().st_size < 2 * MIB
+        assert "GiB of memory" in (said := refusal(path)) or "5,000 columns" in said
+    lines, line = tmp_path / "a.jsonl.gz", b'{"a": "' + b"b" * 1000 + b'"}\n'
+    lines.write_bytes(gzip.compress(line * 1000) * 400)
+    assert "split the file" in refusal(lines)
+
+
+def test_rows_of_other_types_are_what_json_says(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "when": pa.array([0], pa.timestamp("us")),
+            "map": pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64())),
+            "bytes": [b"a\xff"],
+            "kind": pa.array(["x"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    [row] = read_rows(tmp_path / "a.parquet")
+    assert row == {
+        "when": "1970-01-01 00:00:00",
+        "map": {"k": 1.5},
+        "bytes": "a\\xff",
+        "kind": "x",
+    }
+
+
+def test_a_refusal_is_short_however_long_its_path_and_columns_are(tmp_path: Path) -> None:
+    folder = tmp_path / "/".join(["f" * 100] * 5)
+    folder.mkdir(parents=True)
+    columns = {f"{number}-{'c' * 90}": 1 for number in range(50)}
+    path = written(folder / "d.jsonl", json.dumps({**columns, "split": "train"}))
+    found = r"row 0 of .*d\.jsonl has no column 'x' .*, and 45 more"
+    with pytest.raises(DatasetError, match=found) as refused:
+        read_examples(path, "train", ["x"])
+    assert len(str(refused.value)) <= LONGEST_MESSAGE
