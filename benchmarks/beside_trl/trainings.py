@@ -9,8 +9,8 @@ is told to do as we do, or both are:
 
 - TRL's betas are 0.9 and 0.999, its learning rate falls, and it clips gradients at a norm of 1. It
   computes in bfloat16.
-- The rank of the LoRA is 32, so that α / rank is 1. Its output layer has none, since TRL's loss
-  reads that layer's weights past PEFT.
+- The rank of the LoRA is 32, so that α / rank is 1. The output layer has none, since TRL refuses
+  an adapter there.
 - TRL makes tokens of conversations by itself. It is given those of the run, of which the completion
   alone is trained.
 - TRL compares a batch's prompts with the batch's answers, moved by one, for the z of `kto`. It is
@@ -49,14 +49,11 @@ TENSORS = "adapter_model.safetensors"
 METHODS = {
     "texts": ("hello-finetune", ()),
     "dpo": ("hello-prefer", ()),
-    "kto": (
-        "hello-prefer",
-        ("preference.loss=kto", "preference.loss_settings={desirable_weight: 4}"),
-    ),
+    "kto": ("hello-prefer", ("preference.loss=kto",)),
 }
 """Method → the recipe and the settings by which it is trained."""
 CLOSE, NEAR = 1e-6, 1e-2
-"""Largest difference of equal losses, and of equal weights as a share of what they have moved by."""
+"""Largest difference of equal losses, and of equal weights as a share of their movement."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +120,12 @@ def make_plan(
         "base": str(find(recipe.model.base).folder),
         "start": str(start),
         "steps": [rows(read(run.datums(POLICY, step)).to_pylist()) for step in range(recipe.steps)],
-        "config": {
+        "optimizer": {
             "learning_rate": optimizer.learning_rate,
             "adam_beta1": optimizer.beta1,
             "adam_beta2": optimizer.beta2,
             "adam_epsilon": optimizer.eps,
             "weight_decay": optimizer.weight_decay,
-            **(recipe.preference.loss_settings if isinstance(recipe, PreferRecipe) else {}),
         },
     }
 

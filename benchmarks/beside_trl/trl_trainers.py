@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
+
+from datasets import Dataset
 
 TRAINERS = {
     "texts": (SFTTrainer, SFTConfig),
@@ -69,7 +70,7 @@ def main(path: str, out: str) -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **plan["config"],
+        **plan["optimizer"],
     )
     trained = record(trainer, prepares=plan["method"] == "texts")(
         model=PeftModel.from_pretrained(base, plan["start"], is_trainable=True),

@@ -99,7 +99,7 @@ PEER = {
 """Python of the peer that a short form runs."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.story] * (name in LONG)) for name in SHORT]
 )
