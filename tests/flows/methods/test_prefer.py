@@ -227,7 +227,7 @@ def test_other_losses_train_pairs_as_well(
     recipe = changed(dataset=few, preference={"loss": loss}, steps=2)
     run = folder_of(prefer(recipe, run=loss).run)
     rows = read_metrics(run.metrics)
-    assert rows[0]["datums"] == (18 if loss == "kto" else 12)
+    assert rows[0]["datums"] == (24 if loss == "kto" else 12)
     assert rows[1]["accuracy"] > 0.5
     assert run.pair_references.exists() == (loss == "kto")
     assert [*find_damage(run)] == []
