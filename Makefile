@@ -50,7 +50,7 @@ smollm-seeds: $(READY) ## train the small real model by three seeds
 test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py wheel.py) \
+SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
 	tests/flows/methods tests/flows/test_stages.py \
 	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
 	$(foreach form,run_speed durability,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
@@ -109,7 +109,7 @@ $(TRINITY_READY): Makefile
 
 $(TRL_READY): Makefile
 	test -x $(TRL) || $(PYTHON) -m venv .venv-trl
-	$(TRL) -m pip install --quiet trl==0.21.0 transformers==4.56.2 torch==2.13.0
+	$(TRL) -m pip install --quiet trl==1.16.0 transformers==5.24.0 peft==0.21.2 torch==2.13.0
 	touch $@
 
 peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) $(TRL_READY) ## make the environments of the peers that `make bench` and `make formulas` run
@@ -122,7 +122,7 @@ $(LLAMA_READY): Makefile
 
 llama: $(LLAMA_READY) ## compile llama.cpp (ten minutes), beside which `make bench` then measures the engine
 
-formulas: $(READY) $(TRINITY_READY) $(COOKBOOK_READY) ## compare our losses, advantages and KL divergences with the peers' own code
+formulas: $(READY) $(TRINITY_READY) $(COOKBOOK_READY) $(TRL_READY) ## compare our losses, advantages and KL divergences with the peers' own code
 	$(BIN)/python -m benchmarks.peers.formulas
 	$(BIN)/python -m pytest tests/tasks/algorithm/test_peer_formulas.py
 

@@ -23,7 +23,7 @@ from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.divergences import ESTIMATORS
 from tasks.algorithm.losses import LOSSES
 from tasks.algorithm.settings import Known
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.keys import flatten
 from tasks.storage.run_folder import RunFolder
 

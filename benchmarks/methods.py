@@ -19,7 +19,7 @@ from flows.evaluate import evaluate
 from flows.recipe.loading import named_recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.stages import FLOWS
-from tasks.metrics import read_metrics, spent_seconds
+from tasks.recording.step_log import read_metrics, spent_seconds
 from tasks.storage.run_folder import folder_of
 
 BEST = """

@@ -17,7 +17,7 @@ from adapters.calls import POLICY
 from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.pictures.learning import read_held_out
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 

@@ -19,7 +19,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.sweeps.sweep import SweepRecipe, name_child
 from flows.sweep import sweep
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of
 
 ADVANTAGES = ("standardized", "centred", "maxrl", "reinforce_plus_plus")

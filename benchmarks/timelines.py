@@ -9,8 +9,8 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from tasks.metrics import read_metrics
 from tasks.recording.spans import LLM, REWARD
+from tasks.recording.step_log import read_metrics
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 

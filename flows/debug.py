@@ -1,6 +1,5 @@
 """recorded rollout → the same rollout again, in this process, for its user's debugger."""
 
-import asyncio
 import sys
 import traceback
 from bdb import BdbQuit
@@ -23,6 +22,7 @@ from adapters.door.recorded_backend import RecordedBackend
 from adapters.errors import UserError, counted
 from adapters.harness.debugger.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
+from adapters.process.event_loop import run_event_loop
 from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
@@ -147,7 +147,7 @@ def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], st
     answers = {one.role: _always(one.answer) for one in backends}
     with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
         try:
-            outcome, error = asyncio.run(play_alone(door.address, batch.name, token))
+            outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
         except BdbQuit:
             outcome, error = None, None
         _show(error, backends)

@@ -15,7 +15,8 @@ from flows.runtime.evaluation import (
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
-from tasks.evaluations import read_evaluation, score_rollouts
+from tasks.evaluations import score_rollouts
+from tasks.recording.scores import read_evaluation
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.transcripts import list_games
 from tasks.storage.files import is_written

@@ -20,8 +20,8 @@ from flows.runtime.checks import check_stages, gone_stages, is_finished
 from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summarize_run
 from flows.train import train
 from tasks.checkpoints import read_step
-from tasks.evaluations import headline, read_evaluation
-from tasks.metrics import read_metrics
+from tasks.recording.scores import headline, read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.run_folder import folder_of
 from tasks.storage.stages import StageResult, stage_results, write_stages

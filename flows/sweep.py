@@ -35,8 +35,8 @@ from flows.server.deployed_runs import (
 )
 from flows.stages import FLOWS
 from tasks.comparison.promotions import refuse_promoted
-from tasks.evaluations import headline, read_evaluation
-from tasks.metrics import read_metrics
+from tasks.recording.scores import headline, read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.run_folder import RunError, folder_of

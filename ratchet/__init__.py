@@ -21,7 +21,7 @@ from flows.replay import replay
 from flows.train import train
 from ratchet.run import Run, runs
 from tasks.checkpoints import Checkpoint
-from tasks.evaluations import Score
+from tasks.recording.scores import Score
 
 __all__ = [
     "Checkpoint",

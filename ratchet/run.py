@@ -7,8 +7,8 @@ from adapters.calls import POLICY
 from flows.recipe.loading import read_recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.evaluations import Score, read_evaluation
-from tasks.metrics import Metrics, read_metrics
+from tasks.recording.scores import Score, read_evaluation
+from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.recording.views import VIEWS, Views, open_views
 from tasks.reports.page import write_report

@@ -8,14 +8,12 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
-
 from tasks.comparison.differences import interval_of_ratio
-from tasks.metrics import COST
+from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.json_files import write_json
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
@@ -67,26 +65,6 @@ def find_unpaired_gain(
     return Gain(gain, (gain - margin, gain + margin), paired=False)
 
 
-class Spent(BaseModel):
-    """Usage of a role that no policy answers.
-
-    `cost` is in US dollars, over the `priced` ones of its `calls`; None if no price is known.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    calls: int
-    priced: int
-    prompt_tokens: int
-    sampled_tokens: int
-    cost: float | None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of prompts and answers together."""
-        return self.prompt_tokens + self.sampled_tokens
-
-
 class ScoredRollout(NamedTuple):
     """End of a rollout, its usage by role, and its agent's measures; a failed one has no reward.
 
@@ -99,56 +77,6 @@ class ScoredRollout(NamedTuple):
     spent: Mapping[str, Spent] = {}
     ended: bool = False
     measures: Mapping[str, float] = {}
-
-
-class Estimate(BaseModel):
-    """Estimate over examples; each example counts once, however many rollouts it has.
-
-    `standard_error` is that of the examples' means, since rollouts of one example are not
-    independent (Miller 2024); None below two examples. `pass_at[k]` is the chance that the best of
-    k rollouts reaches the threshold; a k for which some example has too few rollouts is left out.
-    `interval` holds the mean with 95 % confidence (`interval_of`).
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    examples: int
-    mean: float | None
-    standard_error: float | None
-    pass_at: dict[int, float]
-    interval: tuple[float, float] | None = None
-
-
-class Score(BaseModel):
-    """Score of rollouts, with the failed ones left out (`finished`) and counted as zeros.
-
-    `spent` is the usage by role, over all rollouts and attempts. `measures` are the means of what
-    the agent has measured itself.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    rollouts: int
-    failed: int
-    threshold: float
-    finished: Estimate
-    failed_as_zero: Estimate
-    spent: dict[str, Spent] = {}
-    measures: dict[str, float] = {}
-    categories: dict[str, "Score"] = {}
-
-    def metrics(self, prefix: str = "test") -> dict[str, float]:
-        """Return the headline as flat metrics: `test/reward/mean` is over finished rollouts."""
-        values = {
-            "reward/mean": self.finished.mean,
-            "reward/standard_error": self.finished.standard_error,
-            "reward/mean_failed_as_zero": self.failed_as_zero.mean,
-            "rollouts/failed": self.failed,
-            **{f"pass@{k}": value for k, value in self.failed_as_zero.pass_at.items()},
-            **self.measures,
-            **{f"{COST}{role}": spent.cost for role, spent in self.spent.items()},
-        }
-        return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
 def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> Score:
@@ -258,10 +186,6 @@ class JudgedShard:
     by: PlayedShard | None = None
 
 
-JUDGED = "judged"
-"""The score of sampled rollouts by a judge of evaluations."""
-
-
 @durable
 def score_rollouts(
     path: Path,
@@ -277,20 +201,6 @@ def score_rollouts(
     if judged is not None:
         scores[JUDGED] = score_verdicts(judged, threshold)
     write_json(path, SCORES.dump_python(scores, mode="json"))
-
-
-def headline(scores: Mapping[str, Score]) -> Estimate:
-    """Return the estimate that stands for a checkpoint: of the agent's rewards, when sampled.
-
-    Where the agent gives none, it is the judge's.
-    """
-    own = scores["sampled"].finished
-    return scores[JUDGED].finished if own.mean is None and JUDGED in scores else own
-
-
-def read_evaluation(path: Path) -> dict[str, Score]:
-    """Read the scores that `score_rollouts` wrote, by how the rollouts were sampled."""
-    return SCORES.validate_python(read_json(path))
 
 
 def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
@@ -361,6 +271,3 @@ def _estimate(outcomes: Iterable[ScoredRollout], threshold: float) -> Estimate:
 def _doublings(most: int) -> list[int]:
     """Return 1, 2, 4 … and `most` itself."""
     return sorted({1 << power for power in range(most.bit_length())} | ({most} if most else set()))
-
-
-SCORES = TypeAdapter(dict[str, Score])

@@ -25,23 +25,19 @@ from tasks.algorithm.preferences import (
 )
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
+from tasks.recording.step_log import COST, Metrics
 from tasks.references import TEACHER
 from tasks.rewards import read_verdicts, rewards_of
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
-from tasks.storage.json_files import append_row, read_json, read_log
+from tasks.storage.json_files import read_json
 from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
 
-Metrics = dict[str, float]
-
 DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
-
-COST = "cost/"
-"""Prefix of a role's name: what its calls cost, in US dollars."""
 
 PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Metrics of what sampling costs, beside those of COST."""
@@ -332,26 +328,6 @@ def drop_costs(metrics: Metrics) -> Metrics:
         name: 0 if name in PAID or name.startswith(COST) else value
         for name, value in metrics.items()
     }
-
-
-def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Append a step's line to metrics.jsonl, which ends the step; a step has one line only."""
-    if all(row["step"] != step for row in read_metrics(path)):
-        append_row(path, {"step": step, **metrics})
-
-
-def read_metrics(path: Path) -> list[Metrics]:
-    """Read the lines of metrics.jsonl, in order; none if there is no such file."""
-    return read_log(path)
-
-
-def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
-    """Sum the seconds of sampling and of training, without start-up and evaluation.
-
-    Every policy has its training. With a lag the two overlap, and the sum is no duration.
-    """
-    endings = ("seconds/sampling", "seconds/training")
-    return fsum(row[name] for row in rows for name in row if name.endswith(endings))
 
 
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:

@@ -22,14 +22,8 @@ from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdat
 from adapters.tinker.service import PatientSampler, Service
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import (
-    DATUM_LOGPROBS,
-    Metrics,
-    divergence,
-    name_expert,
-    sum_logprobs,
-    trained_loss,
-)
+from tasks.metrics import DATUM_LOGPROBS, divergence, name_expert, sum_logprobs, trained_loss
+from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
 from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums

@@ -44,11 +44,11 @@ ARROWS = {
         "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
         "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},
-        "exports": {MODULES, "reports", "storage"},
+        "exports": {MODULES, "recording", "reports", "storage"},
     },
     "adapters": {
         MODULES: set(),
-        "network": {MODULES},
+        "network": {MODULES, "process"},
         "process": {MODULES},
         "clients": {MODULES},
         "tracking": {MODULES},
@@ -123,6 +123,13 @@ OUTSIDE_A_RUN = {
     "tasks/examples/reading.py",  # reads data sets
     "tasks/examples/rows.py",  # likewise
     "tasks/examples/parquet_rows.py",  # likewise
+}
+
+OWN_LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop"}
+FOREIGN = {
+    "adapters/process/event_loop.py",  # makes our loops
+    "adapters/harness/environments/verifiers_program.py",  # a Python without our packages runs it
+    "flows/cli/template/crewai/tests/test_introduce.py",  # is a project of the user's
 }
 
 FRAGMENT = re.compile(
@@ -311,6 +318,15 @@ def is_of_run_folder(call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     owner = ast.unparse(call.func.value)
     return call.func.attr == "exists" and not owner.endswith(("path", "file"))
+
+
+@every_module
+def test_event_loops_stand_still_with_their_process(layer: str, path: Path) -> None:
+    ours = layer in {"adapters", "tasks", "flows"} and str(path.relative_to(ROOT)) not in FOREIGN
+    for node in nodes_of(path) if ours else ():
+        if isinstance(node, ast.Call):
+            own = ast.unparse(node.func) in OWN_LOOPS
+            assert not own, f"line {node.lineno}: use run_event_loop or RunningLoop"
 
 
 def test_datasets_hold_data_and_no_code() -> None:

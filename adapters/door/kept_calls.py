@@ -14,7 +14,8 @@ from typing import Literal
 
 from adapters.calls import Completion, JsonObject, Message, Request, Tool
 from adapters.dialects.fields import bad_field
-from adapters.dialects.structured import extend_told, instruction_of, render_told
+from adapters.dialects.instructions import instruction_of
+from adapters.dialects.structured import extend_told, render_told
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import NoRenderer
 

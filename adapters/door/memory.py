@@ -10,7 +10,7 @@ from dataclasses import astuple, replace
 from datetime import UTC, datetime
 
 from adapters.calls import Begun, CallId, Completion, Request, Sampling
-from adapters.dialects.structured import instruction_of
+from adapters.dialects.instructions import instruction_of
 from adapters.door.kept_calls import KeptCalls, canonical_json
 
 

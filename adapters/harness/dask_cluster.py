@@ -24,6 +24,7 @@ from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
 from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
 from adapters.network.proxies import spare_loopback
+from adapters.process.event_loop import run_event_loop
 from adapters.process.open_files import raise_limit
 from adapters.process.waiting import Wait, call_in_thread, cancel_and_wait
 
@@ -120,7 +121,7 @@ def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
     spare_loopback()
     raise_limit()
     try:
-        asyncio.run(play_batch(door, batch, token.get_secret_value()))
+        run_event_loop(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
         raise DoorUnreachable(
             f"{socket.gethostname()} could not reach the door at {door} for the batch {batch} "

@@ -26,6 +26,7 @@ def main() -> None:
         from adapters.harness.player import load_for_roles, play_to_end
         from adapters.harness.programs.resident import kill_programs
         from adapters.player_protocol import Outcome, encode_json, write_outcome
+        from adapters.process.event_loop import run_event_loop
 
         endpoints = given["endpoints"]
         play = load_for_roles(given["agent"], tuple(endpoints))
@@ -37,7 +38,7 @@ def main() -> None:
             keys = [of_role["api_key"] for of_role in endpoints.values()]
             return await play_to_end(play(given["example"], endpoints), keys)
 
-        stdout.write(encode_json(write_outcome(asyncio.run(outcome()))) + b"\n")
+        stdout.write(encode_json(write_outcome(run_event_loop(outcome()))) + b"\n")
         kill_programs()
     sys.stderr.flush()
     os._exit(0)  # a thread of the agent may never end

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from adapters.errors import UserError
 from adapters.network.addresses import Certificate, Listener
 from adapters.network.connections import bounded_protocol
+from adapters.process.event_loop import run_event_loop
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""
@@ -72,7 +73,7 @@ class AppServer:
 
     def _serve(self) -> None:
         try:
-            self._server.run(sockets=[self._socket])
+            run_event_loop(self._server.serve(sockets=[self._socket]))
         finally:
             self._server.answering.set()
 

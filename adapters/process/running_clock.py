@@ -23,12 +23,15 @@ class RunningClock:
     """Clock of a process, whose thread ticks also while an event loop is blocked."""
 
     def __init__(self) -> None:
-        self._tick = 0.0, time.monotonic()
+        self._tick = time.monotonic(), time.monotonic()
         """Time of this clock, and of the system's, at the last tick."""
         Thread(target=self._run, name="running clock", daemon=True).start()
 
     def seconds(self) -> float:
-        """Return the seconds in which the process has run since the clock was made."""
+        """Return the time of this clock: the system's, less that in which the process stood still.
+
+        Only differences of it mean anything.
+        """
         counted, ticked = self._tick
         return counted + min(time.monotonic() - ticked, LONGEST_TICK)
 

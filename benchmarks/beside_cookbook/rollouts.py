@@ -51,8 +51,8 @@ from benchmarks.peers.formulas import PEERS
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from tasks.metrics import read_metrics
 from tasks.recording.spans import LLM
+from tasks.recording.step_log import read_metrics
 from tasks.shards import choose
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder

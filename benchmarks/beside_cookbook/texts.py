@@ -44,7 +44,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.preferring import PreferRecipe
 from tasks.algorithm.preferences import SIDES
 from tasks.checkpoints import Ledger
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 

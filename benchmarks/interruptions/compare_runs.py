@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 from flows.recipe.loading import read_recipe
 from flows.runtime.bound_checkpoints import find_start
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recovery.recorded_steps import datum_files
 from tasks.shards import read_shard
 from tasks.storage.names import JUDGE, batch_name, parse_batch

@@ -73,13 +73,17 @@ def draw_trajectories(count: int, seed: int) -> list[Tokens]:
 
 
 def draw_pairs(count: int, seed: int) -> Sums:
-    """Draw the sums over the trained tokens of each side of pairs, of 1 to 12 tokens."""
+    """Draw the sums over the trained tokens of each side of pairs, of 1 to 12 tokens.
+
+    Mismatched answers are likelier than by the reference, so that the z of `kto` is above 0.
+    """
     random = np.random.default_rng(seed)
     drawn = {}
     for side in SIDES:
         tokens = random.integers(1, 13, count).astype(float)
         log_ref = -random.exponential(1.0, count) * tokens - 0.01
-        log_p = np.minimum(log_ref + random.standard_normal(count) * tokens / 2, -0.01)
+        apart = random.standard_normal(count) + (side == "mismatched")
+        log_p = np.minimum(log_ref + apart * tokens / 2, -0.01)
         columns = {"log_p": log_p, "log_ref": log_ref, "tokens": tokens}
         drawn[side] = {name: values.tolist() for name, values in columns.items()}
     return drawn

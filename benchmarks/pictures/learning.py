@@ -15,9 +15,9 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tasks.evaluations import Estimate, read_evaluation
-from tasks.metrics import read_metrics
 from tasks.recording.queries import answer
+from tasks.recording.scores import Estimate, read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.progress import (
     CALLS,
     ProgressReader,

@@ -19,7 +19,7 @@ from tasks.comparison.comparisons import (
     read_played,
     write_comparison,
 )
-from tasks.evaluations import read_evaluation
+from tasks.recording.scores import read_evaluation
 from tasks.storage.manifest import read_manifest
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of

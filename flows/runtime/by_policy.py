@@ -16,16 +16,8 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.judging.verdicts import measure_verdicts, record_verdicts
-from tasks.metrics import (
-    Metrics,
-    StepFiles,
-    drop_costs,
-    measure,
-    name_expert,
-    name_metrics,
-    record_metrics,
-    trained_tokens,
-)
+from tasks.metrics import StepFiles, drop_costs, measure, name_expert, name_metrics, trained_tokens
+from tasks.recording.step_log import Metrics, record_metrics
 from tasks.references import References, compute_references
 from tasks.reports.failures import ask_failures
 from tasks.reports.progress import describe_step

@@ -28,6 +28,7 @@ from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.comparison.promotions import refuse_promoted
 from tasks.examples.teaching import choose_teacher, fill_reads
+from tasks.recording.step_log import read_metrics
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -213,8 +214,6 @@ def is_finished(stage: StageRun) -> bool:
     run = folder_of(stage.name)
     if not run.exists():
         return False
-    from tasks.metrics import read_metrics  # imports Prefect
-
     recipe = count_steps(stage.recipe)
     check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()

@@ -17,9 +17,10 @@ from flows.runtime.open_rollouts import (
     wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
-from tasks.evaluations import JudgedShard, PlayedShard, Score, headline, score_rollouts
+from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from tasks.judging.groups import draw_held_out
 from tasks.judging.verdicts import verdicts_of
+from tasks.recording.scores import Score, headline
 from tasks.reports.artifacts import HELD_OUT
 from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written

@@ -16,8 +16,9 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import BEST, read_held_out
-from tasks.evaluations import Estimate, find_reward_gain, headline, read_evaluation
-from tasks.metrics import Metrics, read_metrics, spent_seconds
+from tasks.evaluations import find_reward_gain
+from tasks.recording.scores import Estimate, headline, read_evaluation
+from tasks.recording.step_log import Metrics, read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of

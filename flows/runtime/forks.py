@@ -18,7 +18,7 @@ from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger, read_held_out
 from tasks.comparison.promotions import refuse_promoted
-from tasks.metrics import read_metrics, record_metrics
+from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged

@@ -23,7 +23,7 @@ from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest

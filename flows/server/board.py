@@ -28,7 +28,7 @@ from tasks.reports.board import pages
 from tasks.reports.board.examples import ExampleSearch
 from tasks.reports.board.queries import FromQuery
 from tasks.reports.board.rollouts import GroupSearch, RolloutSearch, Sides
-from tasks.reports.board.rows import BROKEN, explain
+from tasks.reports.board.run_totals import BROKEN, explain
 from tasks.storage.run_folder import RunError
 
 TOKEN, COOKIE = "token", "ratchet-board-{port}"

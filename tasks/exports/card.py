@@ -8,8 +8,8 @@ from typing import Any, Literal
 from adapters.redaction import public
 from adapters.yaml_text import write_yaml
 from tasks.checkpoints import read_held_out
-from tasks.evaluations import read_evaluation
 from tasks.exports.parity import Parity
+from tasks.recording.scores import read_evaluation
 from tasks.reports.tables import markdown_table, score_rows
 from tasks.storage.manifest import Manifest, describe_parent, read_manifest
 from tasks.storage.run_folder import RunFolder

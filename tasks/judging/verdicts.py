@@ -11,8 +11,8 @@ from statistics import fmean
 import pyarrow as pa
 
 from adapters.rewards import MEASURE
-from tasks.metrics import COST
 from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
+from tasks.recording.step_log import COST
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.names import parse_rollout

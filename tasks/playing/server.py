@@ -7,6 +7,7 @@ from contextlib import suppress
 from adapters.door.batches import OpenBatch
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
+from adapters.process.event_loop import run_event_loop
 from adapters.tinker.service import Service
 from tasks.storage.run_folder import RunFolder
 
@@ -42,7 +43,7 @@ class RolloutServer:
 
     def play(self, batch: OpenBatch, play: Play) -> None:
         """Have an open batch played; EngineDied if the engine dies meanwhile."""
-        asyncio.run(self._play_while_alive(batch, play))
+        run_event_loop(self._play_while_alive(batch, play))
 
     def cancel(self) -> None:
         """Cancel all batches, also those that begin later; journals keep what was recorded."""

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.calls import Begun, CallId, Completion, RefusedCall
-from adapters.dialects.structured import instruction_of
+from adapters.dialects.instructions import instruction_of
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout

@@ -36,8 +36,8 @@ from prefect.runtime import flow_run
 
 from adapters.calls import POLICY
 from tasks.checkpoints import Ledger, read_held_out
-from tasks.evaluations import read_evaluation
-from tasks.metrics import Metrics, read_metrics, spent_seconds
+from tasks.recording.scores import read_evaluation
+from tasks.recording.step_log import Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.curves import (
     read_curves,

@@ -66,10 +66,15 @@ def read_curves(run: RunFolder, views: Views) -> RunCurves:
 
 def read_step_curves(run: RunFolder) -> RunCurves:
     """Read the curves of a run without its minutes, for which alone spans are read."""
+    return replace(read_metric_curves(run), scores=read_scores(run))
+
+
+def read_metric_curves(run: RunFolder) -> RunCurves:
+    """Read the curves of a run's metrics, without its minutes and its scores."""
     metrics, policies = read_log(run.metrics), run.policies()
     names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
     sampled = (sum(row.get(name, 0) for name in names) for row in metrics)
-    return RunCurves(run.name, metrics, policies, (), [0.0, *accumulate(sampled)], read_scores(run))
+    return RunCurves(run.name, metrics, policies, (), [0.0, *accumulate(sampled)], ())
 
 
 def read_scores(run: RunFolder) -> list[HeldOutScore]:

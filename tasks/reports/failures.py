@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.metrics import read_metrics
 from tasks.recording.spans import ERROR, PLACE, REFUSED
+from tasks.recording.step_log import read_metrics
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified

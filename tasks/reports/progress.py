@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import on_one_line
-from tasks.evaluations import headline, read_evaluation
-from tasks.metrics import Metrics, read_metrics
 from tasks.recording.journal import JournalTail
+from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from tasks.recording.step_log import Metrics, read_metrics
 from tasks.reports.curves import describe_ends
 from tasks.reports.failures import last_failure
 from tasks.shards import read_shard

@@ -6,7 +6,7 @@ from adapters.calls import POLICY
 from adapters.process.terminal import on_one_line
 from adapters.rewards import MEASURE
 from tasks.checkpoints import Ledger
-from tasks.evaluations import Score
+from tasks.recording.scores import Score
 from tasks.storage.run_folder import RunFolder
 
 SPENT = {"tokens": "tokens", "cost": "USD"}

@@ -20,9 +20,10 @@ from adapters.tinker.engines import LOCAL, needs_engine, weights_record
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
-from tasks.metrics import Metrics, name_metrics, read_metrics
+from tasks.metrics import name_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import rows_of
+from tasks.recording.step_log import Metrics, read_metrics
 from tasks.shards import read_shard
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.checksums import remedy, verified

@@ -86,8 +86,12 @@ def read_manifest(run: RunFolder) -> Manifest:
     if not run.exists():
         near = did_you_mean(run.name, (other.name for other in all_runs()))
         raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are{near}")
-    older = _older_manifest(run)
-    manifest = read_json(run.manifest) if older is None else older
+    try:
+        manifest = read_json(run.manifest)
+    except Damaged:
+        if (older := _older_manifest(run)) is None:
+            raise
+        manifest = older
     found = manifest.get("format", 1)
     if found != FORMAT:
         age = "an older" if found < FORMAT else "a newer"

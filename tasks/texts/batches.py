@@ -15,7 +15,7 @@ from adapters.calls import POLICY
 from tasks.algorithm.distillation import NONE
 from tasks.datums import OF_TAUGHT, SCHEMA, given_datum
 from tasks.examples.curricula import shuffle_pass
-from tasks.metrics import Metrics
+from tasks.recording.step_log import Metrics
 from tasks.recovery.recorded_steps import StepSource
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written

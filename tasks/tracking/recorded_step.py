@@ -9,9 +9,9 @@ from typing import Any
 from adapters.calls import POLICY
 from adapters.tracking.tracker import Row, SavedWeights, TrackedCall
 from tasks.checkpoints import Ledger
-from tasks.evaluations import read_evaluation
-from tasks.metrics import Metrics, read_metrics
+from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
+from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.checksums import verified

@@ -11,7 +11,7 @@ import duckdb
 
 from adapters.errors import UserError
 from adapters.tracking.tracker import Tracker, TrackerFailed
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.recorded_step import RecordedStep
 

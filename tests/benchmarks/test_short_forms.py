@@ -70,6 +70,7 @@ SHORT = {
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
         "The losses are equal to 0.0001.",
     ),
+    "beside_trl.trainings": (("--steps", "3"), "### kto"),
 }
 
 
@@ -86,16 +87,19 @@ LONG = (
     "by_seeds",
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
+    "beside_trl.trainings",
 )
 """Short forms that train whole runs, for a minute to three: `make stories` has them."""
 
-PEER = dict.fromkeys(
-    ("beside_cookbook.rollouts", "beside_cookbook.texts"), PEERS["cookbook"].python
-)
+PEER = {
+    "beside_cookbook.rollouts": PEERS["cookbook"].python,
+    "beside_cookbook.texts": PEERS["cookbook"].python,
+    "beside_trl.trainings": PEERS["trl"].python,
+}
 """Python of the peer that a short form runs."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.story] * (name in LONG)) for name in SHORT]
 )

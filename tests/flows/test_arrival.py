@@ -19,7 +19,7 @@ from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.overlap import WaitingBatch, choose_batches
 from flows.train import train
 from tasks.checkpoints import sampled_step
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from adapters.network.app_server import AppServer
 from flows.server.board import COOKIE, SentHeaders, board_app
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.reports.page import render_report
 from tasks.storage.json_files import write_json
 from tasks.storage.run_folder import RunFolder

@@ -6,8 +6,8 @@ import pytest
 
 from adapters.calls import POLICY
 from flows.recipe.recipe import Recipe
-from tasks.metrics import read_metrics
 from tasks.recording.spans import SCHEMA
+from tasks.recording.step_log import read_metrics
 from tasks.shards import read_shard
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write

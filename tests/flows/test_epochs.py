@@ -9,7 +9,7 @@ from flows.evaluate import evaluate
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunError, folder_of
 from tests.support.runs.small_recipe import small_recipe
 

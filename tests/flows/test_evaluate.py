@@ -17,8 +17,8 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget
 from flows.train import train
 from tasks.checkpoints import read_checkpoint
-from tasks.evaluations import read_evaluation
 from tasks.recording.journal import Journal, read_journal
+from tasks.recording.scores import read_evaluation
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text

@@ -16,7 +16,7 @@ from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe
 from flows.recipe.stages import StagesRecipe
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.keys import merge
 from tasks.storage.run_folder import folder_of
 

@@ -19,7 +19,7 @@ from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResul
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
 from tasks.algorithm.update_method import UpdateMethod
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater, Update
 from tests.support.runs.small_recipe import small_recipe

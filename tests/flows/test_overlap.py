@@ -21,8 +21,8 @@ from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard
 from flows.train import train
-from tasks.metrics import read_metrics
 from tasks.playing.server import RolloutServer
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.door_batches import ListRecorder, batch_at
 from tests.support.door.played_batch import service_without_engine

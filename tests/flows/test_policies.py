@@ -19,7 +19,7 @@ from flows.runtime.forks import fork_run
 from flows.runtime.policies import lora_seed
 from flows.train import train
 from tasks.checkpoints import Ledger
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import list_runs
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read

@@ -10,7 +10,7 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tests.support.runs.small_recipe import small_recipe

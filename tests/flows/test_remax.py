@@ -6,7 +6,7 @@ import pytest
 
 from adapters.calls import POLICY
 from flows.replay import replay
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunError, RunFolder
 from tasks.storage.tables import read, select
 from tests.support.runs.small_recipe import small_recipe

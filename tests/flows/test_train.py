@@ -15,8 +15,8 @@ from flows.runtime.open_run import open_run
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
 from tasks.playing.server import RolloutServer
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunError
 from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import HELLO, small_recipe

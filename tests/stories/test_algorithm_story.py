@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of

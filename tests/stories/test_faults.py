@@ -14,8 +14,8 @@ from adapters.project.modules import load_agent_file
 from adapters.tinker.faults import ServiceRefused, TimedOut
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.metrics import read_metrics
 from tasks.recording.journal import read_journal
+from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tasks.yields import StepStopped

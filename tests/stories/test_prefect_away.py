@@ -19,7 +19,7 @@ import pytest
 from adapters.errors import UserError
 from benchmarks.interruptions import killable_runs
 from flows.cli.command_line import explain_absence
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 from tests.support.servers.prefect_api import prefect_api

@@ -8,9 +8,9 @@ import pytest
 from adapters.calls import POLICY
 from flows.replay import replay
 from flows.train import train
-from tasks.evaluations import read_evaluation
-from tasks.metrics import read_metrics
 from tasks.recording.journal import seal
+from tasks.recording.scores import read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Tool
-from adapters.dialects.structured import instruction_of
+from adapters.dialects.instructions import instruction_of
 from adapters.door.kept_calls import KeptCalls
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat

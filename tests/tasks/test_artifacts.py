@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 
 from adapters.calls import POLICY
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.reports.artifacts import Artifacts, artifact_key, describe_evaluations, metric_rows
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_report_page import record_run

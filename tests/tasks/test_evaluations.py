@@ -9,15 +9,14 @@ import pytest
 from tasks.evaluations import (
     PlayedShard,
     ScoredRollout,
-    Spent,
     find_reward_gain,
     interval_of,
     pass_at,
-    read_evaluation,
     score,
     score_rollouts,
     score_spans,
 )
+from tasks.recording.scores import Spent, read_evaluation
 from tasks.recording.spans import table
 from tasks.reports.tables import score_rows
 from tasks.storage.json_files import read_json, write_rows

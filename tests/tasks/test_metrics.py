@@ -11,8 +11,9 @@ import pytest
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import read_datums
-from tasks.metrics import StepFiles, divergence, measure, read_metrics, record_metrics
+from tasks.metrics import StepFiles, divergence, measure
 from tasks.recording.spans import table
+from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.storage.tables import write
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums

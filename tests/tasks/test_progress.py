@@ -11,9 +11,9 @@ import pytest
 from adapters.player_protocol import Failure
 from flows.cli.progress_bar import show_progress, watch_folder
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
+from tasks.recording.step_log import record_metrics
 from tasks.reports.progress import (
     Progress,
     ProgressReader,

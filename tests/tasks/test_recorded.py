@@ -13,11 +13,12 @@ from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.metrics import Metrics, StepFiles, measure
+from tasks.metrics import StepFiles, measure
 from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
 from tasks.recording.spans import EndedAttempt, Span, reward_span
+from tasks.recording.step_log import Metrics
 from tasks.rollouts import collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read

@@ -15,7 +15,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import build_datums
-from tasks.metrics import read_metrics, record_metrics
+from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rewards import compute_rewards
 from tasks.storage.manifest import write_manifest

@@ -20,8 +20,8 @@ from flows.cli.commands import app
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
 from tasks.recording.spans import Span
+from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
 from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
 from tasks.reports.curves import RunCurves, read_curves

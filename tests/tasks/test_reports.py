@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from adapters.errors import counted
 from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, Spent, score
+from tasks.evaluations import ScoredRollout, score
+from tasks.recording.scores import Spent
 from tasks.recording.spans import Span, table
 from tasks.reports.failures import ask_failures, read_failures
 from tasks.reports.tables import scores_table

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from adapters.calls import POLICY, JsonObject
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.evaluations import Score, score_spans
-from tasks.metrics import Metrics, StepFiles, measure
+from tasks.evaluations import score_spans
+from tasks.metrics import StepFiles, measure
+from tasks.recording.scores import Score
 from tasks.recording.spans import Span, table
+from tasks.recording.step_log import Metrics
 from tasks.reports.transcripts import read_games, transcripts
 from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write

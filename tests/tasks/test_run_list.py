@@ -1,6 +1,9 @@
 """The table of `ratchet runs`: what each run has become, on a line that fits the terminal."""
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -8,7 +11,7 @@ from adapters.calls import POLICY
 from adapters.process.terminal import hanging
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.reports.board.run_list import count, list_runs, runs_table
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import bind_run, write_manifest
@@ -17,6 +20,15 @@ from tests.tasks.test_reports import LONG, ended, rollout, sealed
 
 FINGERPRINT = "f00d"
 RECIPE = {"agent": "hello", "dataset": {"path": __file__}}
+LIST_RUNS = """
+import sys
+sys.argv[1:] = ["runs"]
+from flows.cli.main import main
+try:
+    main()
+finally:
+    print({"prefect", "openai", "torch", "tinker", "transformers"} & {*sys.modules})
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +66,31 @@ def test_runs_are_listed_with_their_state() -> None:
         ("c", 4, "running"),
         ("d", 4, "stopped, update 2 in doubt"),
     ]
+
+
+def test_a_list_of_runs_loads_neither_prefect_nor_a_client_nor_torch(runs: Path) -> None:
+    evaluate(make_run("a", steps=2, done=2), 2, 1.0)
+    listed = subprocess.run([sys.executable, "-c", LIST_RUNS], capture_output=True, text=True)
+    assert listed.stdout.splitlines()[1].split()[:3] == ["a", "hello", "2/2"], listed.stderr
+    assert listed.stdout.splitlines()[-1] == "set()"
+
+
+def test_of_a_run_are_read_the_files_that_its_line_shows_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = make_run("a", steps=3, done=3)
+    for step in range(4):
+        evaluate(run, step, 0.5)
+        write_json(run.update(POLICY, step), {"step": step})
+    opened, plain = [], Path.open
+
+    def open_file(path: Path, *arguments: Any, **named: Any) -> IO[Any]:
+        opened.append(path)
+        return plain(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    runs_table(100)
+    assert sorted(opened) == sorted([run.manifest, run.metrics, *run.evaluations()])
 
 
 def test_a_line_has_the_gain_the_parent_and_the_cost() -> None:

@@ -17,8 +17,8 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
 from tasks.recording.queries import answer
+from tasks.recording.step_log import record_metrics
 from tasks.recording.views import GIVEN, VIEWS
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest

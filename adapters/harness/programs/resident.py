@@ -26,6 +26,7 @@ from adapters.harness.programs.process import (
     split_words,
     start_program,
 )
+from adapters.process.event_loop import RunningLoop
 from adapters.process.waiting import Wait
 
 LONGEST_LINE = 16 * 2**20
@@ -66,7 +67,7 @@ class ResidentCommand:
 
 @cache
 def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+    loop = RunningLoop()
     Thread(target=loop.run_forever, name="resident programs", daemon=True).start()
     return loop
 

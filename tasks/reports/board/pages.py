@@ -27,12 +27,11 @@ from tasks.reports.board.rollouts import (
 )
 from tasks.reports.board.rows import (
     BoardRow,
-    BoundRun,
     find_differences,
     last_reward,
-    list_bound_runs,
     read_row,
 )
+from tasks.reports.board.run_totals import BoundRun, list_bound_runs
 from tasks.reports.curves import RunCurves, metric_names, read_step_curves
 from tasks.reports.page import TEMPLATES, render_report
 from tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards

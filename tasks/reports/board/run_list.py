@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from adapters.errors import counted
 from adapters.process.terminal import hanging
-from tasks.reports.board.rows import (
+from tasks.reports.board.run_totals import (
     BROKEN,
     BoundRun,
     RunTotals,

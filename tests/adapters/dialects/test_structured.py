@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.structured import instruction_of
+from adapters.dialects.instructions import instruction_of
 from adapters.door.format_checks import FormatChecks
 from adapters.door.memory import request_sha
 from tasks.recording.spans import call_span

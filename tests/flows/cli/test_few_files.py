@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT
 

@@ -19,7 +19,7 @@ from flows.recipe.sweeps.measured import measured_by
 from flows.recipe.sweeps.sweep import SweepRecipe, as_overrides, name_child
 from flows.runtime.flow_runs import SweepSummary
 from flows.sweep import check_sweep, choose, describe_draws, sweep
-from tasks.evaluations import read_evaluation
+from tasks.recording.scores import read_evaluation
 from tasks.reports.page import write_report
 from tasks.storage.files import write_text
 from tasks.storage.manifest import parent_of

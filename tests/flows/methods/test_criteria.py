@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.storage.run_folder import folder_of
 from tests.support.runs.small_recipe import small_recipe

@@ -25,7 +25,7 @@ from flows.runtime.policies import recorded_steps
 from flows.train import train
 from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.processes import ROOT

@@ -29,8 +29,8 @@ from flows.runtime.forks import fork_run
 from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
 from tasks.recording.queries import answer
+from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage

@@ -12,7 +12,7 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of

@@ -23,10 +23,10 @@ from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
 from tasks.checkpoints import read_held_out
-from tasks.evaluations import read_evaluation
 from tasks.judging.verdicts import verdicts_of
-from tasks.metrics import read_metrics
+from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
+from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.page import SPENDING
 from tasks.shards import read_shard

@@ -19,9 +19,9 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.evaluations import read_evaluation
 from tasks.examples.reading import DatasetError
-from tasks.metrics import read_metrics
+from tasks.recording.scores import read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.processes import ROOT

@@ -14,8 +14,8 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.metrics import read_metrics
 from tasks.pairs.source import bind_pairs
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of
 from tasks.storage.tables import arrays, read
 from tasks.texts.source import bind_texts

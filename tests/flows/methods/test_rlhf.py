@@ -13,10 +13,10 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.stages import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
 from flows.stages import stages
-from tasks.evaluations import read_evaluation
 from tasks.examples.reading import read_examples
-from tasks.metrics import read_metrics
 from tasks.pairs.reading import read_sides
+from tasks.recording.scores import read_evaluation
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of
 from tests.support.processes import ROOT
 

@@ -23,7 +23,7 @@ from flows.runtime.bound_checkpoints import (
 from flows.runtime.forks import describe_origin, fork_run
 from flows.train import train
 from tasks.checkpoints import Ledger, best_step, read_held_out
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text

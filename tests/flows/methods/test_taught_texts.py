@@ -23,8 +23,8 @@ from flows.runtime.forks import fork_run
 from tasks.algorithm.distillation import DISTILLATIONS, NONE
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
-from tasks.metrics import read_metrics
 from tasks.recording.queries import answer
+from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read

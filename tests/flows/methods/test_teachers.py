@@ -20,7 +20,7 @@ from flows.runtime.bound_checkpoints import CheckpointRefused
 from flows.runtime.checks import check_teachers
 from flows.runtime.forks import fork_run
 from flows.train import train
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.shards import read_shard

@@ -19,9 +19,9 @@ from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.server.watched_runs import open_server_run
 from flows.train import train
-from tasks.metrics import record_metrics
 from tasks.recording.journal import Journal
 from tasks.recording.spans import EndedAttempt, error_span
+from tasks.recording.step_log import record_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest

@@ -6,7 +6,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.stages import StagesRecipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import ScoredRollout, score
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.storage.files import write_text
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest

@@ -7,7 +7,7 @@ from adapters.calls import POLICY
 from adapters.player_protocol import Failure
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import PlayedShard, score_rollouts
-from tasks.metrics import record_metrics
+from tasks.recording.step_log import record_metrics
 from tasks.recording.journal import seal
 from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
 from tasks.storage.json_files import write_json, write_rows
