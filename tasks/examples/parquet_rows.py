@@ -42,9 +42,11 @@ Convert = Callable[[Any], Any]
 
 def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file."""
-    measured = _ask(str(Path(opened.name).absolute()))
-    memory.take(measured["text"], measured["values"], measured["rows"])
     try:
+        check_columns(pq.read_metadata(opened).num_columns)
+        measured = _ask(str(Path(opened.name).absolute()))
+        memory.take(measured["text"], measured["values"], measured["rows"])
+        opened.seek(0)
         file = pq.ParquetFile(opened, read_dictionary=measured["texts"])
         columns = _columns(file.schema_arrow)
         for batch in file.iter_batches(measured["rows_at_once"]):
@@ -81,7 +83,6 @@ def _measure(path: str) -> object:
     try:
         with Path(path).open("rb") as file:
             metadata = pq.read_metadata(file)
-        check_columns(metadata.num_columns)
         values, text = _count_values(metadata)
         return {
             "values": values,
@@ -90,8 +91,6 @@ def _measure(path: str) -> object:
             "texts": _texts(metadata),
             "rows_at_once": _rows_at_once(metadata),
         }
-    except BadFile as error:
-        return str(error)
     except (*UNREADABLE, IndexError) as error:
         return _say_unreadable(error)
 
