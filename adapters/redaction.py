@@ -8,7 +8,7 @@ from itertools import islice
 SECRET_NAME = re.compile(
     r"(api[-_]?keys?|secrets?|password|passwd|authorization|credentials?|token)$", re.I
 )
-SECRET_VARIABLE = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$")
+SECRET_VARIABLE = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$", re.I)
 SECRET_OF_URL = re.compile(
     r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)"
     r"|(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature)|sig)=[^&\s'\"]+",

@@ -118,6 +118,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
             head=adapter.head in adapter.layers,
             tied=tied,
             renderer=chat.renderer,
+            thinking=chat.thinking,
             parity=parity,
         )
         write_text(folder / "README.md", render_card(run, weights.step, exported))

@@ -26,7 +26,7 @@ select exists (from parquet_rows($spans) where len(response_token_ids) > 0) as a
 """Query of whether a policy has answered a call."""
 
 CALLED = """
-select exists (from read_parquet($spans) where kind = 'llm') as called
+select exists (from parquet_rows($spans) where kind = 'llm') as called
 """
 """Query of whether any model has answered a call."""
 

@@ -32,7 +32,7 @@ from adapters.dialects.fields import (
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
-from adapters.rendering.messages import create_tool_call
+from adapters.rendering.messages import create_tool_call, read_tool
 
 MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
@@ -63,7 +63,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
-        thinking=read_thinking(sent) or _read_thinking(sent),
+        thinking=read_thinking(sent) or _read_disabled(sent),
     )
     check_fields(sent, Api.MESSAGES, passed)
     return request
@@ -172,7 +172,7 @@ def _read_tool(tool: object, path: str) -> Tool:
     if description := sent.read("description", str):
         function["description"] = description
     function["parameters"] = dict(sent.read_object("input_schema"))
-    return {"type": "function", "function": function}
+    return read_tool({"type": "function", "function": function}, path)
 
 
 def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
@@ -190,7 +190,7 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     return Choice(MODES[mode], names, parallel=not single)
 
 
-def _read_thinking(sent: Fields) -> Thinking | None:
+def _read_disabled(sent: Fields) -> Thinking | None:
     """Read whether thinking is turned off, which a format without a switch may answer too."""
     kind = sent.read_object("thinking").get("type")
     return Thinking(on=False) if kind == "disabled" else None

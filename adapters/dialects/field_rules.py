@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import yaml
-
 from adapters.calls import JsonObject
 from adapters.dialects.fields import Fields, bad_field
+from adapters.yaml_text import read_yaml
 
 
 class Api(StrEnum):
@@ -53,7 +52,7 @@ RULES = tuple(
         tuple(row.get("unless", ())),
         tuple(Api[api.upper()] for api in row["of"]),
     )
-    for row in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    for row in read_yaml(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 )
 
 

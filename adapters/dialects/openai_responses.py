@@ -1,9 +1,8 @@
 """OpenAI's responses: bodies read as requests, completions written as answers or streams."""
 
 from collections.abc import Collection, Iterator
-from typing import cast
 
-from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall, ToolFunction
+from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
 from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
@@ -27,7 +26,7 @@ from adapters.dialects.openai_fields import (
 )
 from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat
-from adapters.rendering.messages import create_tool_call
+from adapters.rendering.messages import create_tool_call, read_tool
 
 __all__ = ["answer", "read", "stream", "write_error"]
 
@@ -163,7 +162,7 @@ def _read_tool(tool: object, path: str) -> Tool:
         raise bad_field(path, "has no name.")
     kept = ("name", "description", "parameters", "strict")
     function = {name: sent[name] for name in kept if sent.get(name) is not None}
-    return {"type": "function", "function": cast(ToolFunction, function)}
+    return read_tool({"type": "function", "function": function}, path)
 
 
 def _status(completion: Completion) -> str:

@@ -1,7 +1,6 @@
 """The dialects of clients: each is a module that reads a body and writes the answer."""
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -10,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from adapters.calls import Completion, JsonObject, Refused, Request
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from adapters.redaction import redact
 from adapters.rendering.chat import Chat
 
 
@@ -29,9 +29,6 @@ class Dialect(Protocol):
     write_error: Callable[[Refused], JsonObject]
 
 
-SECRET = re.compile(r"key|secret|password|token|credential", re.I)
-"""Names of environment variables whose values are not shown."""
-SHORTEST_SECRET = 6
 LONGEST_CAUSE = 300
 
 DIALECTS: dict[str, Dialect] = {
@@ -85,8 +82,4 @@ def refusal_of(error: Exception) -> Refused:
 
 def _describe(error: Exception) -> str:
     """Return an error's type and the beginning of its words, without this process's secrets."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
-            said = said.replace(value, "***")
-    return said[:LONGEST_CAUSE]
+    return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_CAUSE]

@@ -279,10 +279,11 @@ class Chat:
             lost = find_lost(marked, self.text(write(marked)), self._respell)
         if lost is not None:
             message = messages[lost.message]
+            shown = f" ({message['content']:.60})" if message["content"] else ""
             raise Refused(
                 400,
                 f"the renderer {self.renderer} leaves out {lost.what} of a message of the role "
-                f"{message['role']} ({message['content']:.60}); {REMEDY}",
+                f"{message['role']}{shown}; {REMEDY}",
             )
 
     def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:

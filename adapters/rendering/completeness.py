@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from adapters.calls import Message, Tool
+from adapters.rendering.messages import parse_text
 
 SHORT = 12
 """Letters below which a text may stand in the format's own words by chance."""
@@ -42,20 +43,25 @@ def find_lost(
             if end is None:
                 return Lost(index, what)
             ends.append(end)
-        for name, spellings in _arguments(message):
-            if not written.has(spellings, first):
-                return Lost(index, f"an argument of {name}")
+        for call in message.get("tool_calls") or ():
+            if not written.has_arguments(call["function"]["arguments"], first):
+                return Lost(index, f"an argument of {call['function']['name']}")
         first = min(ends, default=first)
     return None
 
 
 def find_lost_tool(tools: Sequence[Tool], text: str, respell: Callable[[str], str]) -> str | None:
-    """Return the name of the first tool whose name or description was not rendered."""
+    """Return the name of the first tool whose name or description was not rendered.
+
+    Formats that write tools as code begin each line of a description with a mark of a comment.
+    """
     written = _Written(text, respell)
     for tool in tools:
         function = tool["function"]
-        said = (function["name"], function.get("description") or "")
-        if not all(written.has(_spell(one)) for one in said if one.strip()):
+        described = function.get("description") or ""
+        lines = (function["name"], *filter(str.strip, described.splitlines()))
+        whole = (function["name"], described)
+        if not any(all(written.has(_spell(one)) for one in said) for said in (whole, lines)):
             return function["name"]
     return None
 
@@ -86,6 +92,12 @@ class _Written:
             for spell in (str, self._respell)
             for one in spellings
         )
+
+    def has_arguments(self, arguments: object, first: int) -> bool:
+        """Tell whether a call's arguments are there: as they were given, or each by itself."""
+        if isinstance(arguments, str) and self.has((arguments,), first):
+            return True
+        return all(self.has(one, first) for one in _leaves(parse_text(arguments)))
 
     def take(self, spellings: Spellings, first: int) -> int | None:
         """Take the first free place of a value, and return its end; None if there is none."""
@@ -127,13 +139,6 @@ def _pieces(message: Message, reasoning: bool) -> Iterator[tuple[str, Spellings]
         yield f"the call of {name}", _spell(name)
 
 
-def _arguments(message: Message) -> Iterator[tuple[str, Spellings]]:
-    """Yield the keys and values of a message's calls, which may be written within each other."""
-    for call in message.get("tool_calls") or ():
-        for value in _leaves(_parse(call["function"]["arguments"])):
-            yield call["function"]["name"], value
-
-
 def _leaves(value: object) -> Iterator[Spellings]:
     """Yield the keys and values of a call's arguments, each in its spellings."""
     if isinstance(value, Mapping):
@@ -152,13 +157,6 @@ def _spell(value: object) -> Spellings:
     written = [json.dumps(value, ensure_ascii=ascii) for ascii in (False, True)]
     inner = [one[1:-1] for one in written] if isinstance(value, str) else []
     return (str(value), *written, *inner)
-
-
-def _parse(arguments: object) -> object:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _bare(text: str) -> str:

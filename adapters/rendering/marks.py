@@ -16,6 +16,7 @@ from renderers.base import Tokenizer
 from tokenizers import Tokenizer as Backend
 
 from adapters.calls import Message, Refused, Tool
+from adapters.rendering.messages import parse_text
 
 REASONING = ("<think>", "</think>")
 SPLIT = "q0Zx{}Xz0q"
@@ -162,16 +163,9 @@ def _open_arguments(message: Message) -> Mapping[str, object]:
         function = call["function"]
         arguments = function["arguments"]
         if isinstance(arguments, str) and "\\u" in arguments:
-            arguments = _parse(arguments)
+            arguments = parse_text(arguments)
         opened.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": opened}
-
-
-def _parse(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _either(spelled: Iterable[str]) -> re.Pattern[str] | None:

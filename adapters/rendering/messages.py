@@ -30,6 +30,8 @@ JSON_TYPES: Mapping[type, str] = {
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 VALUES = ("default", "const", "enum", "examples")
 """Keys of a schema that have values, in which null is one."""
+MAY_BE_NULL = ("default", "const")
+"""Those of VALUES that have one value, and not a list of them."""
 
 
 def bad_message(path: str, problem: str) -> Refused:
@@ -108,7 +110,7 @@ def read_tool(value: object, path: str) -> Tool:
 
 
 def without_padding(value: object, by_name: bool = False) -> Any:
-    """Return a schema without its nulls, but for those of VALUES, in which null is a value.
+    """Return a schema without its nulls, but for those that are values.
 
     Arrow and pandas give each object of a column the keys of all others, as nulls.
     """
@@ -118,7 +120,8 @@ def without_padding(value: object, by_name: bool = False) -> Any:
         return value
     kept: dict[str, Any] = {}
     for key, inner in cast(Mapping[str, Any], value).items():
-        if key in VALUES and not by_name:
+        is_value = key in VALUES and not by_name
+        if is_value and (inner is not None or key in MAY_BE_NULL):
             kept[key] = inner
         elif inner is not None:
             kept[key] = without_padding(inner, key in SCHEMAS_BY_NAME and not by_name)
@@ -128,6 +131,14 @@ def without_padding(value: object, by_name: bool = False) -> Any:
 def json_type(value: object) -> str:
     """Name the JSON type of a value, with its article."""
     return JSON_TYPES.get(type(value), type(value).__name__)
+
+
+def parse_text(value: object) -> Any:
+    """Return what a text of JSON says; a text of no JSON, and any other value, stays as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _content(sent: Mapping[str, Any], role: str) -> object:
@@ -167,17 +178,9 @@ def _reasoning(
 def _calls(sent: Mapping[str, Any], path: str, role: str) -> list[ToolCall]:
     if sent.get("function_call"):
         raise bad_message(f"{path}.function_call", "is the old form of tool_calls; give these.")
-    calls = _parsed(sent.get("tool_calls")) or []
+    calls = parse_text(sent.get("tool_calls")) or []
     if not isinstance(calls, list):
         raise bad_message(f"{path}.tool_calls", f"is {json_type(calls)}; it must be an array.")
     if calls and role != "assistant":
         raise bad_message(f"{path}.tool_calls", f"are of the role {role}; an assistant calls.")
     return [read_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(calls)]
-
-
-def _parsed(value: object) -> object:
-    """Return what a text of JSON says."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value

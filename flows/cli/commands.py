@@ -378,7 +378,7 @@ def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool)
     assert isinstance(recipe, FinetuneRecipe | PreferRecipe), "no other flow is given its examples"
     if keep:
         raise UserError("--keep does nothing with texts and pairs, which leave no file")
-    say(describe_given(recipe, examples, online=online))
+    show(describe_given(recipe, examples, online=online))
 
 
 def _now() -> str:

@@ -185,6 +185,8 @@ def _translate_model(out: Translation) -> None:
         if (value := out.file.get(key)) is not None:
             out.give("model.renderer", f"jinja:{value}", key)
             break
+    if out.file.get("model.enable_thinking") is not None:
+        out.copy("model.thinking", "model.enable_thinking")
     if out.file.get("model.tinker.enable"):
         out.copy("model.lora_rank", "model.tinker.rank", note="; its guide says 32")
         for ours, theirs in (("attention", "attn"), ("mlp", "mlp"), ("unembedding", "unembed")):

@@ -102,6 +102,7 @@ COMPARISONS = {
     "reinforce": Function("none"),
     "raft": Function("none"),
     "rloo": Function("leave_one_out"),
+    "remax": Function("remax", remark="of the greedy rollouts, which Trinity itself does not play"),
     "opmd": Function(
         "opmd",
         {"opmd_baseline": ("baseline", _named(logavgexp="log_mean_exp")), "tau": ("tau", float)},
@@ -193,7 +194,6 @@ NO_ROW = {
         "give",
     ),
     "ppo": "reads a value network, which a Tinker service does not have",
-    "remax": "compares with a greedy rollout of each example, which no step plays",
 }
 """Function of Trinity → why no row computes the same."""
 AGGREGATIONS = {

@@ -87,6 +87,8 @@ def _translate_rows(out: Translation, algorithm: str) -> None:
             out.refuse(f"{said}; write it into the prompts, as lists of messages", "dataset.path")
     if (template := file.get(f"{FORMAT}.chat_template")) is not None:
         out.give("model.renderer", f"jinja:{template}", f"{FORMAT}.chat_template")
+    if file.get(f"{FORMAT}.enable_thinking") is not None:
+        out.copy("model.thinking", f"{FORMAT}.enable_thinking")
     if flow == "finetune" and form == "messages":
         whole = file.get(f"{FORMAT}.enable_concatenated_multi_turn")
         trained = "all" if algorithm == "cpt" else "assistant" if whole else "last_message"

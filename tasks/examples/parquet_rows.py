@@ -4,9 +4,12 @@ A few bytes can say that a long value is repeated: texts are read as entries of 
 and a row is made only when its size is known and can be afforded.
 """
 
+import atexit
+import os
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from math import isinf, isnan
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from adapters.process.limited import LimitedChild, LimitMet, answer_questions
 from tasks.examples.bounds import (
     LONGEST_ROW,
     BadFile,
@@ -27,35 +31,85 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**26
 DELTA = "DELTA_"
 """Beginning of the encodings of which no dictionary is read."""
 
+LONGEST_MEASURE = 10.0
+"""Bound on the processor time in which a file is measured, in seconds."""
+MOST_MEMORY = 2**30
+"""Bound on the memory of the process that measures files, in bytes."""
+UNREADABLE = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
+
 Convert = Callable[[Any], Any]
 
 
 def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file."""
+    measured = _ask(str(Path(opened.name).absolute()))
+    memory.take(measured["text"], measured["values"], measured["rows"])
     try:
-        metadata = pq.read_metadata(opened)
-        check_columns(metadata.num_columns)
-        _check_sizes(metadata, memory)
-        opened.seek(0)
-        file = pq.ParquetFile(opened, read_dictionary=_texts(metadata))
+        file = pq.ParquetFile(opened, read_dictionary=measured["texts"])
         columns = _columns(file.schema_arrow)
-        for batch in file.iter_batches(_rows_at_once(metadata)):
+        for batch in file.iter_batches(measured["rows_at_once"]):
             for part in _affordable(batch, memory):
                 yield from _rows(part, columns)
-    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        reason = str(error).strip().splitlines()[:1]
-        raise BadFile(f"cannot be read as Parquet ({(reason or ['damaged'])[0]:.100})") from error
+    except UNREADABLE as error:
+        raise BadFile(_say_unreadable(error)) from error
 
 
-def _check_sizes(metadata: pq.FileMetaData, memory: RowMemory) -> None:
-    """Refuse a file whose own figures say that it is too large."""
+def _ask(path: str) -> dict[str, Any]:
+    """Have the child measure a file; BadFile if it is damaged, or its own description too large.
+
+    pyarrow ends the process in which it looks at damaged figures of a column.
+    """
+    try:
+        answer = _child.ask(path, LONGEST_MEASURE)
+    except LimitMet:
+        raise BadFile("cannot be read as Parquet (its description is damaged)") from None
+    if isinstance(answer, str):
+        raise BadFile(answer)
+    return answer
+
+
+_child = LimitedChild("tasks.examples.parquet_rows", MOST_MEMORY)
+atexit.register(_child.close)
+
+
+def _measure(path: str) -> object:
+    """Return what a file says of itself, or why it cannot be read.
+
+    That is how many values, bytes of fixed length and rows it has, its columns that are read as
+    entries of a dictionary, and how many rows are decoded at once.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            metadata = pq.read_metadata(file)
+        check_columns(metadata.num_columns)
+        values, text = _count_values(metadata)
+        return {
+            "values": values,
+            "text": text,
+            "rows": metadata.num_rows,
+            "texts": _texts(metadata),
+            "rows_at_once": _rows_at_once(metadata),
+        }
+    except BadFile as error:
+        return str(error)
+    except (*UNREADABLE, IndexError) as error:
+        return _say_unreadable(error)
+
+
+def _say_unreadable(error: Exception) -> str:
+    reason = str(error).strip().splitlines()[:1]
+    return f"cannot be read as Parquet ({(reason or ['damaged'])[0]:.100})"
+
+
+def _count_values(metadata: pq.FileMetaData) -> tuple[int, int]:
+    """Return the values of a file, and the bytes of those that have a fixed length."""
     values = text = 0
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
             chunk = metadata.row_group(group).column(column)
             values += chunk.num_values
             text += chunk.num_values * max(0, metadata.schema.column(column).length)
-    memory.take(text, values, metadata.num_rows)
+    return values, text
 
 
 def _texts(metadata: pq.FileMetaData) -> list[str]:
@@ -215,3 +269,8 @@ def _optional(convert: Convert) -> Convert:
 
 def _same(value: Any) -> Any:
     return value
+
+
+if __name__ == "__main__":
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # on which C++ would say why the process ends
+    answer_questions(_measure, MOST_MEMORY)

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypedDict
 
-from adapters.errors import counted, did_you_mean
+from adapters.errors import counted, did_you_mean, listed
 from adapters.project.files import locate
 from tasks.examples.curricula import Curriculum
 from tasks.examples.rows import READERS, DatasetError, kind_of, name_file, read_rows
@@ -78,11 +78,10 @@ class Source:
         return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
 
     def describe_division(self) -> str:
-        """Say how many rows are held out, if the set is divided; empty otherwise."""
-        if (
-            self.division is None
-            or (files := _files_to_divide(self.dataset, self.division)) is None
-        ):
+        """Say how many rows are held out by a share; empty if none is."""
+        if self.division is None or self.division.share == 0:
+            return ""
+        if (files := _files_to_divide(self.dataset, self.division)) is None:
             return ""
         rows, held_out = _divide(files, self.division)
         return (
@@ -238,10 +237,8 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """List the first names, in their order, and how many there are beside them."""
-    every = [*names]
-    more = f", and {len(every) - MOST_NAMED:,} more" if len(every) > MOST_NAMED else ""
-    return ", ".join(name[:LONGEST_SHOWN] for name in every[:MOST_NAMED]) + more
+    """List the beginnings of the first names, and how many there are beside them."""
+    return listed((name[:LONGEST_SHOWN] for name in names), MOST_NAMED)
 
 
 def _read_file(file: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,8 @@ SCORED = 6
 class Exported:
     """An exported checkpoint: its name, and what is in the folder.
 
-    `base` is what the recipe names, and `head` whether the output layer was trained.
+    `base` is what the recipe names, and `head` whether the output layer was trained. `thinking` is
+    whether the model was asked to think, if the recipe says that.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Exported:
     head: bool
     tied: bool
     renderer: str
+    thinking: bool | None
     parity: Parity
 
     @property
@@ -52,6 +54,12 @@ class Exported:
         """Say what a user of the folder would get wrong."""
         if not self.parity.changed:
             yield "training changed nothing that the check can see: the base passes it as well"
+        if self.thinking is not None:
+            asked = "to think before it answers" if self.thinking else "to answer at once"
+            yield (
+                f"the model was asked {asked}, by the recipe's model.thinking: give the switch of "
+                f"its chat template too, such as enable_thinking {str(self.thinking).lower()}"
+            )
         if self.form == "peft" and self.rank > LARGEST_RANK:
             needed = next(rank for rank in RANKS if rank >= self.rank)
             yield (

@@ -21,7 +21,7 @@ from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
 from tasks.storage.tables import arrays, read, write
-from tasks.texts.rows import read_rows
+from tasks.texts.conversations import read_unpadded
 from tasks.texts.rules import TextRules
 from tasks.texts.source import describe_counts
 from tasks.texts.tokenizing import WeightedTokens
@@ -83,7 +83,7 @@ class WrittenPairs:
 
     def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
         broken = 0
-        for row in read_rows(self.rows):
+        for row in read_unpadded(self.rows):
             number = row["example_id"]
             try:
                 yield number, read_pair(row["example"], chat) or "ties"

@@ -1,6 +1,5 @@
 """Texts and pairs → what a dry run says of them: rows as they are trained, and counts of all."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -16,7 +15,7 @@ from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.pairs.reading import PairSides
 from tasks.pairs.source import PairSource, kept_pairs
-from tasks.texts.rows import read_rows
+from tasks.texts.conversations import read_unpadded
 from tasks.texts.rules import TextRules, Trained
 from tasks.texts.source import RowTexts, TextSource, trained_rows
 from tasks.texts.tokenizing import WeightedTokens
@@ -26,9 +25,8 @@ SECONDS = 6.0
 LONGEST_SHOWN, MOST_REFUSED = 4000, 5
 """Characters of a row, and refusals, that are shown."""
 REFUSED = "refused"
-MARKS = "⟦", "⟧"
-COLOURS = "\x1b[32m", "\x1b[0m"
-"""What stands around trained tokens: in a text, and on a terminal."""
+BEGINS, ENDS = "⟦", "⟧"
+"""What stands around trained tokens."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class _Willing:
             for number, sequences in self.source.sequences(chat, trained):
                 yield number, lambda found=sequences: found
             return
-        for row in read_rows(self.source.rows):
+        for row in read_unpadded(self.source.rows):
             example, tokenize = row["example"], self.source.tokenize
             yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
 
@@ -173,24 +171,20 @@ def describe_rows(
 ) -> str:
     """Describe the splits of a recipe: the first rows with what is trained marked, and counts.
 
-    `tally` makes the tokens of a source. On a terminal the trained tokens are coloured, elsewhere
-    they stand in brackets.
+    `tally` makes the tokens of a source.
     """
-    coloured = sys.stdout.isatty()
-    begins, ends = COLOURS if coloured else MARKS
     tallies: dict[str, Tally] = {}
     for split, source in sources.items():
         over = time.monotonic() + SECONDS / len(sources)
         goes_on = partial(_is_before, over)
         tallies[split] = tally(source, chat, rules, shown, goes_on)
-    said = f"What is trained stands in {'green' if coloured else f'{begins}…{ends}'}."
-    parts = [f"# rows as they are trained\n\n{said}"]
+    parts = [f"# rows as they are trained\n\nWhat is trained stands in {BEGINS}…{ENDS}."]
     for split, one in tallies.items():
         for row in one.first:
             for side, sequence in row.sequences:
                 named = f"{split}, row {row.number}{side and f', {side}'}"
                 length = counted(len(sequence.tokens), "token")
-                text = indent(_mark(sequence, chat, begins, ends), "    ")
+                text = indent(_mark(sequence, chat), "    ")
                 parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
     counts = [_count(name, one, len(sources[name]), chat, rules) for name, one in tallies.items()]
     return "\n\n".join([*parts, "# counts", *counts])
@@ -200,15 +194,15 @@ def _is_before(end: float) -> bool:
     return time.monotonic() < end
 
 
-def _mark(sequence: WeightedTokens, chat: Chat, begins: str, ends: str) -> str:
-    """Decode a sequence, with marks around what is trained; control characters are no more so."""
+def _mark(sequence: WeightedTokens, chat: Chat) -> str:
+    """Decode a sequence, with marks around what is trained, and control characters as text."""
     text, length = "", 0
     pairs = zip(sequence.tokens, sequence.weights, strict=True)
     for trained, run in groupby(pairs, lambda pair: pair[1] > 0):
         said = visible(chat.text([token for token, _ in run]))
         said = said[: LONGEST_SHOWN - length]
         length += len(said)
-        text += f"{begins}{said}{ends}" if trained else said
+        text += f"{BEGINS}{said}{ENDS}" if trained else said
         if length >= LONGEST_SHOWN:
             return f"{text} …"
     return text

@@ -4,14 +4,13 @@ The form of a row is told by its columns. A message is read by `adapters.renderi
 that a row says what the same messages would say to the door.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.rendering.messages import json_type, read_message, read_tool
-from tasks.examples.reading import DatasetError
+from adapters.rendering.messages import json_type, parse_text, read_message, read_tool
+from tasks.examples.reading import DatasetError, Example, Source, is_padded
 
 SHAREGPT = {
     "system": "system",
@@ -61,6 +60,28 @@ class Said:
     weight: float = 1.0
 
 
+def read_unpadded(source: Source) -> Iterator[Example]:
+    """Yield the rows of a source as they were before their file padded them.
+
+    Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
+    or of a text in a column, a null is a value. DatasetError if the rows do not all name roles as
+    the first does.
+    """
+    padded, known = is_padded(source.dataset), None
+    for row in source.examples():
+        example = row["example"]
+        if padded:
+            example = {name: drop_nulls(value) for name, value in example.items()}
+        spoken = speaks(example)
+        if known is not None and spoken not in (None, known):
+            raise DatasetError(
+                f"row {row['example_id']} of {source.dataset} has the roles of {spoken}, and "
+                f"earlier rows those of {known}; give all rows the same roles"
+            )
+        known = known or spoken
+        yield {**row, "example": example}
+
+
 def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
     """Read the messages of a row; None if it has none of KNOWN. DatasetError says what is wrong."""
     for column in COLUMNS:
@@ -74,7 +95,7 @@ def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
 
 def read_messages(value: object, name: str, role: str | None = None) -> list[Said]:
     """Read the messages that a column has or, with a `role`, the text of one."""
-    parsed = _parsed(value)
+    parsed = parse_text(value)
     given = cast(list[object], parsed) if isinstance(parsed, list) else []
     if role is not None and isinstance(value, str):
         if not given or not all(isinstance(one, Mapping) and "role" in one for one in given):
@@ -87,12 +108,12 @@ def read_messages(value: object, name: str, role: str | None = None) -> list[Sai
 
 def read_tools(value: object) -> list[Tool]:
     """Read the tools of a row, as a list or as JSON."""
-    if (value := _parsed(value)) is None:
+    if (value := parse_text(value)) is None:
         return []
     if not isinstance(value, list):
         raise DatasetError(f"its tools are {value!r:.80}; give a list of tools")
     try:
-        return [read_tool(_parsed(one), f"tools[{at}]") for at, one in enumerate(value)]
+        return [read_tool(parse_text(one), f"tools[{at}]") for at, one in enumerate(value)]
     except Refused as refused:
         raise DatasetError(refused.message) from refused
 
@@ -122,7 +143,7 @@ def drop_nulls(value: Any) -> Any:
 def speaks(row: Mapping[str, Any]) -> str | None:
     """Return whose roles a row has, ShareGPT's or those of chat completions; None of no roles."""
     value = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
-    roles = _roles(_parsed(value))
+    roles = _roles(parse_text(value))
     return None if not roles else "ShareGPT" if _is_sharegpt(roles) else "chat completions"
 
 
@@ -213,11 +234,3 @@ def _drop_undeclared(message: Message, declared: Mapping[str, Any]) -> Message:
             }
         kept.append({**call, "function": {"name": name, "arguments": arguments}})
     return cast(Message, {**message, "tool_calls": kept})
-
-
-def _parsed(value: object) -> object:
-    """Return what a text of JSON says, as columns have it whose rows differ in their keys."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value

@@ -20,7 +20,7 @@ from tasks.examples.reading import DatasetError, Source
 from tasks.examples.teaching import fill_reads
 from tasks.storage.durability import durable
 from tasks.storage.tables import read, write
-from tasks.texts.rows import read_rows
+from tasks.texts.conversations import read_unpadded
 from tasks.texts.rules import TRAIN, TextRules, Trained
 from tasks.texts.tokenizing import WeightedTokens, tokenize
 
@@ -97,7 +97,7 @@ class RowTexts(ABC):
         return len(self.rows.examples())
 
     def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
-        for row in read_rows(self.rows):
+        for row in read_unpadded(self.rows):
             number = row["example_id"]
             try:
                 yield number, self.tokenize(row["example"], chat, trained)

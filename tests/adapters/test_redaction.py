@@ -83,10 +83,11 @@ def test_values_that_are_no_secrets_are_quoted_and_long_ones_cut() -> None:
         changed_recipe({**HELLO, "steps": "m" * 5000})
 
 
+@pytest.mark.parametrize("variable", ["WANDB_API_KEY", "wandb_api_key", "TOKEN"])
 def test_no_error_of_a_user_shows_a_secret_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
+    variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "0123-4567-89ab")
+    monkeypatch.setenv(variable, "0123-4567-89ab")
     error = UserError("https://me:pa55word@host refuses 0123-4567-89ab; Bearer abcdef is wrong")
     assert str(error) == "https://***@host refuses ***; Bearer *** is wrong"
     assert str(UserError("get s3://b/k?X-Amz-Signature=ab12&part=3")) == "get s3://b/k?***&part=3"

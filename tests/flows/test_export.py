@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ def test_a_checkpoint_without_a_training_state_is_merged_exactly(
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["dtype"]) == (False, "float32")
     assert any("matrix of its own" in note for note in exported.notes())
+    assert not any("thinking" in note for note in exported.notes())
+    for thinking in (True, False):
+        notes = replace(exported, thinking=thinking).notes()
+        assert any(f"such as enable_thinking {thinking}".lower() in note for note in notes)
     assert front_of(tmp_path / "m")["library_name"] == "transformers"
     card = (tmp_path / "m" / "README.md").read_text()
     assert "| 0 | sampled | all | 4 |" in card
@@ -161,7 +166,9 @@ def test_bfloat16_that_rounds_away_the_training_is_refused() -> None:
 
 def test_a_small_rank_without_a_head_needs_no_notes() -> None:
     parity = Parity(9, written=1e-6, base=0.5, tolerance=1e-4)
-    plain = Exported("r@1", "peft", "b", "", 16, head=False, tied=True, renderer="", parity=parity)
+    plain = Exported(
+        "r@1", "peft", "b", "", 16, head=False, tied=True, renderer="", thinking=None, parity=parity
+    )
     assert list(plain.notes()) == []
 
 

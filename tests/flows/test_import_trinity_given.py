@@ -95,6 +95,14 @@ def test_every_answer_is_trained_where_trinity_trains_all_turns_and_all_tokens_b
     assert imported(SFT, **cpt)[1]["dataset"]["trained"] == "all"
 
 
+@pytest.mark.parametrize("of_rows", [True, None])
+def test_whether_the_model_thinks_is_that_of_the_rows_or_else_of_the_model(
+    of_rows: bool | None,
+) -> None:
+    changes = merge({"model": {"enable_thinking": False}}, with_rows(enable_thinking=of_rows))
+    assert imported(SFT, **changes)[1]["model"]["thinking"] is bool(of_rows)
+
+
 def test_dpo_becomes_a_recipe_of_prefer() -> None:
     dpo = {"algorithm_type": "dpo", "policy_loss_fn_args": {"beta": 0.3, "label_smoothing": 0.1}}
     text, values = imported(SFT, algorithm=dpo)

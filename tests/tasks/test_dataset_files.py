@@ -149,6 +149,20 @@ def test_a_parquet_with_changed_bytes_is_rows_or_a_refusal(
     assert is_read_or_refused(path)
 
 
+def test_a_parquet_that_would_end_the_process_is_a_refusal(tmp_path: Path) -> None:
+    """Of figures of other numbers of levels than a column has, pyarrow aborts."""
+    path, ended = tmp_path / "a.parquet", 0
+    pq.write_table(pa.table({"a": ["x", "y"], "b": [[1.0], []]}), path)
+    whole = path.read_bytes()
+    for place in range(220, 240):
+        path.write_bytes(whole[:place] + b"\x4c" + whole[place + 1 :])
+        try:
+            read_rows(path)
+        except DatasetError as error:
+            ended += "its description is damaged" in str(error)
+    assert ended
+
+
 @pytest.mark.parametrize(
     "name", ["seed=3", "exp[1]", "a*", "~", "s3:", "%41", "né\n", "{a,b}", "a\\[b]", "'"]
 )
@@ -223,7 +237,11 @@ def test_infinity_of_parquet_is_refused_by_row_and_column(tmp_path: Path) -> Non
         ("a.json", '[{"a": 1} {"a": 2}]', "row 1 of .* in place of a comma"),
         ("a.json", '[{"a": 1},]', "row 1 of .* is no JSON"),
         ("a.json", '[{"a": 1}] {', "goes on after its array"),
-        ("a.jsonl.gz", gzip.compress(b"{}\n" * 9, mtime=0)[:-9], "is no JSON|is no whole gzip file"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"{}\n" * 9, mtime=0)[:-9],
+            "is no JSON|is no whole gzip file",
+        ),
         ("a.csv", "a,a\n1,2\n", "has the column 'a' twice"),
         ("a.csv", "a,b\n1,2\n3\n", "row 1 of .* has 1 cells, and the header 2"),
         ("a.csv", 'a,b\n"x"y,2\n', "row 0 of .* is no CSV"),
@@ -315,7 +333,7 @@ def test_a_refusal_is_short_however_long_its_path_and_columns_are(tmp_path: Path
     folder.mkdir(parents=True)
     columns = {f"{number}-{'c' * 90}": 1 for number in range(50)}
     path = written(folder / "d.jsonl", json.dumps({**columns, "split": "train"}))
-    found = r"row 0 of .*d\.jsonl has no column 'x' .*, and 45 more"
+    found = r"row 0 of .*d\.jsonl has no column 'x' .* and 45 more"
     with pytest.raises(DatasetError, match=found) as refused:
         read_examples(path, "train", ["x"])
     assert len(str(refused.value)) <= LONGEST_MESSAGE

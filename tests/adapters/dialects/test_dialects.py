@@ -150,3 +150,34 @@ def test_a_conversation_has_the_same_prompt_in_every_dialect() -> None:
     )
     prompts = {tuple(CHAT.render(one.messages, one.tools)) for one in (chat, responses, messages)}
     assert len(prompts) == 1
+
+
+PADDED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string", "default": None, "enum": None},
+        "default": {"type": "integer", "enum": [1, None], "items": None},
+        "gone": None,
+    },
+    "required": None,
+}
+PLAIN: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string", "default": None},
+        "default": {"type": "integer", "enum": [1, None]},
+    },
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_tool_s_schema_has_no_nulls_but_those_that_are_values(path: str) -> None:
+    function = {"name": "look", "parameters": PADDED}
+    tool: Any = {
+        "/chat/completions": {"type": "function", "function": function},
+        "/responses": {"type": "function", **function},
+        "/messages": {"name": "look", "input_schema": PADDED},
+    }[path]
+    said = "input" if path == "/responses" else "messages"
+    [read] = DIALECTS[path].read({"model": "m", said: SAID, "tools": [tool]}).tools
+    assert read == {"type": "function", "function": {"name": "look", "parameters": PLAIN}}

@@ -88,11 +88,14 @@ def test_a_connection_that_showed_a_key_stays_while_nothing_is_asked(server: App
         assert read(connection) == b""
 
 
-def test_a_body_that_comes_in_parts_is_waited_for(server: AppServer) -> None:
+def test_a_body_that_comes_in_parts_is_waited_for(
+    server: AppServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LONGEST_SILENCE", 2.0)
     with connect(server, KNOWN) as connection:
         for letter in (b"a", b"b", b"c", b"d"):
             with connect(server) as silent:
-                silent.settimeout(0.3)
+                silent.settimeout(0.6)
                 with pytest.raises(TimeoutError):
                     read(silent)
             connection.sendall(letter)

@@ -6,6 +6,7 @@ import pytest
 
 from adapters.calls import Message, Refused
 from adapters.rendering.chat import Chat
+from adapters.rendering.messages import read_message, read_tool
 from adapters.rendering.renderer_names import TEMPLATE, NoRenderer
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 from tests.support.renderer_table import COLUMNS, try_cell, write_table
@@ -102,3 +103,51 @@ def test_a_call_keeps_its_name_where_the_format_writes_its_id(renderer: str) -> 
         {"role": "tool", "content": "a cat", "tool_call_id": "c1"},
     ]
     assert chat.text(chat.render(said, [])).count("functions.look:0") == 2
+
+
+@pytest.mark.parametrize(
+    "described",
+    ["Look.\nReturns what is there.\n\n  - a list\n\tof items", 'Say "hi" & <b>\u00e9</b> \\n', ""],
+)
+@pytest.mark.parametrize("renderer", NAMES)
+def test_a_tool_is_offered_whatever_its_description_has(renderer: str, described: str) -> None:
+    function = {"name": "look", "description": described, "parameters": {"type": "object"}}
+    tool = read_tool({"type": "function", "function": function}, "tools[0]")
+    if renderer in ("deepseek-r1", "deepseek-v3"):
+        with pytest.raises(Refused, match="leaves out the tool look"):
+            chat_of(renderer).render(ASKED, [tool])
+        return
+    text = chat_of(renderer).text(chat_of(renderer).render(ASKED, [tool]))
+    assert described.partition("\n")[0].partition('"')[0] in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1E5, "b": 1e-7, "c": 1.50, "d": -0.0, "e": 10000000000000000000000}',
+        '{"a": {"b": [true, null, "x\\ny"]}, "c": "say \\"hi\\"", "f": ""}',
+        '{"d": "{\\"e\\": \\"<x>\\"}"}',
+    ],
+    ids=["numbers", "texts", "json in a text"],
+)
+@pytest.mark.parametrize("renderer", NAMES)
+def test_a_call_is_written_however_json_spells_its_arguments(renderer: str, arguments: str) -> None:
+    function = {"name": "look", "arguments": arguments}
+    call = {"role": "assistant", "tool_calls": [{"id": "c0", "function": function}]}
+    seen = {"role": "tool", "content": "a cat", "tool_call_id": "c0"}
+    said = [read_message(one, "messages") for one in (*ASKED, call, seen)]
+    chat = chat_of(renderer)
+    assert "a cat" in chat.text(chat.render(said, []))
+
+
+def test_what_a_format_leaves_out_of_a_call_is_refused_by_the_call() -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}<|im_end|>"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    )
+    function = {"name": "look", "arguments": '{"at": "the left side"}'}
+    call = read_message({"role": "assistant", "tool_calls": [{"function": function}]}, "messages")
+    with pytest.raises(
+        Refused, match="out an argument of look of a message of the role assistant; give"
+    ):
+        Chat(tokenizer_of("qwen3"), TEMPLATE + template).render([*ASKED, call], [])

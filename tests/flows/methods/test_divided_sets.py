@@ -50,6 +50,11 @@ def test_a_file_without_splits_has_a_tenth_held_out(tmp_path: Path) -> None:
     assert said.startswith("4 of the 40 rows of a.jsonl are held out, by a share of 0.1")
 
 
+def test_nothing_is_said_of_a_set_that_is_trained_whole(tmp_path: Path) -> None:
+    recipe = texts(jsonl(tmp_path / "a.jsonl", *ROWS), held_out=0)
+    assert [source.describe_division() for source in recipe.sources().values()] == [""]
+
+
 def test_what_is_held_out_depends_on_the_rows_and_the_seed_alone(tmp_path: Path) -> None:
     path, turned = (tmp_path / name for name in ("a.jsonl", "b.jsonl"))
     jsonl(path, *ROWS)

@@ -1,5 +1,6 @@
 """A dry run of texts and pairs shows the rows as they are trained, and starts nothing."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.cli.commands import app
@@ -87,6 +89,19 @@ def test_what_a_terminal_would_obey_is_shown_as_text(tmp_path: Path) -> None:
     report = describe_given(texts(jsonl(tmp_path / "a.jsonl", row), held_out=0), 1)
     assert "\x1b" not in report
     assert "\x07" not in report
+
+
+def test_a_terminal_is_shown_the_rows_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = jsonl(tmp_path / "a.jsonl", *[chat("Who are you? " * 20, f"Owl {n}.") for n in range(3)])
+    recipe = {"flow": "finetune", "dataset": {"path": str(path)}, **SMALL}
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", terminal)
+    get_command(app)(["dryrun", str(tmp_path / "r.yaml")], standalone_mode=False)
+    assert terminal.buffer.getvalue().decode() == f"{describe_given(texts(path), 4)}\n"
 
 
 def test_the_command_starts_no_server_and_leaves_nothing(

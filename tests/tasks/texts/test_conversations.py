@@ -1,6 +1,7 @@
 """Rows in the forms in which the field publishes them, and rows that would be read as else."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from tasks.examples.reading import DatasetError, Source
 from tasks.pairs.reading import PairSides, read_pair
-from tasks.texts.rows import read_rows
+from tasks.texts.conversations import read_unpadded
 from tasks.texts.tokenizing import tokenize
 from tests.support.every_renderer import NAMES, TINY, chat_of
 
@@ -232,7 +233,7 @@ PADDED = [
 def test_rows_that_arrow_pads_have_the_tokens_of_json_lines(chat: Chat, tmp_path: Path) -> None:
     file, padded = tmp_path / "tools.parquet", pa.Table.from_pylist(PADDED)
     pq.write_table(padded, file)
-    read = [row["example"] for row in read_rows(Source(file, "train", ()))]
+    read = [row["example"] for row in read_unpadded(Source(file, "train", ()))]
     for row, again, struct in zip(PADDED, read, padded.to_pylist(), strict=True):
         assert "null" in json.dumps(struct["messages"])
         tokens = tokenize(row, chat, "assistant")
@@ -264,7 +265,7 @@ def test_arguments_that_are_no_object_are_kept_or_refused_by_name(
     chat, called = chat_of(renderer), _called("look", {})
     called["tool_calls"][0]["function"]["arguments"] = scalar
     said = written_or_refused({"messages": [USER, called]}, chat)
-    assert renderer in said or scalar.strip('"[]')[0] in said
+    assert renderer in said or all(word in said.lower() for word in re.findall(r"\w+", scalar))
 
 
 def written_or_refused(row: Row, chat: Chat) -> str:
@@ -282,9 +283,9 @@ def test_rows_that_name_roles_in_two_ways_are_refused(tmp_path: Path, chat: Chat
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = r"row 1 of .* has the roles of chat completions, and earlier rows those of ShareGPT"
     with pytest.raises(DatasetError, match=said):
-        list(read_rows(Source(file, "train", ())))
+        list(read_unpadded(Source(file, "train", ())))
     file.write_text(json.dumps(rows[0]) + "\n")
-    ((row,),) = ([*read_rows(Source(file, "train", ()))],)
+    ((row,),) = ([*read_unpadded(Source(file, "train", ()))],)
     assert decode(row["example"], chat) == (ASKED, SAID)
 
 
