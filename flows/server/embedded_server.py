@@ -22,6 +22,7 @@ from prefect.settings import (
 
 from adapters.network.addresses import LOOPBACK
 from adapters.process.children import end_with_this_process
+from adapters.process.terminal import show
 from adapters.process.waiting import Wait
 
 ANSWER_SECONDS = 5.0
@@ -139,7 +140,7 @@ def _listen(stream: IO[str], words: deque[str], is_shown: bool) -> None:
         for line in stream:
             words.append(line)
             if is_shown:
-                sys.stderr.write(line)
+                show(line.rstrip("\n"), sys.stderr)
 
 
 def sweep_orphans() -> None:
