@@ -44,12 +44,12 @@ class Writer:
 
         Whatever the renderer or template raises refuses the messages.
         """
+        renderer, said, offered = self._choose(self.name_calls(messages), tools)
         try:
-            renderer, said, offered = self._choose(self.name_calls(messages), tools)
             return _render(renderer, said, offered, ask)
         except RAISED as error:
-            said = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
-            reason = " ".join(said.split())[:MOST_QUOTED] or type(error).__name__
+            words = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
+            reason = " ".join(words.split())[:MOST_QUOTED] or type(error).__name__
             text = f"the renderer {self.name} takes no such messages: {reason}"
             raise Refused(400, text) from error
 
@@ -57,8 +57,8 @@ class Writer:
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int] | None:
         """Render new messages behind an answer; None if the renderer cannot."""
+        renderer, said, offered = self._choose(new, tools)
         try:
-            renderer, said, offered = self._choose(new, tools)
             bridged = renderer.bridge_to_next_turn(
                 prompt,
                 sampled,

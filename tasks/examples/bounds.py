@@ -11,7 +11,7 @@ MOST_COLUMNS = 4096
 DEEPEST = 64
 """Lists and objects within one another."""
 
-LEAST_MEMORY, EXPANSION = 2**28, 100
+LEAST_MEMORY, EXPANSION = 2**30, 100
 """Bytes that the rows of any file may take, and how many times the file's size if that is more."""
 ROW_MEMORY, VALUE_MEMORY = 256, 100
 """Estimates of what Python keeps for a row, and for a value beside its text."""

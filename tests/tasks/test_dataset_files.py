@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.examples import bounds
 from tasks.examples.reading import DatasetError, Source, read_examples
 from tasks.examples.rows import LONGEST_MESSAGE, READERS, read_rows
 
@@ -290,7 +291,9 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     assert len(str(refused.value)) <= LONGEST_MESSAGE
 
 
-def test_what_unpacks_to_far_more_than_its_size_is_refused_before_it_does(tmp_path: Path) -> None:
+def test_what_unpacks_to_far_more_than_its_size_is_refused_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), ["a" * 20_000_000])
     ones = pa.array(np.ones(30_000_000, np.int8))
     tables = {
@@ -305,7 +308,8 @@ def test_what_unpacks_to_far_more_than_its_size_is_refused_before_it_does(tmp_pa
         assert path.stat().st_size < 2 * MIB
         assert "GiB of memory" in (said := refusal(path)) or "5,000 columns" in said
     lines, line = tmp_path / "a.jsonl.gz", b'{"a": "' + b"b" * 1000 + b'"}\n'
-    lines.write_bytes(gzip.compress(line * 1000) * 400)
+    lines.write_bytes(gzip.compress(line * 1000) * 100)
+    monkeypatch.setattr(bounds, "LEAST_MEMORY", 2**26)
     assert "split the file" in refusal(lines)
 
 
