@@ -76,6 +76,8 @@ SHORT = {
 
 LONG = (
     "durability",
+    "engine.product_types",
+    "engine.speed",
     "run_speed",
     "overlap",
     "algorithms",
@@ -89,7 +91,7 @@ LONG = (
     "beside_cookbook.texts",
     "beside_trl.trainings",
 )
-"""Short forms that train whole runs, for a minute to three: `make stories` has them."""
+"""Short forms that take half a minute to three minutes: `make stories` has them."""
 
 PEER = {
     "beside_cookbook.rollouts": PEERS["cookbook"].python,

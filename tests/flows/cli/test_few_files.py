@@ -28,6 +28,7 @@ def train(limit: int, runs: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_no_rollout_fails_where_few_files_may_be_open_and_the_run_says_so(tmp_path: Path) -> None:
     trained = train(128, tmp_path)

@@ -126,6 +126,7 @@ def test_a_judge_that_cannot_be_asked_of_pairs_is_refused(
         small_recipe(**changes)
 
 
+@pytest.mark.story
 def test_a_judge_that_has_learnt_pairs_is_scored_compared_and_trained_by_them(
     root: Path, judge: str, prefect_server: None, no_tinker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
