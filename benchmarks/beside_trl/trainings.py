@@ -38,7 +38,7 @@ from engine.model.base_models import find
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
 from flows.recipe.preferring import PreferRecipe
-from tasks.metrics import read_metrics
+from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 
