@@ -34,7 +34,9 @@ FIELDS = [
     *("text", "output_config", "stop", "stop_sequences", "n", "seed", "stream", "max_tokens"),
     *("include", "temperature", "parallel_tool_calls", "stream_options"),
 ]
-SCALARS: st.SearchStrategy[Any] = st.sampled_from([*WORDS, None, True, False, 0, 1, -1, 0.5, 10**30])
+SCALARS: st.SearchStrategy[Any] = st.sampled_from(
+    [*WORDS, None, True, False, 0, 1, -1, 0.5, 10**30]
+)
 JSON: st.SearchStrategy[Any] = st.recursive(
     SCALARS,
     lambda inner: (
