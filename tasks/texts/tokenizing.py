@@ -13,7 +13,14 @@ from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
-from tasks.texts.conversations import KNOWN, Said, drop_padding, read_conversation, read_tools
+from tasks.texts.conversations import (
+    KNOWN,
+    Said,
+    drop_padding,
+    list_given,
+    read_conversation,
+    read_tools,
+)
 from tasks.texts.rules import Trained
 
 
@@ -45,7 +52,7 @@ def tokenize(
     said = read_conversation(row)
     if said is None:
         if not isinstance(row.get("text"), str):
-            raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {KNOWN}; or text")
+            raise DatasetError(f"it has {list_given(row)}; give {KNOWN}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         return [_tokenize_text(row["text"], chat)]
