@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
+from adapters.errors import listed
 from adapters.rendering.messages import SHOWN, json_type, parse_text, read_message, read_tool
-from tasks.examples.reading import DatasetError, Example, Source, is_padded
+from tasks.examples.reading import (
+    LONGEST_SHOWN,
+    MOST_NAMED,
+    DatasetError,
+    Example,
+    Source,
+    is_padded,
+)
 
 OF_PROMPTS = ("system", "user")
 """Roles of messages that ask."""
@@ -135,7 +143,8 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
 
 def list_given(row: Mapping[str, Any]) -> str:
     """List the columns of a row that have a value."""
-    return ", ".join(name for name, value in row.items() if value is not None) or "nothing"
+    given = [name[:LONGEST_SHOWN] for name, value in row.items() if value is not None]
+    return listed(given, MOST_NAMED) or "nothing"
 
 
 def read_messages(value: object, name: str, role: str | None = None) -> list[Said]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapters.calls import Refused, Tool
+from adapters.calls import Message, Refused, Tool
 from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
@@ -51,7 +51,9 @@ def tokenize(
     """
     said = read_conversation(row)
     if said is None:
-        if not isinstance(row.get("text"), str):
+        if not isinstance(row.get("text"), str | None):
+            raise DatasetError(f"its text is {row['text']!r:.80}; give a text")
+        if row.get("text") is None:
             raise DatasetError(f"it has {list_given(row)}; give {KNOWN}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
@@ -97,7 +99,7 @@ def _tokenize(
         new = messages[answered:at]
         following = chat.extend(prompt, answer, new, tools) if found else None
         if following is None:
-            following = chat.render(messages[:at], tools)
+            following = _ask(messages[:at], tools, chat)
             left_out = chat.count_lost_thoughts(messages[:at], following)
             found.append(WeightedTokens([], [], left_out))
         prompt, answered = following, at + 1
@@ -112,9 +114,21 @@ def _tokenize(
         _grow(found[-1], [*prompt, *answer], weights[at])
     if not found:
         raise DatasetError("it has no message of the role assistant; give an answer")
+    if any(message["role"] == "system" for message in messages[answered:]):
+        raise DatasetError("a system message stands behind its last answer; put it first")
     for sequence in found:
         sequence.weights[0] = 0.0  # nothing predicts a first token
     return found
+
+
+def _ask(messages: Sequence[Message], tools: Sequence[Tool], chat: Chat) -> list[int]:
+    """Render the prompt of an answer; DatasetError if it is nothing and the format wants more."""
+    try:
+        return chat.render(messages, tools)
+    except Refused as refused:
+        if messages:
+            raise
+        raise DatasetError("it begins with an answer; begin with what is answered") from refused
 
 
 def _grow(sequence: WeightedTokens, tokens: Sequence[int], weight: float) -> None:

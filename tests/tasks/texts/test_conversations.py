@@ -268,6 +268,20 @@ REFUSED: Mapping[str, tuple[Row, str]] = {
         {"prompt": WHO, "completion": f"[{ANSWER}\n {USER}]"},
         "its completion is a list as Python prints it",
     ),
+    "an answer to nothing": (
+        {"messages": [ANSWER, USER, ANSWER]},
+        "it begins with an answer; begin with what is answered",
+    ),
+    "a system message at the end": (
+        {
+            "conversations": [
+                {"from": "human", "value": WHO},
+                {"from": "gpt", "value": OWL},
+                {"from": "system", "value": "Be brief."},
+            ]
+        },
+        "a system message stands behind its last answer; put it first",
+    ),
     "another question behind the prompt": (
         {"prompt": "Where?", "completion": [USER, ANSWER]},
         "its prompt is followed by another message of the role user; let what follows begin",
