@@ -49,6 +49,9 @@ PRINTED = re.compile(
 )
 """Beginning of a list of messages as Python and NumPy print it, which is no JSON."""
 
+MARKS = ("train", "train_detail", "loss_mask", "mask")
+"""Keys of a message by which some say whether it is trained, and which are not read."""
+
 SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 """Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
@@ -270,6 +273,10 @@ def _read_said(value: object, path: str) -> Said:
     trainable = sent.get("trainable")
     if not isinstance(trainable, bool | None):
         raise DatasetError(f"{path} has the trainable {trainable!r:.60}; give true or false")
+    if marks := [key for key in MARKS if sent.get(key) is not None]:
+        raise DatasetError(
+            f"{path} has {marks[0]}, which is not read; give its weight, or trainable"
+        )
     missing = sent.get("content") is None and not read["content"]
     if (
         missing

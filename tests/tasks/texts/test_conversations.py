@@ -224,6 +224,10 @@ REFUSED: Mapping[str, tuple[Row, str]] = {
         {"messages": [USER, {**ANSWER, "trainable": "true"}]},
         r"messages\[1\] has the trainable 'true'; give true or false",
     ),
+    "a mark of another name": (
+        {"messages": [USER, {**ANSWER, "train": False}]},
+        r"messages\[1\] has train, which is not read; give its weight, or trainable",
+    ),
     "arguments by another name": (
         {"messages": [USER, {**ANSWER, "tool_calls": [{"name": "look", "parameters": {"x": 1}}]}]},
         r"tool_calls\[0\] has parameters, which is not read",
