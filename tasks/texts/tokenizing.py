@@ -32,6 +32,8 @@ class WeightedTokens:
     weights: list[float]
     thoughts_left_out: int = 0
     """Earlier answers whose reasoning the format leaves out."""
+    unanswered: int = 0
+    """Messages behind the last answer, which are in no sequence."""
 
     def trained(self) -> list[int]:
         """List the tokens that are trained."""
@@ -116,6 +118,7 @@ def _tokenize(
         raise DatasetError("it has no message of the role assistant; give an answer")
     if any(message["role"] == "system" for message in messages[answered:]):
         raise DatasetError("a system message stands behind its last answer; put it first")
+    found[-1] = replace(found[-1], unanswered=len(messages) - answered)
     for sequence in found:
         sequence.weights[0] = 0.0  # nothing predicts a first token
     return found

@@ -68,3 +68,10 @@ def test_held_out_texts_that_are_trained_as_well_are_told(
     texts = bind(tmp_path, {"train": [SHORT, SHORT], "test": [fox, SHORT]}, chat, "refuse")
     assert texts.counts()["test"]["sequences that are trained as well"] == 1
     assert "1 of 2 held-out sequences are trained as well, token for token" in caplog.text
+
+
+def test_messages_behind_the_last_answer_are_counted(tmp_path: Path, chat: Chat) -> None:
+    said = [{"role": role, "content": "an owl"} for role in ("user", "assistant", "user", "user")]
+    rows = {"train": [SHORT, {"messages": json.dumps(said)}]}
+    counts = bind(tmp_path, rows, chat, "cut").counts()["train"]
+    assert counts["messages behind the last answer left out"] == 2
