@@ -128,7 +128,7 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
 
     DatasetError if the conversation begins with another one, or if a column is not read.
     """
-    if lost := [name for name in NOT_READ if row.get(name)]:
+    if lost := [name for name in NOT_READ if parse_text(row.get(name))]:
         raise DatasetError(f"it has {lost[0]}, which is not read; leave the column out, or the row")
     said = [*said]
     for name in SYSTEM:
@@ -232,6 +232,10 @@ def _read_form(row: Mapping[str, Any], form: Form) -> list[Said]:
     asked = read_messages(row[form.question], form.question, "user")
     if form.beside is not None and row.get(form.beside):
         *earlier, question = asked
+        if question.message["role"] != "user":
+            raise DatasetError(
+                f"its {form.question} ends with no question before {form.beside}; end with a user's"
+            )
         content = f"{question.message['content']}\n\n{_text(row[form.beside], form.beside)}"
         asked = [*earlier, Said({**question.message, "content": content})]
     prompt, answer = join_repeated(asked, read_messages(row[form.answer], form.answer, "assistant"))

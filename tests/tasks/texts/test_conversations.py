@@ -160,7 +160,7 @@ PUBLISHED: Mapping[str, tuple[Row, tuple[str, str]]] = {
         (BRIEF + ASKED.replace(WHO, "Who?\n\nYou."), SAID),
     ),
     "no images and no history": (
-        {"instruction": WHO, "output": OWL, "images": [], "history": []},
+        {"instruction": WHO, "output": OWL, "images": [], "history": "[]"},
         (ASKED, SAID),
     ),
 }
@@ -223,6 +223,10 @@ REFUSED: Mapping[str, tuple[Row, str]] = {
     "a mark that is no boolean": (
         {"messages": [USER, {**ANSWER, "trainable": "true"}]},
         r"messages\[1\] has the trainable 'true'; give true or false",
+    ),
+    "an input behind an answer": (
+        {"instruction": [USER, ANSWER], "input": "You.", "output": OWL},
+        "its instruction ends with no question before input",
     ),
     "a mark of another name": (
         {"messages": [USER, {**ANSWER, "train": False}]},

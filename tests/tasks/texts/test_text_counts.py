@@ -1,7 +1,7 @@
 """What is counted of texts when they become tokens, and of the texts of a step."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def chat() -> Chat:
 
 
 def bind(
-    folder: Path, rows: Mapping[str, list[Mapping[str, str]]], chat: Chat, too_long: TooLong
+    folder: Path, rows: Mapping[str, Sequence[Mapping[str, str]]], chat: Chat, too_long: TooLong
 ) -> Texts:
     """Make tokens of the rows of each split, at most 40 of each."""
     file = folder / "rows.jsonl"
