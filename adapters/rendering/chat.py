@@ -21,14 +21,12 @@ from adapters.rendering.answers import (
 from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
 from adapters.rendering.fitting import choose_renderer
 from adapters.rendering.renderer_names import AUTO, NoRenderer
-from adapters.rendering.writing import Writer
+from adapters.rendering.writing import REMEDY, Writer
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
-
-REMEDY = "give another model.renderer"
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {

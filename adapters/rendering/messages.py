@@ -17,6 +17,12 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 OF_PART = {"refusal": "refusal", "thinking": "thinking"}
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys by which an answer has its reasoning."""
+THOUGHTS = ("reasoning_details", "thinking_blocks")
+"""Keys by which clients repeat an answer's reasoning in pieces."""
+SHOWN = ("image", "images", "video", "videos", "audio", "audios")
+"""Keys by which some show what is no text beside a content."""
+ARGUMENTS = ("arguments", "parameters", "input", "args")
+"""Keys by which some give a call's arguments; those of the function by the first one are read."""
 
 JSON_TYPES: Mapping[type, str] = {
     str: "a string",
@@ -57,6 +63,7 @@ def read_message(value: object, path: str, roles: Sequence[str] = ROLES) -> Mess
         read["reasoning_content"] = thought
     if calls := _calls(sent, path, role):
         read["tool_calls"] = calls
+    _check_lost(sent, path, "reasoning_content" in read)
     return read
 
 
@@ -90,6 +97,10 @@ def read_call(value: object, path: str) -> ToolCall:
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name or not isinstance(arguments, str | dict | None):
         raise bad_message(path, "has no function with a name and arguments.")
+    given = [key for key in ARGUMENTS if {**function, **sent}.get(key) is not None]
+    if arguments is None and given:
+        problem = f"has {given[0]}, which is not read; give it as the function's arguments."
+        raise bad_message(path, problem)
     return create_tool_call(name, arguments, sent.get("id"))
 
 
@@ -173,6 +184,16 @@ def _reasoning(
     if given and role != "assistant":
         raise bad_message(path, f"has reasoning, and its role is {role}.")
     return given[0] if given else None
+
+
+def _check_lost(sent: Mapping[str, Any], path: str, thinks: bool) -> None:
+    """Refuse a message with what is not read beside its content."""
+    if shown := [key for key in SHOWN if sent.get(key)]:
+        raise bad_message(
+            f"{path}.{shown[0]}", "is not read; leave it out, only text is read here."
+        )
+    if thoughts := [key for key in THOUGHTS if sent.get(key) and not thinks]:
+        raise bad_message(f"{path}.{thoughts[0]}", f"is not read; give it as {REASONING[0]}.")
 
 
 def _calls(sent: Mapping[str, Any], path: str, role: str) -> list[ToolCall]:

@@ -25,6 +25,8 @@ from adapters.rendering.thinking import set_thinking
 CALLED = "functions."
 """Beginning of an id that names its call, as Kimi's models write them."""
 
+REMEDY = "give another model.renderer"
+
 MOST_QUOTED = 160
 """Letters of a renderer's own words that a refusal repeats."""
 
@@ -50,7 +52,9 @@ class Writer:
         except RAISED as error:
             words = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
             reason = " ".join(words.split())[:MOST_QUOTED] or type(error).__name__
-            text = f"the renderer {self.name} takes no such messages: {reason}"
+            text = (
+                f"the renderer {self.name} takes no such messages: {reason}; mend them, or {REMEDY}"
+            )
             raise Refused(400, text) from error
 
     def bridge(

@@ -131,7 +131,12 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
         rows = _read_file(dataset)
         for number, row in enumerate(rows):
             _require(dataset, number, row, [SPLIT])
-        numbered = [(number, row) for number, row in enumerate(rows) if row[SPLIT] == split]
+            if row[SPLIT] is None:
+                raise DatasetError(
+                    f"row {number} of {name_file(dataset)} has null as its {SPLIT}; give each row "
+                    "a split, or leave the row out"
+                )
+        numbered = [(number, row) for number, row in enumerate(rows) if str(row[SPLIT]) == split]
         found = _listed(sorted({str(row[SPLIT]) for row in rows}))
     if not numbered:
         raise DatasetError(
@@ -165,7 +170,7 @@ def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
     train, test = division.splits
     if not _is_folder(dataset):
         rows = _read_file(dataset)
-        splits = {row[SPLIT] for row in rows if SPLIT in row}
+        splits = {str(row[SPLIT]) for row in rows if row.get(SPLIT) is not None}
         if splits and division.given and test in splits:
             _refuse_share(dataset, test)
         divided = division.given or (rows != [] and not splits)
@@ -189,7 +194,11 @@ def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]
     """Return the rows that are divided, by number, and the numbers of those that are held out."""
     train, _ = division.splits
     read = (row for file in files for row in _read_rows(*file))
-    rows = {number: row for number, row in enumerate(read) if row.get(SPLIT, train) == train}
+    rows = {
+        number: row
+        for number, row in enumerate(read)
+        if row.get(SPLIT) is None or str(row[SPLIT]) == train
+    }
     hashes = {
         number: sha256(f"{division.seed}/{json.dumps(row, sort_keys=True)}".encode()).digest()
         for number, row in rows.items()

@@ -3,7 +3,6 @@
 A labelled answer is a row of one side.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,14 @@ from typing import Any
 from adapters.rendering.chat import Chat
 from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError
-from tasks.texts.conversations import Said, join_repeated, read_messages, read_tools
+from tasks.texts.conversations import (
+    Said,
+    join_repeated,
+    list_given,
+    put_before,
+    read_messages,
+    read_tools,
+)
 from tasks.texts.tokenizing import WeightedTokens, tokenize_conversation
 
 FORMS = (
@@ -19,9 +25,6 @@ FORMS = (
     "completion and label"
 )
 TIE = "Tie"
-SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-"""Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
-ROLES = {"Human": "user", "Assistant": "assistant"}
 
 LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """Labels of an answer as CSV has them, in small letters."""
@@ -75,7 +78,7 @@ def read_sides(row: Mapping[str, Any]) -> Sides | None:
     if row.get("comparison") is not None:
         read = _read_comparison(row["comparison"], row.get("label"))
     elif row.get("chosen") is None or row.get("rejected") is None:
-        raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {FORMS}")
+        raise DatasetError(f"it has {list_given(row)}; give {FORMS}")
     else:
         read = _read_sides(row)
     if read is None:
@@ -84,7 +87,7 @@ def read_sides(row: Mapping[str, Any]) -> Sides | None:
     (asked, chosen), (other, rejected) = (join_repeated(prompt, side) for side in sides)
     if asked != other:
         raise DatasetError("one side begins otherwise than the prompt; let both begin with it")
-    return asked, (chosen, rejected)
+    return put_before(row, asked), (chosen, rejected)
 
 
 def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
@@ -93,9 +96,9 @@ def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
         raise DatasetError(f"its label is {row['label']!r:.80}; give true or false")
     prompt, answer = join_repeated(
         read_messages(row.get("prompt"), "prompt", "user"),
-        _read_side(row["completion"], "completion"),
+        read_messages(row["completion"], "completion", "assistant"),
     )
-    own = _tokenize(prompt, answer, row.get("tools"), chat)
+    own = _tokenize(put_before(row, prompt), answer, row.get("tools"), chat)
     chosen, rejected = (own, []) if good else ([], own)
     return PairSides(chosen, rejected, labelled=True)
 
@@ -107,12 +110,12 @@ def _read_comparison(comparison: Any, label: Any) -> Sides | None:
         raise DatasetError(f"its label is {label!r:.80}; give A, B or {TIE}")
     prompt = read_messages(comparison.get("prompt_conversation"), "prompt_conversation", "user")
     names = ("completion_A", "completion_B") if label == "A" else ("completion_B", "completion_A")
-    sides = tuple(_read_side(comparison.get(name), name) for name in names)
+    sides = tuple(read_messages(comparison.get(name), name, "assistant") for name in names)
     return None if label == TIE else (prompt, sides)
 
 
 def _read_sides(row: Mapping[str, Any]) -> Sides:
-    sides = tuple(_read_side(row[name], name) for name in (CHOSEN, REJECTED))
+    sides = tuple(read_messages(row[name], name, "assistant") for name in (CHOSEN, REJECTED))
     if row.get("prompt") is not None:
         return read_messages(row["prompt"], "prompt", "user"), sides
     chosen, rejected = sides
@@ -121,15 +124,6 @@ def _read_sides(row: Mapping[str, Any]) -> Sides:
     if not common:
         raise DatasetError("its two sides begin with no common message; give a prompt")
     return chosen[:common], (chosen[common:], rejected[common:])
-
-
-def _read_side(value: object, name: str) -> Messages:
-    """Read the messages of a side, the text of one, or the transcript of a conversation."""
-    if not isinstance(value, str) or not SPEAKER.match(value):
-        return read_messages(value, name, "assistant")
-    _, *said = SPEAKER.split(value)
-    turns = zip(said[::2], said[1::2], strict=True)
-    return [Said({"role": ROLES[who], "content": text.strip()}) for who, text in turns]
 
 
 def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[WeightedTokens]:

@@ -4,13 +4,25 @@ The form of a row is told by its columns. A message is read by `adapters.renderi
 that a row says what the same messages would say to the door.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.rendering.messages import json_type, parse_text, read_message, read_tool
-from tasks.examples.reading import DatasetError, Example, Source, is_padded
+from adapters.errors import listed
+from adapters.rendering.messages import SHOWN, json_type, parse_text, read_message, read_tool
+from tasks.examples.reading import (
+    LONGEST_SHOWN,
+    MOST_NAMED,
+    DatasetError,
+    Example,
+    Source,
+    is_padded,
+)
+
+OF_PROMPTS = ("system", "user")
+"""Roles of messages that ask."""
 
 SHAREGPT = {
     "system": "system",
@@ -25,15 +37,33 @@ SHAREGPT = {
 COLUMNS = ("messages", "conversations")
 """Columns that hold a whole conversation."""
 
+SYSTEM = ("system", "system_prompt")
+"""Columns that hold the system message of a conversation."""
+
+NOT_READ = (*SHOWN, "history", "functions")
+"""Columns that hold a part of what is said, and are not read."""
+
+PRINTED = re.compile(
+    r"\s*\[\s*\{\s*'(?:(?:role|content)'.*?'(?:role|content)|(?:from|value)'.*?'(?:from|value))'\s*:",
+    re.DOTALL,
+)
+"""Beginning of a list of messages as Python and NumPy print it, which is no JSON."""
+
+MARKS = ("train", "train_detail", "loss_mask", "mask")
+"""Keys of a message by which some say whether it is trained, and which are not read."""
+
+SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+"""Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
 
 @dataclass(frozen=True)
 class Form:
-    """Columns of a question, of what stands beside it, of a text before it, and of its answer."""
+    """Columns of a question, of its answer, and of what stands beside the question."""
 
     question: str
     answer: str
     beside: str | None = None
-    before: str = "system"
 
 
 FORMS = (
@@ -42,7 +72,7 @@ FORMS = (
     Form("instruction", "output", "input"),
     Form("instruction", "response", "context"),
     Form("question", "answer"),
-    Form("question", "response", before="system_prompt"),
+    Form("question", "response"),
 )
 """Forms without messages, as those of alpaca, dolly, GSM8K and OpenOrca."""
 
@@ -86,29 +116,59 @@ def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
     """Read the messages of a row; None if it has none of KNOWN. DatasetError says what is wrong."""
     for column in COLUMNS:
         if row.get(column) is not None:
-            return read_messages(row[column], column)
+            return put_before(row, read_messages(row[column], column))
     for form in FORMS:
         if row.get(form.question) is not None and row.get(form.answer) is not None:
-            return _read_form(row, form)
+            return put_before(row, _read_form(row, form))
     return None
 
 
+def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
+    """Put the system message that a column of a row has before a conversation, where it lacks one.
+
+    DatasetError if the conversation begins with another one, or if a column is not read.
+    """
+    if lost := [name for name in NOT_READ if parse_text(row.get(name))]:
+        raise DatasetError(f"it has {lost[0]}, which is not read; leave the column out, or the row")
+    said = [*said]
+    for name in SYSTEM:
+        if not row.get(name):
+            continue
+        given = Said({"role": "system", "content": _text(row[name], name)})
+        if not said or said[0].message["role"] != "system":
+            said = [given, *said]
+        elif said[0].message["content"] != given.message["content"]:
+            raise DatasetError(
+                f"its {name} is not the system message that it has; give one of them"
+            )
+    return said
+
+
+def list_given(row: Mapping[str, Any]) -> str:
+    """List the columns of a row that have a value."""
+    given = [name[:LONGEST_SHOWN] for name, value in row.items() if value is not None]
+    return listed(given, MOST_NAMED) or "nothing"
+
+
 def read_messages(value: object, name: str, role: str | None = None) -> list[Said]:
-    """Read the messages that a column has or, with a `role`, the text of one."""
+    """Read the messages that a column has or, with a `role`, the text of one.
+
+    A text may be a transcript; the prompt's may end with the name of who answers.
+    """
     parsed = parse_text(value)
     given = cast(list[object], parsed) if isinstance(parsed, list) else []
     if role is not None and isinstance(value, str):
-        if not given or not all(isinstance(one, Mapping) and "role" in one for one in given):
-            return [Said({"role": role, "content": value})]
+        if not given or not all(map(_names_role, given)):
+            return _read_text(value, name, role)
     elif not given:
         raise DatasetError(f"its {name} is {value!r:.80}; give a list of messages")
-    messages = _as_chat(given)
+    messages = _as_chat(given, name)
     return [_read_said(one, f"{name}[{at}]") for at, one in enumerate(messages)]
 
 
 def read_tools(value: object) -> list[Tool]:
     """Read the tools of a row, as a list or as JSON."""
-    if (value := parse_text(value)) is None:
+    if (value := parse_text(value)) in (None, ""):
         return []
     if not isinstance(value, list):
         raise DatasetError(f"its tools are {value!r:.80}; give a list of tools")
@@ -151,7 +211,7 @@ def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Sa
     """Return a prompt and what follows it, where the prompt's end may be repeated.
 
     The repeated messages stand once. If a side begins with more than the prompt, such as a system
-    message, its beginning is the prompt.
+    message, its beginning is the prompt. DatasetError if it begins with another question.
     """
     asked, said = [one.message for one in prompt], [one.message for one in side]
     lead = next((at for at, one in enumerate(said) if one["role"] == "assistant"), len(said))
@@ -159,19 +219,44 @@ def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Sa
         return [*side[:lead]], [*side[lead:]]
     longest = range(min(len(asked), len(said)), 0, -1)
     alike = next((count for count in longest if asked[-count:] == said[:count]), 0)
+    following = said[alike : alike + 1]
+    if asked and asked[-1]["role"] == "user" and following and following[0]["role"] in OF_PROMPTS:
+        raise DatasetError(
+            f"its prompt is followed by another message of the role {following[0]['role']}; let "
+            "what follows begin with the whole prompt, or with the answer"
+        )
     return [*prompt], [*side[alike:]]
 
 
 def _read_form(row: Mapping[str, Any], form: Form) -> list[Said]:
     asked = read_messages(row[form.question], form.question, "user")
     if form.beside is not None and row.get(form.beside):
-        (question,), further = asked, _text(row[form.beside], form.beside)
-        content = f"{question.message['content']}\n\n{further}"
-        asked = [Said({**question.message, "content": content})]
-    if row.get(form.before):
-        asked = [Said({"role": "system", "content": _text(row[form.before], form.before)}), *asked]
+        *earlier, question = asked
+        if question.message["role"] != "user":
+            raise DatasetError(
+                f"its {form.question} ends with no question before {form.beside}; end with a user's"
+            )
+        content = f"{question.message['content']}\n\n{_text(row[form.beside], form.beside)}"
+        asked = [*earlier, Said({**question.message, "content": content})]
     prompt, answer = join_repeated(asked, read_messages(row[form.answer], form.answer, "assistant"))
     return [*prompt, *answer]
+
+
+def _read_text(text: str, name: str, role: str) -> list[Said]:
+    """Read a text as a message of a role, or a transcript as its messages."""
+    if PRINTED.match(text):
+        raise DatasetError(
+            f"its {name} is a list as Python prints it, {text!r:.40}; write it as JSON"
+        )
+    if not SPEAKER.match(text):
+        return [Said({"role": role, "content": text})]
+    _, *said = SPEAKER.split(text)
+    turns = [
+        Said({"role": SPEAKERS[who], "content": words.strip()})
+        for who, words in zip(said[::2], said[1::2], strict=True)
+    ]
+    asks = role == "user" and turns[-1].message == {"role": "assistant", "content": ""}
+    return turns[:-1] if asks and len(turns) > 1 else turns
 
 
 def _text(value: object, name: str) -> str:
@@ -190,18 +275,46 @@ def _read_said(value: object, path: str) -> Said:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e6:
         raise DatasetError(f"{path} has the weight {weight!r:.60}; give a number from 0 on")
     trainable = sent.get("trainable")
-    return Said(read, None if trainable is None else trainable is True, float(weight))
+    if not isinstance(trainable, bool | None):
+        raise DatasetError(f"{path} has the trainable {trainable!r:.60}; give true or false")
+    if marks := [key for key in MARKS if sent.get(key) is not None]:
+        raise DatasetError(
+            f"{path} has {marks[0]}, which is not read; give its weight, or trainable"
+        )
+    missing = sent.get("content") is None and not read["content"]
+    if (
+        missing
+        and read["role"] == "assistant"
+        and not {"reasoning_content", "tool_calls"} & {*read}
+    ):
+        raise DatasetError(f"{path} has no content, and no calls; give what is answered, or ''")
+    return Said(read, trainable, float(weight))
 
 
-def _as_chat(messages: Sequence[object]) -> list[object]:
+def _as_chat(messages: Sequence[object], name: str) -> list[object]:
     """Return messages with the roles of chat completions, if all of them speak as ShareGPT does."""
-    if not _is_sharegpt(_roles(messages)):
-        return [*messages]
-    sent = [cast(Mapping[str, Any], one) for one in messages]
-    return [
-        {**one, "role": SHAREGPT[_role(one)], "content": one.get("content", one.get("value"))}
-        for one in sent
-    ]
+    roles = _roles(messages)
+    sent = [cast(Mapping[str, Any], one) for one in messages if isinstance(one, Mapping)]
+    if _is_sharegpt(roles):
+        contents = (
+            one.get("value") if one.get("content") is None else one["content"] for one in sent
+        )
+        return [
+            {**one, "role": SHAREGPT[_role(one)], "content": content}
+            for one, content in zip(sent, contents, strict=True)
+        ]
+    if any(one.get("role") is None and one.get("from") is not None for one in sent):
+        others = ", ".join(sorted(roles - {*SHAREGPT}) or sorted(roles))
+        raise DatasetError(
+            f"its {name} has the roles {others:.60}; by `from` all are of {', '.join(SHAREGPT)}, "
+            "with human or gpt; name others by `role`"
+        )
+    return [*messages]
+
+
+def _names_role(message: object) -> bool:
+    """Tell whether an object is a message, by the keys of chat completions or of ShareGPT."""
+    return isinstance(message, Mapping) and ("role" in message or {"from", "value"} <= {*message})
 
 
 def _roles(messages: object) -> set[str]:

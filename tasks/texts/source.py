@@ -245,6 +245,8 @@ def trained_rows(
             counts["cut"] += length > most
             if whole.thoughts_left_out:
                 counts["earlier answers without their reasoning"] += whole.thoughts_left_out
+            if whole.unanswered:
+                counts["messages behind the last answer left out"] += whole.unanswered
             counts["cut before their end"] += any(whole.weights[most:])
             counts["without a trained token"] += trained == []
             if trained:

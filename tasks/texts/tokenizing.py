@@ -8,12 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapters.calls import Refused, Tool
+from adapters.calls import Message, Refused, Tool
 from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
-from tasks.texts.conversations import KNOWN, Said, drop_padding, read_conversation, read_tools
+from tasks.texts.conversations import (
+    KNOWN,
+    Said,
+    drop_padding,
+    list_given,
+    read_conversation,
+    read_tools,
+)
 from tasks.texts.rules import Trained
 
 
@@ -25,6 +32,8 @@ class WeightedTokens:
     weights: list[float]
     thoughts_left_out: int = 0
     """Earlier answers whose reasoning the format leaves out."""
+    unanswered: int = 0
+    """Messages behind the last answer, which are in no sequence."""
 
     def trained(self) -> list[int]:
         """List the tokens that are trained."""
@@ -44,8 +53,10 @@ def tokenize(
     """
     said = read_conversation(row)
     if said is None:
-        if not isinstance(row.get("text"), str):
-            raise DatasetError(f"it has {', '.join(row) or 'nothing'}; give {KNOWN}; or text")
+        if not isinstance(row.get("text"), str | None):
+            raise DatasetError(f"its text is {row['text']!r:.80}; give a text")
+        if row.get("text") is None:
+            raise DatasetError(f"it has {list_given(row)}; give {KNOWN}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         return [_tokenize_text(row["text"], chat)]
@@ -90,7 +101,7 @@ def _tokenize(
         new = messages[answered:at]
         following = chat.extend(prompt, answer, new, tools) if found else None
         if following is None:
-            following = chat.render(messages[:at], tools)
+            following = _ask(messages[:at], tools, chat)
             left_out = chat.count_lost_thoughts(messages[:at], following)
             found.append(WeightedTokens([], [], left_out))
         prompt, answered = following, at + 1
@@ -105,9 +116,22 @@ def _tokenize(
         _grow(found[-1], [*prompt, *answer], weights[at])
     if not found:
         raise DatasetError("it has no message of the role assistant; give an answer")
+    if any(message["role"] == "system" for message in messages[answered:]):
+        raise DatasetError("a system message stands behind its last answer; put it first")
+    found[-1] = replace(found[-1], unanswered=len(messages) - answered)
     for sequence in found:
         sequence.weights[0] = 0.0  # nothing predicts a first token
     return found
+
+
+def _ask(messages: Sequence[Message], tools: Sequence[Tool], chat: Chat) -> list[int]:
+    """Render the prompt of an answer; DatasetError if it is nothing and the format wants more."""
+    try:
+        return chat.render(messages, tools)
+    except Refused as refused:
+        if messages:
+            raise
+        raise DatasetError("it begins with an answer; begin with what is answered") from refused
 
 
 def _grow(sequence: WeightedTokens, tokens: Sequence[int], weight: float) -> None:

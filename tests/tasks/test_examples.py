@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,6 +71,21 @@ def test_a_missing_column_is_named_with_what_was_found(tmp_path: Path) -> None:
 def test_a_dataset_without_splits_says_so(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no column 'split' \(found: question\)"):
         read_examples(jsonl(tmp_path / "a.jsonl", {"question": "1+1"}), "train")
+
+
+@pytest.mark.parametrize(("values", "splits"), [((0, 1), "01"), ((True, False), ("True", "False"))])
+def test_a_split_is_named_by_its_value_as_text(
+    tmp_path: Path, values: tuple[object, object], splits: Sequence[str]
+) -> None:
+    rows = ({"n": n, "split": value} for n, value in enumerate(values))
+    dataset = jsonl(tmp_path / "a.jsonl", *rows)
+    assert [read_examples(dataset, split)[0]["example_id"] for split in splits] == [0, 1]
+
+
+def test_a_row_without_a_split_is_not_left_out_silently(tmp_path: Path) -> None:
+    dataset = jsonl(tmp_path / "a.jsonl", {"split": "train"}, {"split": None}, {"split": "test"})
+    with pytest.raises(DatasetError, match=r"row 1 of .* has null as its split; give each row"):
+        read_examples(dataset, "train")
 
 
 def test_an_empty_split_is_named_with_the_splits_there_are(tmp_path: Path) -> None:

@@ -111,6 +111,16 @@ def test_splits_of_other_names_are_given_by_a_key(tmp_path: Path) -> None:
     assert [len(rows) for rows in sides(named).values()] == [40, 2]
 
 
+def test_a_split_column_of_nulls_is_none(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", *({"split": None, **row} for row in ROWS))
+    assert [len(rows) for rows in sides(texts(path)).values()] == [36, 4]
+
+
+def test_a_split_is_not_held_out_of_itself(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="splits train, train, which are one; give two"):
+        texts(tmp_path, splits=["train", "train"])
+
+
 def test_a_set_with_the_first_split_alone_is_divided_by_a_share(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", *ROWS)
     with pytest.raises(DatasetError, match=r"split 'test'.*give dataset\.splits or dataset\.held"):

@@ -174,7 +174,7 @@ def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     ("rows", "settings", "why"),
     [
         ([{"split": "train"}], {}, "has no rows whose split is 'test'"),
-        ([{"text": 3}], {}, "row 0 of .*: it has split, text; give messages"),
+        ([{"text": 3}], {}, "row 0 of .*: its text is 3; give a text"),
         ([{"text": "a b c d"}], {"most_tokens": 2}, "tokens, and dataset.most_tokens is 2; give"),
         (
             [{"text": "a b c d"}],

@@ -135,9 +135,26 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
         ({"completion": "y", "label": True}, "its prompt is None"),
         ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
         ({"prompt": "x", "chosen": "", "rejected": []}, r"its rejected is \[\]"),
-        ({"prompt": "x", "chosen": [ASKED], "rejected": [FOX]}, "no message of the role assistant"),
+        (
+            {
+                "prompt": [{"role": "system", "content": "x"}],
+                "chosen": [ASKED],
+                "rejected": [FOX],
+            },
+            "no message of the role assistant",
+        ),
         ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its prompt_conversation is None"),
         ({"comparison": {}, "label": "C"}, "its label is 'C'; give A, B or Tie"),
+        (
+            {"prompt": "x", "chosen": None, "rejected": "y"},
+            "it has prompt, rejected; give prompt, ",
+        ),
+        (
+            {"prompt": "x", "chosen": [ASKED, OWL], "rejected": [ASKED, FOX]},
+            "its prompt is followed by another message of the role user",
+        ),
+        ({"prompt": "x", "chosen": str([OWL]), "rejected": "y"}, "its chosen is a list as Python"),
+        ({"prompt": "x", "chosen": "y", "rejected": "z", "images": ["a"]}, "it has images, which"),
     ],
 )
 def test_a_row_that_is_no_pair_says_why(chat: Chat, row: dict[str, Any], why: str) -> None:

@@ -114,6 +114,55 @@ PUBLISHED: Mapping[str, tuple[Row, tuple[str, str]]] = {
         {"messages": [USER, {"role": "assistant", "content": None, "refusal": OWL}]},
         (ASKED, SAID),
     ),
+    "a system message in a column": (
+        {"messages": [USER, ANSWER], "system": "Be brief."},
+        (BRIEF + ASKED, SAID),
+    ),
+    "a system message in a column of ShareGPT": (
+        {
+            "conversations": [
+                {"from": "human", "value": WHO},
+                {"from": "gpt", "content": None, "value": OWL},
+            ],
+            "system": "Be brief.",
+            "tools": "",
+        },
+        (BRIEF + ASKED, SAID),
+    ),
+    "a system message twice": (
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, USER, ANSWER],
+            "system_prompt": "Be brief.",
+        },
+        (BRIEF + ASKED, SAID),
+    ),
+    "a system prompt beside a prompt": (
+        {"prompt": WHO, "completion": OWL, "system_prompt": "Be brief."},
+        (BRIEF + ASKED, SAID),
+    ),
+    "ShareGPT in a cell": (
+        {"prompt": WHO, "completion": json.dumps([{"from": "gpt", "value": OWL}])},
+        (ASKED, SAID),
+    ),
+    "a transcript as prompt": (
+        {"prompt": f"\n\nHuman: {WHO}\n\nAssistant:", "response": OWL},
+        (ASKED, SAID),
+    ),
+    "an instruction of messages with an input": (
+        {
+            "instruction": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Who?"},
+            ],
+            "input": "You.",
+            "output": OWL,
+        },
+        (BRIEF + ASKED.replace(WHO, "Who?\n\nYou."), SAID),
+    ),
+    "no images and no history": (
+        {"instruction": WHO, "output": OWL, "images": [], "history": "[]"},
+        (ASKED, SAID),
+    ),
 }
 
 
@@ -132,7 +181,7 @@ REFUSED: Mapping[str, tuple[Row, str]] = {
     ),
     "another role of ShareGPT": (
         {"conversations": [{"from": "human", "value": WHO}, {"from": "bing", "value": OWL}]},
-        r"conversations\[0\]\.role is None",
+        "its conversations has the roles bing; by `from` all are of system, human, gpt",
     ),
     "an image": (
         {"messages": [{**USER, "content": [IMAGE, {"type": "text", "text": "Who?"}]}, ANSWER]},
@@ -163,6 +212,88 @@ REFUSED: Mapping[str, tuple[Row, str]] = {
         r"messages\[1\] has reasoning twice",
     ),
     "a tool without a name": ({"messages": [USER, ANSWER], "tools": [{}]}, r"tools\[0\] is not"),
+    "an answer without a content": (
+        {"messages": [USER, {"role": "assistant", "value": OWL}]},
+        r"messages\[1\] has no content, and no calls",
+    ),
+    "roles by from that are not ShareGPT's": (
+        {"conversations": [{"from": "user", "value": WHO}, {"from": "assistant", "value": OWL}]},
+        "its conversations has the roles assistant, user; by `from` all are of system, human",
+    ),
+    "a mark that is no boolean": (
+        {"messages": [USER, {**ANSWER, "trainable": "true"}]},
+        r"messages\[1\] has the trainable 'true'; give true or false",
+    ),
+    "an input behind an answer": (
+        {"instruction": [USER, ANSWER], "input": "You.", "output": OWL},
+        "its instruction ends with no question before input",
+    ),
+    "a mark of another name": (
+        {"messages": [USER, {**ANSWER, "train": False}]},
+        r"messages\[1\] has train, which is not read; give its weight, or trainable",
+    ),
+    "arguments by another name": (
+        {"messages": [USER, {**ANSWER, "tool_calls": [{"name": "look", "parameters": {"x": 1}}]}]},
+        r"tool_calls\[0\] has parameters, which is not read",
+    ),
+    "arguments beside the function": (
+        {
+            "messages": [
+                USER,
+                {**ANSWER, "tool_calls": [{"function": {"name": "look"}, "arguments": {"x": 1}}]},
+            ]
+        },
+        r"tool_calls\[0\] has arguments, which is not read; give it as the function's",
+    ),
+    "reasoning in pieces": (
+        {"messages": [USER, {**ANSWER, "reasoning_details": [{"text": "So."}]}]},
+        r"messages\[1\]\.reasoning_details is not read; give it as reasoning_content",
+    ),
+    "an image beside a content": (
+        {"messages": [{**USER, "images": ["a.png"]}, ANSWER]},
+        r"messages\[0\]\.images is not read; leave it out",
+    ),
+    "an image in a column": (
+        {"messages": [USER, ANSWER], "images": ["a.png"]},
+        "it has images, which is not read; leave the column out",
+    ),
+    "earlier turns in a column": (
+        {"instruction": WHO, "output": OWL, "history": [["Hi.", "Hello."]]},
+        "it has history, which is not read",
+    ),
+    "two system messages": (
+        {
+            "messages": [{"role": "system", "content": "Be loud."}, USER, ANSWER],
+            "system": "Be brief.",
+        },
+        "its system is not the system message that it has",
+    ),
+    "messages as Python prints them": (
+        {"prompt": str([USER]), "completion": OWL},
+        "its prompt is a list as Python prints it, .*; write it as JSON",
+    ),
+    "messages as NumPy prints them": (
+        {"prompt": WHO, "completion": f"[{ANSWER}\n {USER}]"},
+        "its completion is a list as Python prints it",
+    ),
+    "an answer to nothing": (
+        {"messages": [ANSWER, USER, ANSWER]},
+        "it begins with an answer; begin with what is answered",
+    ),
+    "a system message at the end": (
+        {
+            "conversations": [
+                {"from": "human", "value": WHO},
+                {"from": "gpt", "value": OWL},
+                {"from": "system", "value": "Be brief."},
+            ]
+        },
+        "a system message stands behind its last answer; put it first",
+    ),
+    "another question behind the prompt": (
+        {"prompt": "Where?", "completion": [USER, ANSWER]},
+        "its prompt is followed by another message of the role user; let what follows begin",
+    ),
 }
 
 
@@ -351,6 +482,18 @@ PAIRS: Mapping[str, tuple[Row, list[str]]] = {
         BOTH,
     ),
     "KTO": ({"prompt": [USER], "completion": [ANSWER], "label": True}, BOTH[:1]),
+    "a transcript as prompt": (
+        {"prompt": f"\n\nHuman: {WHO}\n\nAssistant:", "chosen": OWL, "rejected": "No."},
+        BOTH,
+    ),
+    "a system message in a column": (
+        {"system": "Be brief.", "prompt": WHO, "chosen": OWL, "rejected": [USER, NO]},
+        [BRIEF + one for one in BOTH],
+    ),
+    "KTO with a system message in a column": (
+        {"system_prompt": "Be brief.", "prompt": WHO, "completion": OWL, "label": True},
+        [BRIEF + BOTH[0]],
+    ),
     "KTO with a repeated prompt": (
         {"prompt": WHO, "completion": [USER, ANSWER], "label": 1},
         BOTH[:1],

@@ -1,7 +1,7 @@
 """What is counted of texts when they become tokens, and of the texts of a step."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def chat() -> Chat:
 
 
 def bind(
-    folder: Path, rows: Mapping[str, list[Mapping[str, str]]], chat: Chat, too_long: TooLong
+    folder: Path, rows: Mapping[str, Sequence[Mapping[str, str]]], chat: Chat, too_long: TooLong
 ) -> Texts:
     """Make tokens of the rows of each split, at most 40 of each."""
     file = folder / "rows.jsonl"
@@ -68,3 +68,10 @@ def test_held_out_texts_that_are_trained_as_well_are_told(
     texts = bind(tmp_path, {"train": [SHORT, SHORT], "test": [fox, SHORT]}, chat, "refuse")
     assert texts.counts()["test"]["sequences that are trained as well"] == 1
     assert "1 of 2 held-out sequences are trained as well, token for token" in caplog.text
+
+
+def test_messages_behind_the_last_answer_are_counted(tmp_path: Path, chat: Chat) -> None:
+    said = [{"role": role, "content": "an owl"} for role in ("user", "assistant", "user", "user")]
+    rows = {"train": [SHORT, {"messages": json.dumps(said)}]}
+    counts = bind(tmp_path, rows, chat, "cut").counts()["train"]
+    assert counts["messages behind the last answer left out"] == 2

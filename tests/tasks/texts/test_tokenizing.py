@@ -128,6 +128,8 @@ def test_nulls_that_arrow_adds_change_nothing(chat: Chat) -> None:
             "the weight -1; give a number from 0 on",
         ),
         ({"prompt": 3, "completion": "a"}, "its prompt is 3"),
+        ({"text": ["a"]}, r"its text is \['a'\]; give a text"),
+        ({f"c{n}": n for n in range(99)}, "it has c0, c1, .*; give messages; conversations;"),
     ],
 )
 def test_a_row_that_is_no_text_is_refused(chat: Chat, row: Mapping[str, Any], why: str) -> None:
