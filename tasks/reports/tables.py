@@ -69,18 +69,18 @@ def fitted(
     """
     rows = [[None if value is None else _cell(value) for value in row] for row in cells]
     columns = [
-        [_cell(name), *column]
+        (name, [_cell(name), *column])
         for name, column in zip(names, zip(*rows, strict=True), strict=True)
         if any(value is not None for value in column)
     ]
-    widths = [max(len(value or "-") for value in column) for column in columns]
+    widths = [max(len(value or "-") for value in column) for _, column in columns]
     room = width - len(GAP) * (len(columns) - 1)
-    shrinking = [index for index, (name, *_) in enumerate(columns) if name in long]
+    shrinking = [index for index, (name, _) in enumerate(columns) if name in long]
     while sum(widths) > room and max(widths[index] for index in shrinking) > NARROWEST:
         widths[max(shrinking, key=widths.__getitem__)] -= 1
     shortened = [
         [value and shorten(value, most) for value in column]
-        for column, most in zip(columns, widths, strict=True)
+        for (_, column), most in zip(columns, widths, strict=True)
     ]
     head, *body = zip(*shortened, strict=True)
     return aligned(head, body)

@@ -15,7 +15,8 @@ def flip(path: Path) -> None:
 
 
 def truncate(path: Path) -> None:
-    _write(path, path.read_bytes()[: path.stat().st_size // 2])
+    """Cut a file off in its middle, within a line: without its last lines a log is an earlier one."""
+    _write(path, path.read_bytes()[: path.stat().st_size // 2].removesuffix(b"\n"))
 
 
 def replace_by_a_folder(path: Path) -> None:

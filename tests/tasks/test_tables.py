@@ -71,7 +71,7 @@ def test_a_path_is_that_of_one_file_whatever_it_is_called(name: str, relative: b
         other = Path("b" if name[0] == "a" else "a")
         for beside in (folder, other):
             beside.mkdir(exist_ok=True)
-            pq.write_table(pa.table({"a": [str(beside)]}), beside / "d.parquet")
+            pq.write_table(pa.table({"a": [str(beside)]}), beside.absolute() / "d.parquet")
         found = select("from parquet_rows($path)", path=folder / "d.parquet")
     assert found.to_pylist() == [{"a": str(folder)}]
 
