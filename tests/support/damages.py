@@ -15,7 +15,7 @@ def flip(path: Path) -> None:
 
 
 def truncate(path: Path) -> None:
-    """Cut a file off in its middle, within a line: without its last lines a log is an earlier one."""
+    """Cut a file off in the middle of a line: a log without its last lines is an earlier log."""
     _write(path, path.read_bytes()[: path.stat().st_size // 2].removesuffix(b"\n"))
 
 
