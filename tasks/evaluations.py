@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
+from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
-from tasks.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written

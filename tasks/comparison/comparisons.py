@@ -13,8 +13,8 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from adapters.errors import UserError
+from tasks.comparison.statistics import Difference, find_difference
 from tasks.recording.views import COMPARISONS
-from tasks.statistics import Difference, find_difference
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, write_json

@@ -14,9 +14,9 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.algorithm.settings import Settings
+from tasks.comparison.statistics import Z95, interval_of
 from tasks.pairs.source import BoundPairs, score_sides
 from tasks.references import Reference
-from tasks.statistics import Z95, interval_of
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays

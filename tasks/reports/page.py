@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
+from tasks.comparison.statistics import Gain
 from tasks.evaluations import find_reward_gain
 from tasks.recording.views import open_views
 from tasks.reports import plots
@@ -21,7 +22,6 @@ from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
 from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
 from tasks.reports.failures import RecordedFailure, find_failures
 from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
-from tasks.statistics import Gain
 from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences, read_manifest

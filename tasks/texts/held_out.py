@@ -13,8 +13,8 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from tasks.algorithm.distillation import NONE, find_distillation
+from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
 from tasks.references import Reference
-from tasks.statistics import Z95, Gain, find_gain, find_unpaired_gain
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json
 from tasks.storage.tables import arrays
