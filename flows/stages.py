@@ -16,10 +16,10 @@ from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.recipe import Recipe
 from flows.recipe.stages import LAST, StageRun, StagesRecipe
+from flows.runtime.bound_checkpoints import read_step
 from flows.runtime.checks import check_stages, gone_stages, is_finished
 from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summarize_run
 from flows.train import train
-from tasks.checkpoints import read_step
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.reports.artifacts import Artifacts

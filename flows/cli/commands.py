@@ -122,9 +122,11 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    from tasks.checkpoints import read_checkpoint
+    from flows.runtime.bound_checkpoints import CheckpointName
 
-    run, step = read_checkpoint(f"{run}@{at}" if at else run)
+    named = CheckpointName.parse(name := f"{run}@{at}" if at else run)
+    named.check_whole(name)
+    run, step = named.run, named.step
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
@@ -219,7 +221,7 @@ def dryrun(
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
-    from tasks.reports.failures import ask_failures
+    from tasks.reports.facts import ask_failures
 
     def explain() -> str:
         left = f"{folder.path} is left" if folder.exists() else "nothing is left"

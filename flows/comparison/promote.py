@@ -3,9 +3,8 @@
 import re
 from datetime import UTC, datetime
 
-from adapters.calls import POLICY
 from adapters.errors import UserError, counted
-from tasks.checkpoints import Ledger, read_checkpoint
+from flows.runtime.bound_checkpoints import CheckpointName
 from tasks.comparison.comparisons import ComparedTarget, Comparison
 from tasks.comparison.promotions import (
     NotBetter,
@@ -17,7 +16,6 @@ from tasks.comparison.promotions import (
 )
 from tasks.examples.reading import Source
 from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import folder_of
 
 CONDITION = re.compile(r"\s*reward\s*>\s*(?P<target>\S+)\s*")
 
@@ -40,14 +38,12 @@ def plan_promotion(checkpoint: str, name: str, forced: str | None, *, gated: boo
     neither a gate nor a reason to force it is given.
     """
     check_name(name)
-    run, step = read_checkpoint(checkpoint)
-    if ":" in run:
-        raise UserError(f"{checkpoint} is one policy of a run; name the run's checkpoint RUN@STEP")
-    folder = folder_of(run)
-    created = read_manifest(folder)["created"]
-    saved, last = Ledger(folder.checkpoints(POLICY)).at(step), last_promotion(name)
+    named = CheckpointName.parse(checkpoint)
+    named.check_whole(checkpoint)
+    created, run = read_manifest(named.folder)["created"], named.run
+    step, last = named.saved_step, last_promotion(name)
     replaces = None if last is None else last.checkpoint
-    if last is not None and (replaces, last.created) == (f"{run}@{saved.step}", created):
+    if last is not None and (replaces, last.created) == (f"{run}@{step}", created):
         raise PromotionRefused(f"{name} is {replaces} already; name another checkpoint")
     if last is not None and not gated and forced is None:
         raise PromotionRefused(
@@ -57,7 +53,7 @@ def plan_promotion(checkpoint: str, name: str, forced: str | None, *, gated: boo
     return Promotion(
         name=name,
         run=run,
-        step=saved.step,
+        step=step,
         created=created,
         when=when,
         replaces=replaces,

@@ -19,7 +19,7 @@ from tasks.judging.verdicts import measure_verdicts, record_verdicts
 from tasks.metrics import StepFiles, drop_costs, measure, name_expert, name_metrics, trained_tokens
 from tasks.recording.step_log import Metrics, record_metrics
 from tasks.references import References, compute_references
-from tasks.reports.failures import ask_failures
+from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of

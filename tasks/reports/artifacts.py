@@ -35,15 +35,12 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from adapters.calls import POLICY
-from tasks.checkpoints import Ledger, read_held_out
+from tasks.checkpoints import Ledger
 from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import Metrics, read_metrics, spent_seconds
+from tasks.recording.step_log import Metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
-from tasks.reports.curves import (
-    read_curves,
-    read_step_curves,
-)
-from tasks.reports.progress import Facts, ProgressReader, describe_measure, read_facts
+from tasks.reports.facts import read_facts
+from tasks.reports.progress import ProgressReader, Said, describe_measure, say_facts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
@@ -169,7 +166,7 @@ class Artifacts:
 
     def _tag_gain(self) -> None:
         with self._unless_unreadable("held-out reward"):
-            if measured := str(read_held_out(self._run)):
+            if measured := str(read_facts(self._run).held_out):
                 tag_flow_run(f"{HELD_OUT} {measured}")
 
     def _create_all(self) -> None:
@@ -182,7 +179,7 @@ class Artifacts:
         self._shown_at = GROWTH * (time.monotonic() - self._begun)
 
     def _create_transcripts(self) -> None:
-        run, step = self._run, len(read_metrics(self._run.metrics)) - 1
+        run, step = self._run, read_facts(self._run).done - 1
         words = (
             f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
             f"and up to {MOST_FAILED} that failed with different errors, word for word"
@@ -239,11 +236,11 @@ class Artifacts:
         while not ended:
             ended, seconds = self._over.wait(seconds), LOOK_SECONDS
             with suppress(*UNREADABLE):  # the run itself says what it cannot read
-                facts = read_facts(self._run, reader.look())
-                self._try(partial(self._show_now, facts))
+                said = say_facts(self._run, reader.look())
+                self._try(partial(self._show_now, said))
 
-    def _show_now(self, facts: Facts) -> None:
-        rows = [{"what": what, NOW: said} for what, said in facts.items()]
+    def _show_now(self, said: Said) -> None:
+        rows = [{"what": what, NOW: line} for what, line in said.items()]
         if self._now is not None:
             with get_client(sync_client=True) as client:
                 client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
@@ -290,7 +287,7 @@ def describe_curves(run: RunFolder) -> str:
     from tasks.reports import plots  # matplotlib loads slowly, and only for this
 
     with open_views([run], ["spans"]) as views:
-        curves = [read_curves(run, views)]
+        curves = [read_facts(run).curves(views)]
     if run.given_files():
         measures, legend = plots.draw_panels(curves, plots.LEARNT), ""
     else:
@@ -320,8 +317,8 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     those of the main policy, the KL to the reference or, without one, to the teachers, or else to
     the weights that sampled.
     """
-    curves = read_step_curves(run)
-    held_out = read_held_out(run).by_step
+    facts = read_facts(run)
+    held_out, tokens = facts.held_out.by_step, facts.tokens
     rows = [
         {
             "step": made,
@@ -330,11 +327,11 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
             "held-out": held_out.get(made),
             "entropy": row.get("entropy"),
             "KL": next((row[name] for name in DIVERGENCES if name in row), None),
-            "tokens": round(curves.tokens[made] - curves.tokens[made - 1]),
+            "tokens": round(tokens[made] - tokens[made - 1]),
             "failed": row.get("rollouts/failed"),
             "seconds": spent_seconds([row]),
         }
-        for made, row in enumerate(curves.metrics, 1)
+        for made, row in enumerate(facts.metrics, 1)
     ]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     return [{name: _short(row[name]) for name in names} for row in rows]

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL
+from tasks.reports.board.run_list import runs_table
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.stages import StagesRecipe
-from flows.runtime.bound_checkpoints import read_bound
+from flows.runtime.bound_checkpoints import best_step, read_bound
 from flows.runtime.checks import check_stages
 from flows.stages import stages
-from tasks.checkpoints import best_step
-from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import write_report
 from tasks.reports.tables import fitted
 from tasks.storage.owners import last_owner

@@ -24,7 +24,7 @@ from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
 from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
-from tasks.reports.curves import RunCurves, read_curves
+from tasks.reports.facts import RunCurves, read_facts
 from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
 from tasks.storage.json_files import append_row, write_json
@@ -398,7 +398,7 @@ def test_minutes_are_those_in_which_the_run_was_open() -> None:
     later = rewarded(1.0) | {"started": again, "ended": again + timedelta(minutes=3)}
     record_step(run, 1, rollout(0, answered("Good"), later, step=1))
     with open_views([run]) as views:
-        curves = read_curves(run, views)
+        curves = read_facts(run).curves(views)
     assert curves.minutes == [0, pytest.approx(2), pytest.approx(5)]
     assert curves.tokens == [0, 40, 80]
 

@@ -13,7 +13,7 @@ from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.scores import Spent
 from tasks.recording.spans import Span, table
-from tasks.reports.failures import ask_failures, read_failures
+from tasks.reports.facts import ask_failures, read_failures
 from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
 from tasks.storage.manifest import write_manifest

@@ -15,13 +15,12 @@ from flows.comparison.compare import compare
 from flows.comparison.promote import plan_promotion, promote, read_condition
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import bind_checkpoints
+from flows.runtime.bound_checkpoints import CheckpointName, bind_checkpoints
 from flows.runtime.checks import check_run
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.forks import fork_run
 from flows.runtime.serving import find_weights
 from flows.train import train
-from tasks.checkpoints import read_checkpoint
 from tasks.comparison.comparisons import Comparison, most_different
 from tasks.comparison.promotions import (
     NotBetter,
@@ -239,8 +238,8 @@ def test_of_two_promotions_that_were_decided_at_once_the_second_is_refused(named
 
 
 def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) -> None:
-    assert read_checkpoint(named) == ("one", 2)
-    assert read_checkpoint(f"{named}:policy") == ("one:policy", 2)
+    assert CheckpointName.parse(named) == CheckpointName("one", "", 2)
+    assert CheckpointName.parse(f"{named}:policy").title == "one:policy"
     assert find_weights(named).name == "one@2"
     assert EvalTarget.find(recipe, None, None, named, as_given=True).title == "one@2"
     values = recipe.model_dump(mode="json")
@@ -268,7 +267,7 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
     made = {"created": "later"}
     monkeypatch.setattr("tasks.comparison.promotions.read_manifest", lambda _: made)
     with pytest.raises(PromotionRefused, match="is not that run any more; put that back, or"):
-        read_checkpoint(named)
+        CheckpointName.parse(named)
 
 
 def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) -> None:

@@ -1,31 +1,66 @@
-"""Rollouts of a run as the board finds them: searched, by group, and two of a group in full."""
+"""What a run has played, as an address of the board asks for it: rollouts, groups, examples.
 
+Each value of an address is checked before it is used.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from urllib.parse import urlencode
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from adapters.calls import POLICY
+from adapters.door.roles import policy_of
 from adapters.tinker.token_texts import TokenText
 from tasks.recording.views import Views, open_views
-from tasks.reports.board.queries import PAGE, FromQuery, skipped
 from tasks.reports.marked_rollouts import MarkedTrajectory, mark_trajectories
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.names import BatchName, parse_batch, parse_rollout
+from tasks.storage.manifest import recipe_of
+from tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunError, RunFolder
 from tasks.storage.tables import query_beside
 
-SEARCH = query_beside(__file__)
-GROUPS = query_beside(str(Path(__file__).with_name("groups")))
-CALLS = query_beside(str(Path(__file__).with_name("calls")))
+SEARCH, GROUPS, CALLS, EXAMPLES = (
+    query_beside(str(Path(__file__).with_name(name)))
+    for name in ("rollouts", "groups", "calls", "examples")
+)
 
-BRIEF, WHOLE = 300, 20_000
-"""Letters of a text that are shown in a table, and by itself."""
+PAGE = 50
+"""Rows of a page."""
+BRIEF, MIDDLE, WHOLE = 300, 2000, 20_000
+"""Letters of a text that are shown in a table, of a held-out example, and of a text by itself."""
 MOST_CALLS = 200
 """Calls of a rollout that are shown."""
 
 Row = Mapping[str, Any]
+
+
+class FromQuery(BaseModel):
+    """Values of a page's query, whose names and bounds are the fields'; others are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    page: int = Field(default=1, ge=1, le=10**6)
+    live: Literal["on", "off"] = "on"
+
+    @classmethod
+    def read(cls, pairs: list[tuple[str, str]]) -> Self:
+        """Read the pairs of a query: of a name the last or, of a list, all that are not empty."""
+        given: dict[str, list[str]] = defaultdict(list)
+        for name, text in pairs:
+            if text:
+                given[name].append(text)
+        lists = {name for name, field in cls.model_fields.items() if field.annotation == list[str]}
+        values = {name: texts if name in lists else texts[-1] for name, texts in given.items()}
+        return cls.model_validate(values)
+
+    def query(self, **changes: object) -> str:
+        """Return the query of the same page with some values changed, those of no default."""
+        values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
+        return f"?{urlencode(values, doseq=True)}"
 
 
 class PlayedSearch(FromQuery):
@@ -65,6 +100,15 @@ class Sides(FromQuery):
     right: str | None = Field(default=None, max_length=300)
 
 
+class ExampleSearch(FromQuery):
+    """Search of held-out examples: by split, by two checkpoints, and by how they changed."""
+
+    split: str | None = Field(default=None, max_length=200)
+    before: int | None = Field(default=None, ge=0, le=10**9)
+    after: int | None = Field(default=None, ge=0, le=10**9)
+    change: Literal["better", "worse", "equal"] | None = None
+
+
 @dataclass(frozen=True)
 class ShownRollout:
     """Rollout in full: its row of the search, its tokens, and the calls that those do not show."""
@@ -72,6 +116,11 @@ class ShownRollout:
     row: Row
     trajectories: Sequence[MarkedTrajectory]
     calls: Sequence[Row]
+
+
+def skipped(asked: FromQuery) -> int:
+    """Return how many rows come before the page that is asked for."""
+    return PAGE * (asked.page - 1)
 
 
 def search_rollouts(run: RunFolder, search: RolloutSearch) -> list[Row]:
@@ -115,6 +164,45 @@ def read_group(
         by_name = {row["rollout_id"]: row for row in rows}
         asked = [by_name[name] for name in (sides.left, sides.right) if name in by_name]
         return rows, [_show(run, views, row, text_of) for row in asked or [rows[0], *rows[1:][-1:]]]
+
+
+def played_examples(run: RunFolder) -> dict[str, list[int]]:
+    """Map each held-out split to the checkpoints that played some of it."""
+    sealed, journals = run.all_spans()
+    names = [parse_batch(path.stem) for path in (*sealed, *journals)]
+    splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED}
+    ordered = sorted(splits, key=lambda split: split != "test")
+    return {
+        split: sorted({name.step for name in names if name.split == split}) for split in ordered
+    }
+
+
+def choose_checkpoints(search: ExampleSearch, played: dict[str, list[int]]) -> ExampleSearch:
+    """Return the search with the first split, its first and its last checkpoint as defaults."""
+    split = search.split if search.split in played else next(iter(played))
+    steps = played[split]
+    before = steps[0] if search.before is None else search.before
+    after = steps[-1] if search.after is None else search.after
+    return search.model_copy(update={"split": split, "before": before, "after": after})
+
+
+def compare_examples(run: RunFolder, search: ExampleSearch) -> list[Row]:
+    """Return a page of the examples that fit; each has the number of all as `found`."""
+    steps = (search.before, search.after)
+    with open_views(
+        [run],
+        ["rollouts", "calls"],
+        lambda batch: batch.split == search.split and batch.step in steps,
+    ) as views:
+        values = {"before": search.before, "after": search.after, "change": search.change}
+        shown = {"letters": MIDDLE, "most": PAGE, "skipped": skipped(search)}
+        parameters = {**values, **shown, "roles": _trained_roles(run)}
+        return _rows(views, EXAMPLES, parameters)
+
+
+def _trained_roles(run: RunFolder) -> Sequence[str]:
+    roles = recipe_of(run).get("roles", {})
+    return [POLICY, *(role for role, who in roles.items() if policy_of(who))]
 
 
 def _show(run: RunFolder, views: Views, row: Row, text_of: TokenText | None) -> ShownRollout:
