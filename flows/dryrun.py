@@ -19,11 +19,11 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import open_run
 from tasks.evaluations import score_spans
-from tasks.reports.artifacts import Artifacts
 from tasks.reports.dryruns import LearnedFrom, describe
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
+from tasks.tracking.prefect_pages import publish_tag
 
 
 @flow(name="dryrun", flow_run_name=name_of_run)
@@ -39,9 +39,8 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
         open_references(recipe, opened.folder, opened.service) as others,
-        Artifacts(opened.folder) as artifacts,
     ):
-        artifacts.tag("dryrun")
+        publish_tag("dryrun")
         path = opened.folder.shard(shard_name("train", 0))
         size, source = ShardSize(recipe.rollouts.groups), recipe.train_split()
         shard = draw_shard(path, source, recipe.seed, 0, size)

@@ -24,7 +24,6 @@ from flows.runtime.flow_runs import (
 )
 from flows.runtime.open_run import OpenRun, open_run
 from tasks.metrics import StepFiles
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
 from tasks.texts.batches import draw_texts, measure_texts
@@ -44,9 +43,8 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
     """
     run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
-    with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
-        learn(opened, recipe, bind(opened, recipe), artifacts)
-        artifacts.publish()
+    with open_run(recipe, run) as opened:
+        learn(opened, recipe, bind(opened, recipe))
     summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)
 
@@ -68,7 +66,7 @@ def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
     return texts
 
 
-def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
+def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
     batch, method = recipe.batches(), recipe.update_method()
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
@@ -85,7 +83,7 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])
-        artifacts.show(step, record_step(run, step, files, known=known))
+        record_step(run, step, files, known=known)
 
 
 def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None:

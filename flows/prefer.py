@@ -29,7 +29,6 @@ from tasks.pairs.batches import draw_pairs
 from tasks.pairs.held_out import check_reference, score_pairs
 from tasks.pairs.source import BoundPairs, bind_pairs, score_references
 from tasks.references import Reference
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
 
@@ -45,9 +44,8 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
     """
     run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
-    with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
-        learn(opened, recipe, bind(opened, recipe), artifacts)
-        artifacts.publish()
+    with open_run(recipe, run) as opened:
+        learn(opened, recipe, bind(opened, recipe))
     summary = summarize_run(opened.folder)
     return completed(summary, summary.outcome)
 
@@ -77,7 +75,7 @@ def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
     return run.policies.main.updater.sampler(0)
 
 
-def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Artifacts) -> None:
+def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs) -> None:
     """Train the policy of a run on the pairs of each step, and score what is due."""
     preference, batch, method = recipe.preference, recipe.batches(), recipe.update_method()
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
@@ -95,7 +93,7 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
             check_reference(updates[POLICY], recipe.checkpoints.probe_tolerance)
         score(run, recipe, pairs, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
-        artifacts.show(step, record_step(run, step, files))
+        record_step(run, step, files)
 
 
 def score(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, step: int) -> None:

@@ -22,9 +22,9 @@ from flows.runtime.flow_runs import StagesSummary, completed, name_of_run, summa
 from flows.train import train
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.run_folder import folder_of
 from tasks.storage.stages import StageResult, stage_results, write_stages
+from tasks.tracking.prefect_pages import publish_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer}
 
@@ -43,7 +43,7 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
     gone, recorded = gone_stages(parts), stage_results(folder)
     results = {part.name: [one for one in recorded if one.run == part.name] for part in gone}
     write_stages(folder, values, in_order(parts, results))
-    with engines_kept(), Artifacts(folder) as artifacts:
+    with engines_kept():
         for stage in parts:
             if stage in gone:
                 continue
@@ -51,7 +51,7 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
                 FLOWS[stage.recipe.flow](stage.recipe, run=stage.name)
             results[stage.name] = [*score(recipe, stage)]
             write_stages(folder, values, in_order(parts, results))
-        artifacts.publish_stages()
+    publish_stages(folder)
     summary = StagesSummary(run=run, results=tuple(in_order(parts, results)))
     return completed(summary, summary.outcome)
 

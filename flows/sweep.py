@@ -37,11 +37,11 @@ from flows.stages import FLOWS
 from tasks.comparison.promotions import refuse_promoted
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import ChildResult, write_sweep
 from tasks.texts.held_out import read_measure
+from tasks.tracking.prefect_pages import publish_stages
 
 MEASURES: Mapping[str, Sequence[str]] = {
     "train": ("reward", "greedy", "judged"),
@@ -72,14 +72,14 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
     values, names = recipe.model_dump(mode="json"), [child.name for child in children]
     write_sweep(folder, values, names, [])
     ended = dict[str, ChildResult]()
-    with engines_kept(), Artifacts(folder) as artifacts:
+    with engines_kept():
         for child, error in train_children(recipe, run, children):
             ended[child.name] = measure(child, select, error)
             results = [ended[name] for name in names if name in ended]
             write_sweep(folder, values, names, results)
         results = choose([ended[name] for name in names], select)
         write_sweep(folder, values, names, results, describe_draws(children, results))
-        artifacts.publish_stages()
+    publish_stages(folder)
     summary = SweepSummary(run=run, select=select, results=tuple(results))
     return completed(summary, summary.outcome)
 

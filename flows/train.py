@@ -49,7 +49,6 @@ from flows.runtime.open_rollouts import (
 from flows.runtime.open_run import OpenRun, open_run
 from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
 from tasks.metrics import StepFiles
-from tasks.reports.artifacts import Artifacts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
@@ -101,10 +100,7 @@ def learn(
     algorithm, credit, method = recipe.algorithm, recipe.credit(), recipe.update_method()
     expert = algorithm.expert
     texts = bind_expert(run, recipe)
-    with (
-        open_references(recipe, run.folder, run.service) as others,
-        Artifacts(run.folder, recipe.steps) as artifacts,
-    ):
+    with open_references(recipe, run.folder, run.service) as others:
         run.tracking.follow()
         evaluations.submit_due(run.steps_left().start)
         for step, spans in steps:
@@ -121,9 +117,8 @@ def learn(
             evaluations.score(step - recipe.rollouts.lag)
             files = StepFiles(spans, trajectories, references, datums, updates, verdicts=verdicts)
             known = {**measure_expert(texts, drawn), **measure_judge(run, verdicts, judged, spans)}
-            artifacts.show(step, record_step(run, step, files, credit.min_group_size, known))
+            record_step(run, step, files, credit.min_group_size, known)
         evaluations.score(recipe.steps)
-        artifacts.publish()
 
 
 def bind_expert(run: OpenRun, recipe: Recipe) -> Texts | None:

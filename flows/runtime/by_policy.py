@@ -188,7 +188,7 @@ def record_step(
     files: StepFiles,
     min_group_size: int = 1,
     known: Mapping[str, float] | None = None,
-) -> Metrics:
+) -> None:
     """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
     Metrics that are `known` already are recorded with them. A step whose rollouts another run
@@ -204,7 +204,6 @@ def record_step(
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
-    return metrics
 
 
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:

@@ -28,6 +28,7 @@ from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.tracking.prefect_pages import NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
         yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable)
+        if tracking.is_followed:  # it has trained
+            write_run_report(folder)
 
 
 @contextmanager
@@ -172,5 +175,6 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
         shared=folder.path.parent,
     )
     chosen = TrackerChoice(**recipe.tracking.model_dump()).openers()
+    pages = PrefectPages(folder, recipe.steps)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
-    return RunTracking(folder, openers, recipe.steps, recipe.lag)
+    return RunTracking(folder, {NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)

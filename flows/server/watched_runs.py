@@ -26,9 +26,9 @@ from prefect.settings import PREFECT_API_URL
 from adapters.errors import UserError, did_you_mean
 from adapters.network.addresses import check_listener
 from adapters.process.terminal import on_one_line
-from tasks.reports.artifacts import NOW, artifact_key
 from tasks.reports.progress import CALLS, Said, WatchedRun, describe_run
 from tasks.storage.run_folder import all_runs, runs_root
+from tasks.tracking.prefect_pages import NOW, artifact_key
 
 FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
 """Flows of which a flow run has a run of its own."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks.reports.board.run_list import runs_table
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY, Policy, Sampling
@@ -20,6 +19,7 @@ from flows.runtime.eval_targets import EvalTarget
 from flows.train import train
 from tasks.recording.journal import Journal, read_journal
 from tasks.recording.scores import read_evaluation
+from tasks.reports.board.runs import runs_table
 from tasks.reports.transcripts import read_games
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, RunFolder

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL
-from tasks.reports.board.run_list import runs_table
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
@@ -20,6 +19,7 @@ from flows.recipe.stages import StagesRecipe
 from flows.runtime.bound_checkpoints import best_step, read_bound
 from flows.runtime.checks import check_stages
 from flows.stages import stages
+from tasks.reports.board.runs import runs_table
 from tasks.reports.page import write_report
 from tasks.reports.tables import fitted
 from tasks.storage.owners import last_owner

@@ -23,7 +23,6 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
-from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
 from tasks.reports.facts import RunCurves, read_facts
 from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
@@ -31,6 +30,7 @@ from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from tasks.storage.stages import ChildResult, write_sweep
+from tasks.tracking.prefect_pages import describe_curves, describe_training, write_run_report
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.runs.small_recipe import small_recipe
@@ -447,13 +447,12 @@ def test_names_of_runs_are_no_markdown() -> None:
 
 def test_a_report_that_cannot_be_made_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = record_run("hello")
-    artifacts = Artifacts(run)
-    artifacts._write_report()
+    write_run_report(run)
     assert run.report.exists()
     spans = run.spans("train-00000.0")
     spans.write_bytes(spans.read_bytes()[:-9] + b"x" + spans.read_bytes()[-8:])
     with caplog.at_level(logging.WARNING):
-        artifacts._write_report()
+        write_run_report(run)
     assert f"the report of {run.path} cannot be shown: " in caplog.text
     assert "train-00000.0.parquet is damaged" in caplog.text
 

@@ -31,7 +31,7 @@ from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.recording.queries import answer
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of

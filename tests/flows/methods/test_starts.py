@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks.reports.board.run_list import runs_table
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
@@ -26,6 +25,7 @@ from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
+from tasks.reports.board.runs import runs_table
 from tasks.reports.facts import describe_origin, read_facts
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text

@@ -22,7 +22,6 @@ from flows.train import train
 from tasks.recording.journal import Journal
 from tasks.recording.spans import EndedAttempt, error_span
 from tasks.recording.step_log import record_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
@@ -30,6 +29,7 @@ from tasks.storage.stages import write_sweep
 from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
+from tests.tasks.test_artifacts import shown
 
 NOW = datetime.now(UTC)
 SMALL = {"rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8}, "evaluation": {"every": 0}}
@@ -89,7 +89,7 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_SECONDS", "LOOK_SECONDS"):
-        monkeypatch.setattr(f"tasks.reports.artifacts.{name}", 0.1)
+        monkeypatch.setattr(f"tasks.tracking.prefect_pages.{name}", 0.1)
     run = RunFolder(elsewhere / "trains")
     recipe = small_recipe(steps=2, rollouts={"groups": 2, "group_size": 4})
     write_manifest(run, recipe.model_dump(mode="json"), "f00d")
@@ -99,7 +99,7 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
 
     @flow(name="train", flow_run_name="trains")
     def look() -> None:
-        with Journal(run.journal("train-00001.0")) as journal, Artifacts(run, 2):
+        with Journal(run.journal("train-00001.0")) as journal, shown(run, 2):
             begun = {"attempt": 0, "role": "policy", "call": 0, "kind": "begun", "started": NOW}
             journal.append_now({"rollout_id": "train-00001-0000-01", "span_id": "1", **begun})
             end = EndedAttempt("train-00001-0000-00", 0, NOW, NOW)

@@ -1,4 +1,4 @@
-"""Artifacts of a run in Prefect's UI: progress, curves, metrics, evaluations and transcripts.
+"""Pages of a run in Prefect's UI: progress, curves, metrics, evaluations and transcripts.
 
 The UI shows no file of this machine, so the curves are inside a text. Links name no server: they
 begin at the page of an artifact, which lies two folders below the UI's address.
@@ -10,14 +10,8 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from functools import partial
-from itertools import count
-from threading import Event, Thread
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 import httpx
@@ -35,19 +29,22 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from adapters.calls import POLICY
+from adapters.tracking.tracker import TrackedStep, Tracker, TrackerFailed
 from tasks.checkpoints import Ledger
 from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import Metrics, spent_seconds
+from tasks.recording.step_log import spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.facts import read_facts
-from tasks.reports.progress import ProgressReader, Said, describe_measure, say_facts
+from tasks.reports.progress import ProgressReader, describe_measure, say_facts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import result_note, result_table
+from tasks.tracking.run_tracking import publish_beside
 
+NAME = "Prefect's UI"
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
 LONGEST_PATH = 48
@@ -65,117 +62,70 @@ LEGEND = (
 FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
 
-LAST_SECONDS, FAILED_SECONDS = 20.0, 2.0
-"""Seconds for which a run waits for its last artifacts, and one that fails for the last of all."""
-
 LOOK_SECONDS = 3.0
 """Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
 
 NOW = "now"
 """Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
 
-FAILURES = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
-"""Errors of a server that is away or refuses."""
-
 log = logging.getLogger(__name__)
 
 
-class Artifacts:
-    """Artifacts of a run, which a thread creates beside the training.
+class PrefectPages(Tracker):
+    """Pages of the current flow run about the run that it trains.
 
-    The training needs none of them: where Prefect's server is away or refuses, one warning says so.
-    The progress of `steps` is shown; none of it if they are None, in an evaluation.
+    All of them are made anew whenever the run has become a quarter longer, so that a long run
+    leaves some dozens of versions on the server.
     """
 
-    def __init__(self, run: RunFolder, steps: int | None = None) -> None:
-        self._run = run
-        self._steps = steps
-        self._thread = ThreadPoolExecutor(1, "artifacts")
-        self._submitted: list[Future[None]] = []
-        self._progress: UUID | None = None
-        self._failures = count()  # of which two threads tell one
+    def __init__(self, run: RunFolder, steps: int) -> None:
+        self._run, self._steps = run, steps
         self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
+        self._reader = ProgressReader(run)
+        self._progress: UUID | None = None
         self._now: UUID | None = None
-        self._over = Event()
-        looking = partial(copy_context().run, self._keep_showing_now)
-        self._looking = Thread(target=looking, name="now", daemon=True)
 
-    def __enter__(self) -> Self:
-        if self._steps is not None:
-            self._submit(partial(self._show, 0.0, "starting"))
-            self._looking.start()
-        return self
+    def next_step(self) -> int:
+        """Return the last step that is done: earlier ones would say less."""
+        done = read_facts(self._run).done
+        if done == 0 and self._progress is None:
+            self._show(0.0, "starting")
+        return max(0, done - 1)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        left, began = LAST_SECONDS if kind is None else 0, time.monotonic()
-        wait(self._submitted, left)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._looking.is_alive() and (kind is None or issubclass(kind, Exception)):
-            self._looking.join(max(FAILED_SECONDS, left - (time.monotonic() - began)))
-        next(self._failures)  # what comes later finds a server that ends with the run
-        self._forget_done()
-
-    def show(self, step: int, metrics: Metrics) -> None:
-        """Show that step `step` (from 0) is done, with its reward, and from time to time the rest.
-
-        The rest is shown whenever the run has become a quarter longer, so that a long run leaves
-        some dozens of versions on the server.
-        """
-        assert self._steps is not None
-        said = describe_measure(metrics) or "no rollout has a reward"
-        done = 100 * (step + 1) / self._steps
-        for earlier in self._submitted:
-            earlier.cancel()  # it would say less
-        self._submit(partial(self._show, done, f"step {step + 1} of {self._steps}, {said}"))
+    def send(self, step: TrackedStep) -> None:
+        """Show the progress, unless a later step is done, and from time to time the rest."""
+        made = step.number + 1
+        if made != read_facts(self._run).done:
+            return
+        said = describe_measure(step.metrics()) or "no rollout has a reward"
+        self._show(100 * made / self._steps, f"step {made} of {self._steps}, {said}")
         if time.monotonic() - self._begun > self._shown_at:
-            self._submit(self._create_all)
+            self._create_all()
 
-    def publish(self) -> None:
-        """Write the run's report, and publish what a run that has ended shows."""
-        self._write_report()
-        self._submit(self._tag_gain)
-        self._submit(self._create_all)
+    def look(self) -> float:
+        """Show what the run does, unless it has just begun."""
+        left = FIRST_SECONDS - (time.monotonic() - self._begun)
+        if left > 0:
+            return left
+        self._show_now()
+        return LOOK_SECONDS
 
-    def publish_evaluations(self) -> None:
-        """Publish the scores of every evaluation of the run, with a link to its training."""
-        self._submit(self._create_evaluations)
-
-    def publish_stages(self) -> None:
-        """Write the report of stages or of a sweep, and publish their table."""
-        self._write_report()
-
-        def describe() -> str:
-            note = f"\n{result_note(self._run)}\n"
-            return f"{markdown_table(*result_table(self._run))}{note}\n[report]({self._run.report})"
-
-        words = f"What the runs of {self._run.name} have come to"
-        self._submit(partial(self._create_markdown, "stages", describe, words))
-
-    def tag(self, tag: str) -> None:
-        """Give the flow run a tag, which the list of runs shows."""
-        self._submit(partial(tag_flow_run, tag))
-
-    def _write_report(self) -> None:
-        from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
-
-        with self._unless_unreadable("report"):
-            write_report([self._run], self._run.report)
-
-    def _tag_gain(self) -> None:
-        with self._unless_unreadable("held-out reward"):
-            if measured := str(read_facts(self._run).held_out):
-                tag_flow_run(f"{HELD_OUT} {measured}")
+    def close(self) -> None:
+        """Show what the run did last and, if it is done, what it has gained and come to."""
+        self._show_now()
+        if read_facts(self._run).done >= self._steps:
+            with _unless_unreadable(self._run, "held-out reward"):
+                if measured := str(read_facts(self._run).held_out):
+                    tag_flow_run(f"{HELD_OUT} {measured}")
+            self._create_all()
 
     def _create_all(self) -> None:
         run = self._run
-        self._create_markdown("curves", partial(describe_curves, run), f"Curves of {run.name}")
+        _create_markdown(run, "curves", partial(describe_curves, run), f"Curves of {run.name}")
         self._create_metrics()
         if not run.given_files():
             self._create_transcripts()
-            self._create_evaluations()
+            _create_evaluations(run)
         self._shown_at = GROWTH * (time.monotonic() - self._begun)
 
     def _create_transcripts(self) -> None:
@@ -184,10 +134,10 @@ class Artifacts:
             f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
             f"and up to {MOST_FAILED} that failed with different errors, word for word"
         )
-        self._create_markdown("transcripts", partial(describe_transcripts, run, step), words)
+        _create_markdown(run, "transcripts", partial(describe_transcripts, run, step), words)
 
     def _create_metrics(self) -> None:
-        with self._unless_unreadable("metrics"):
+        with _unless_unreadable(self._run, "metrics"), _failing():
             create_table_artifact(
                 metric_rows(self._run),
                 key=artifact_key(self._run.name, "metrics"),
@@ -195,82 +145,108 @@ class Artifacts:
                 "others are in its report and in SQL, where step 0 is the first",
             )
 
-    def _create_evaluations(self) -> None:
-        shown = Artifact.get(artifact_key(self._run.name, "progress"))
-        flow_run = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
-
-        def describe() -> str:
-            return describe_training(self._run, flow_run) + describe_evaluations(self._run)
-
-        self._create_markdown("evaluations", describe, f"Every evaluation of {self._run.name}")
-
-    def _create_markdown(self, what: str, describe: Callable[[], str], words: str) -> None:
-        text = None
-        with self._unless_unreadable(what):
-            text = describe()
-        if text is not None:
-            key = artifact_key(self._run.name, what)
-            create_markdown_artifact(text, key=key, description=words)
-
-    @contextmanager
-    def _unless_unreadable(self, what: str) -> Iterator[None]:
-        """Say by a warning that a damaged file keeps one of the artifacts from being made."""
-        try:
-            yield
-        except UNREADABLE as error:
-            log.warning("the %s of %s cannot be shown: %s", what, self._run.path, error)
-
     def _show(self, progress: float, description: str) -> None:
-        if self._progress is not None:
-            update_progress_artifact(self._progress, progress, description)
-            return
-        made = create_progress_artifact(
-            progress, artifact_key(self._run.name, "progress"), description
-        )
+        with _failing():
+            if self._progress is not None:
+                update_progress_artifact(self._progress, progress, description)
+                return
+            key = artifact_key(self._run.name, "progress")
+            made = create_progress_artifact(progress, key, description)
         assert isinstance(made, UUID)
         self._progress = made
 
-    def _keep_showing_now(self) -> None:
-        """Show again and again what the run does, the last time when it is over."""
-        reader, ended, seconds = ProgressReader(self._run), False, FIRST_SECONDS
-        while not ended:
-            ended, seconds = self._over.wait(seconds), LOOK_SECONDS
-            with suppress(*UNREADABLE):  # the run itself says what it cannot read
-                said = say_facts(self._run, reader.look())
-                self._try(partial(self._show_now, said))
+    def _show_now(self) -> None:
+        with suppress(*UNREADABLE):  # the run itself says what it cannot read
+            said = say_facts(self._run, self._reader.look())
+            rows = [{"what": what, NOW: line} for what, line in said.items()]
+            with _failing():
+                self._now = self._update_now(rows)
 
-    def _show_now(self, said: Said) -> None:
-        rows = [{"what": what, NOW: line} for what, line in said.items()]
+    def _update_now(self, rows: list[dict[str, str]]) -> UUID:
+        """Show rows in the place of those before; return the artifact."""
         if self._now is not None:
             with get_client(sync_client=True) as client:
                 client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
-            return
+            return self._now
         words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
         key = artifact_key(self._run.name, NOW)
         made = create_table_artifact(rows, key=key, description=words)
         assert isinstance(made, UUID)
-        self._now = made
+        return made
 
-    def _submit(self, make: Callable[[], object]) -> None:
-        self._forget_done()
-        context = copy_context()  # names the flow run
-        self._submitted.append(self._thread.submit(context.run, self._try, make))
 
-    def _forget_done(self) -> None:
-        """Forget what has been made; an error that is not the server's is raised."""
-        done, left = wait(self._submitted, 0)
-        self._submitted = [*left]
-        for one in done:
-            if not one.cancelled():
-                one.result()
+def publish_evaluations(run: RunFolder, tag: str) -> None:
+    """Publish the scores of all evaluations of a run, and tag the flow run with its own."""
 
-    def _try(self, make: Callable[[], object]) -> None:
-        try:
-            make()
-        except FAILURES as error:
-            if next(self._failures) == 0:
-                said = "Prefect's UI does not show all of %s: %r. The training needs none of it"
-                log.warning(said, self._run.name, error)
+    def publish() -> None:
+        tag_flow_run(tag)
+        _create_evaluations(run)
+
+    publish_beside(NAME, publish)
+
+
+def publish_stages(run: RunFolder) -> None:
+    """Write the report of stages or of a sweep, and publish their table."""
+    write_run_report(run)
+
+    def describe() -> str:
+        note = f"\n{result_note(run)}\n"
+        return f"{markdown_table(*result_table(run))}{note}\n[report]({run.report})"
+
+    words = f"What the runs of {run.name} have come to"
+    publish_beside(NAME, partial(_create_markdown, run, "stages", describe, words))
+
+
+def publish_tag(tag: str) -> None:
+    """Give the flow run a tag, which the list of runs shows."""
+    publish_beside(NAME, partial(tag_flow_run, tag))
+
+
+def write_run_report(run: RunFolder) -> None:
+    """Write the report of a run into its folder."""
+    from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
+
+    with _unless_unreadable(run, "report"):
+        write_report([run], run.report)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Raise TrackerFailed for an error of a server that is away or refuses."""
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException, OSError, RuntimeError) as error:
+        raise TrackerFailed(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _unless_unreadable(run: RunFolder, what: str) -> Iterator[None]:
+    """Say by a warning that a damaged file keeps one of the pages from being made."""
+    try:
+        yield
+    except UNREADABLE as error:
+        log.warning("the %s of %s cannot be shown: %s", what, run.path, error)
+
+
+def _create_evaluations(run: RunFolder) -> None:
+    with _failing():
+        shown = Artifact.get(artifact_key(run.name, "progress"))
+    trained_by = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
+
+    def describe() -> str:
+        return describe_training(run, trained_by) + describe_evaluations(run)
+
+    _create_markdown(run, "evaluations", describe, f"Every evaluation of {run.name}")
+
+
+def _create_markdown(run: RunFolder, what: str, describe: Callable[[], str], words: str) -> None:
+    text = None
+    with _unless_unreadable(run, what):
+        text = describe()
+    if text is not None:
+        with _failing():
+            key = artifact_key(run.name, what)
+            create_markdown_artifact(text, key=key, description=words)
 
 
 def _short(value: float | None) -> float | None:
@@ -364,7 +340,7 @@ def tag_flow_run(tag: str) -> None:
     """Give the current flow run a tag, in place of one that begins with the same word."""
     if (id := flow_run.id) is None:
         return
-    with get_client(sync_client=True) as client:
+    with _failing(), get_client(sync_client=True) as client:
         word, current = tag.split()[0], UUID(id)
         tags = client.read_flow_run(current).tags
         client.update_flow_run(
