@@ -31,6 +31,7 @@ from adapters.tinker.engines import LOCAL, needs_engine, saved_files
 from adapters.tinker.preparing import prepare_base
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
+from durable.files import link_or_copy
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Judge
@@ -38,7 +39,6 @@ from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import EndedAttempt, end_spans, scored_names
-from tasks.storage.files import link_or_copy
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 
