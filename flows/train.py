@@ -50,11 +50,11 @@ from flows.runtime.open_run import OpenRun, open_run
 from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
+from tasks.rollouts import check_step, reopen_stopped
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
 from tasks.texts.source import Texts, bind_texts
-from tasks.yields import check_step, reopen_stopped
 
 
 @flow(name="train", flow_run_name=name_of_run)

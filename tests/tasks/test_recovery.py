@@ -25,9 +25,9 @@ from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from tasks.datums import SCHEMA
-from tasks.playing.server import RolloutServer
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
+from tasks.rollouts import RolloutHost
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
@@ -466,7 +466,7 @@ def test_prefect_does_not_look_into_what_changes_while_a_task_begins(
 ) -> None:
     settings = PlaySettings("hello", [POLICY], 4, 60)
     with Door(CHAT, {}, run_seed=0) as door:
-        server = RolloutServer(RunFolder(tmp_path), door, connection, settings)
+        server = RolloutHost(RunFolder(tmp_path), door, connection, settings)
         updater, seen = make_updater(), list[object]()
         visit_collection([server, updater], seen.append, return_data=False)
     assert seen[-2:] == [server, updater]
