@@ -35,7 +35,8 @@ ARROWS = {
         "recipe": set(),
     },
     "tasks": {
-        MODULES: {"recording", "storage", "algorithm", "examples", "comparison"},
+        MODULES: {"recording", "storage", "settings", "algorithm", "examples", "comparison"},
+        "settings": {"algorithm", "examples", "storage"},
         "recording": {"storage"},
         "comparison": {"recording", "storage"},
         "examples": {"storage"},
