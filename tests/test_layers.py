@@ -14,11 +14,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "ratchet": {"ratchet", "flows", "tasks", "adapters"},
-    "flows": {"flows", "tasks", "adapters", "pretraining"},
-    "pretraining": {"pretraining", "tasks", "adapters", "engine"},
-    "tasks": {"tasks", "adapters"},
-    "adapters": {"adapters"},
-    "engine": {"engine"},
+    "flows": {"flows", "tasks", "adapters", "pretraining", "durable"},
+    "pretraining": {"pretraining", "tasks", "adapters", "engine", "durable"},
+    "tasks": {"tasks", "adapters", "durable"},
+    "adapters": {"adapters", "durable"},
+    "engine": {"engine", "durable"},
+    "durable": {"durable"},
     "agents": set(),
 }
 MODULES = "its modules"
@@ -34,7 +35,8 @@ ARROWS = {
         "recipe": set(),
     },
     "tasks": {
-        MODULES: {"recording", "storage", "algorithm", "examples", "comparison"},
+        MODULES: {"recording", "storage", "settings", "algorithm", "examples", "comparison"},
+        "settings": {"algorithm", "examples", "storage"},
         "recording": {"storage"},
         "comparison": {"recording", "storage"},
         "examples": {"storage"},

@@ -19,6 +19,7 @@ from adapters.door.roles import checkpoint_of
 from adapters.errors import UserError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
+from durable.files import link_or_copy, remove
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
@@ -27,7 +28,7 @@ from flows.recipe.stages import BEST
 from tasks.checkpoints import CheckpointError, Ledger
 from tasks.comparison.promotions import find_promotion
 from tasks.reports.facts import read_facts
-from tasks.storage.files import is_written, link_or_copy, remove
+from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
