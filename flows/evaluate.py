@@ -17,7 +17,7 @@ from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from tasks.evaluations import score_rollouts
 from tasks.recording.scores import read_evaluation
-from tasks.reports.transcripts import list_games
+from tasks.reports.rollouts import list_games
 from tasks.storage.files import is_written
 from tasks.tracking.prefect_pages import publish_evaluations
 

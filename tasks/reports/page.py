@@ -16,7 +16,6 @@ from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
-from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
 from tasks.reports.facts import (
     HeldOutScore,
     RecordedFailure,
@@ -26,7 +25,12 @@ from tasks.reports.facts import (
     metric_names,
     read_facts,
 )
-from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
+from tasks.reports.rollouts import (
+    BeforeAndAfter,
+    MarkedRollout,
+    find_before_and_after,
+    read_marked_rollouts,
+)
 from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences

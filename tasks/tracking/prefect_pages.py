@@ -36,8 +36,8 @@ from tasks.recording.step_log import spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.facts import read_facts
 from tasks.reports.progress import ProgressReader, describe_measure, say_facts
+from tasks.reports.rollouts import MOST_FAILED, transcripts
 from tasks.reports.tables import markdown_table, score_rows, shorten
-from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.run_folder import RunFolder

@@ -20,7 +20,7 @@ from flows.train import train
 from tasks.recording.journal import Journal, read_journal
 from tasks.recording.scores import read_evaluation
 from tasks.reports.board.runs import runs_table
-from tasks.reports.transcripts import read_games
+from tasks.reports.rollouts import read_games
 from tasks.rollouts import StepStopped
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, RunFolder

@@ -16,7 +16,7 @@ from adapters.calls import POLICY
 from adapters.door.roles import policy_of
 from adapters.tinker.token_texts import TokenText
 from tasks.recording.views import Views, open_views
-from tasks.reports.marked_rollouts import MarkedTrajectory, mark_trajectories
+from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import recipe_of
 from tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
