@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
-from adapters.door.call_sequence import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.door import Door
+from adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.errors import ServiceError, UserError, counted
 from adapters.player_protocol import PlaySettings, RolloutEnd
 from adapters.process.event_loop import run_event_loop

@@ -24,9 +24,8 @@ from adapters.dialects.table import (
     write_refusal,
     write_response,
 )
-from adapters.door.call_sequence import RequestMeta
 from adapters.door.format_checks import FormatChecks
-from adapters.door.kept_calls import KeptCalls, chat_of
+from adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.aside import run_aside

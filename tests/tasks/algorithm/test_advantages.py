@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.algorithm.advantages import ADVANTAGES, REFUSED, estimate_advantages
-from tasks.algorithm.comparisons import Baselines, Earned, is_uniform
+from tasks.algorithm.advantages import (
+    ADVANTAGES,
+    REFUSED,
+    Baselines,
+    Earned,
+    estimate_advantages,
+    is_uniform,
+)
 from tasks.algorithm.settings import Settings
 
 COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre", "remax")]
