@@ -26,10 +26,10 @@ from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import LOCAL, needs_engine, saved_files
-from adapters.tinker.preparing import prepare_base
+from adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_files
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
+from durable.files import link_or_copy
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Judge
@@ -37,7 +37,6 @@ from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import end_spans, scored_names
-from tasks.storage.files import link_or_copy
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 

@@ -14,11 +14,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "ratchet": {"ratchet", "flows", "tasks", "adapters"},
-    "flows": {"flows", "tasks", "adapters", "pretraining"},
-    "pretraining": {"pretraining", "tasks", "adapters", "engine"},
-    "tasks": {"tasks", "adapters"},
-    "adapters": {"adapters"},
-    "engine": {"engine"},
+    "flows": {"flows", "tasks", "adapters", "pretraining", "durable"},
+    "pretraining": {"pretraining", "tasks", "adapters", "engine", "durable"},
+    "tasks": {"tasks", "adapters", "durable"},
+    "adapters": {"adapters", "durable"},
+    "engine": {"engine", "durable"},
+    "durable": {"durable"},
     "agents": set(),
 }
 MODULES = "its modules"
@@ -41,9 +42,17 @@ ARROWS = {
         "examples": {"storage"},
         "storage": set(),
         "algorithm": set(),
-        "texts": {MODULES, "algorithm", "examples", "recording", "recovery", "storage"},
-        "pairs": {MODULES, "algorithm", "examples", "recovery", "storage", "texts"},
-        "reports": {MODULES, "recording", "storage", "algorithm", "texts"},
+        "texts": {
+            MODULES,
+            "algorithm",
+            "comparison",
+            "examples",
+            "recording",
+            "recovery",
+            "storage",
+        },
+        "pairs": {MODULES, "algorithm", "comparison", "examples", "recovery", "storage", "texts"},
+        "reports": {MODULES, "comparison", "recording", "storage", "algorithm", "texts"},
         "tracking": {MODULES, "algorithm", "recording", "reports", "storage"},
         "exports": {MODULES, "recording", "reports", "storage"},
     },

@@ -19,7 +19,7 @@ from adapters.door.role_calls import (
     request_sha,
 )
 from adapters.errors import EngineDied, PassingError, UserError
-from adapters.process.aside import run_aside
+from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.lengths import check_length, too_long
 

@@ -33,7 +33,7 @@ from adapters.dialects.instructions import instruction_of
 from adapters.dialects.structured import extend_told, render_told
 from adapters.errors import UserError, counted
 from adapters.player_protocol import Failure
-from adapters.process.waiting import cancel_and_wait
+from adapters.process.event_loop import cancel_and_wait
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import NoRenderer
 
