@@ -2,14 +2,12 @@
 
 import json
 from itertools import product
-from math import exp, log
-from random import Random
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from flows.recipe.run_recipe import FlowRecipe
-from flows.recipe.section import Refusals, Section
+from flows.recipe.section import Refusals
 from tasks.storage.run_folder import name_run
 
 SHORT = {"learning_rate": "lr", "lora_rank": "rank"}
@@ -20,57 +18,6 @@ MOST_AT_ONCE = 100
 Selected: TypeAlias = Literal["reward", "greedy", "judged", "loss", "accuracy"]
 Values = dict[str, Any]
 """Values of keys that make a run of a sweep."""
-
-
-class Span(Section):
-    """A range from which a number is drawn."""
-
-    low: int | float
-    """The lowest value. If it and `high` are whole numbers, so is what is drawn."""
-
-    high: int | float
-    """The highest value."""
-
-    log: bool = False
-    """Draw the logarithm evenly, not the number."""
-
-    def refusals(self) -> Refusals:
-        yield (
-            self.low >= self.high or (self.log and self.low <= 0),
-            f"low {self.low} and high {self.high} span nothing; give a lower low, above 0 with log",
-        )
-
-    def draw(self, drawn: Random) -> int | float:
-        """Return a number, of three digits unless it is whole."""
-        low, high = (log(self.low), log(self.high)) if self.log else (self.low, self.high)
-        if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
-            return drawn.randint(self.low, self.high)
-        value = drawn.uniform(low, high)
-        return float(f"{exp(value) if self.log else value:.3g}")
-
-
-class Draws(Section):
-    """Values that are drawn."""
-
-    runs: int = Field(ge=1, le=MOST_RUNS)
-    """How many runs draw their values."""
-
-    seed: int = 0
-    """Seed of the draws."""
-
-    keys: dict[str, tuple[Any, ...] | Span] = Field(min_length=1)
-    """Keys of a recipe, each with a list of values, or with low and high."""
-
-    def draw(self) -> list[Values]:
-        """Draw the values of every run."""
-        drawn = Random(self.seed)
-        return [
-            {
-                key: of.draw(drawn) if isinstance(of, Span) else drawn.choice(of)
-                for key, of in self.keys.items()
-            }
-            for _ in range(self.runs)
-        ]
 
 
 class SweepRecipe(FlowRecipe):
@@ -92,9 +39,6 @@ class SweepRecipe(FlowRecipe):
     listed: tuple[Values, ...] = ()
     """The values of each run, as a list of keys with a value."""
 
-    random: Draws | None = None
-    """Values that are drawn."""
-
     select: Selected | None = None
     """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`,
     `greedy` of greedy rollouts, `judged` by a judge of evaluations, `loss` or `accuracy`; by
@@ -115,10 +59,10 @@ class SweepRecipe(FlowRecipe):
         return self
 
     def refusals(self) -> Refusals:
-        ways = [name for name in ("grid", "listed", "random") if getattr(self, name)]
         yield (
-            len(ways) != 1,
-            f"values are given by {', '.join(ways) or 'nothing'}; give one of grid, listed, random",
+            bool(self.grid) == bool(self.listed),
+            f"values are given by {'grid and listed' if self.grid else 'nothing'}; give one of "
+            "grid, listed",
         )
         yield (
             self.base is None and self.replay is None,
@@ -134,8 +78,6 @@ class SweepRecipe(FlowRecipe):
 
     def values(self) -> list[Values]:
         """List the values of each run, in order."""
-        if self.random is not None:
-            return self.random.draw()
         combined = product(*self.grid.values()) if self.grid else ()
         return [*self.listed, *(dict(zip(self.grid, one, strict=True)) for one in combined)]
 

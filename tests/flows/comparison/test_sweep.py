@@ -132,22 +132,6 @@ def test_names_say_the_values_and_a_grid_has_every_combination() -> None:
     assert name_child("x", both) == "x-checkpoints.every2-evaluation.every3-lossppo"
 
 
-def test_draws_are_those_of_their_seed() -> None:
-    keys = {
-        "optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
-        "model.lora_rank": [8, 16],
-        "rollouts.groups": {"low": 2, "high": 9},
-    }
-    drawn = made(random={"runs": 50, "seed": 3, "keys": keys}).values()
-    assert drawn == made(random={"runs": 50, "seed": 3, "keys": keys}).values()
-    assert drawn != made(random={"runs": 50, "seed": 4, "keys": keys}).values()
-    rates = sorted(one["optimizer.learning_rate"] for one in drawn)
-    assert 1e-4 <= rates[0] < rates[-1] <= 1e-2
-    assert 3e-4 < rates[25] < 3e-3, "the middle of the logarithms"
-    assert {one["model.lora_rank"] for one in drawn} == {8, 16}
-    assert {one["rollouts.groups"] for one in drawn} <= {*range(2, 10)}
-
-
 def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Path) -> None:
     file = str(write_text(tmp_path / "one.yaml", small_recipe().model_dump_json()))
     recipe = make_recipe(file, None, {}, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
@@ -161,11 +145,10 @@ def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Pa
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "values are given by nothing; give one of grid, listed, random"),
-        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid, listed; give one"),
+        ({}, "values are given by nothing; give one of grid, listed"),
+        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid and listed; give"),
         ({"grid": {"steps": []}}, "grid: steps has no value"),
         ({"base": None, "grid": {"steps": [2]}}, "give base or replay"),
-        ({"random": {"runs": 2, "keys": {"seed": {"low": 2, "high": 1}}}}, "span nothing"),
         ({"grid": {"stepz": [2, 3]}}, "x-stepz2: a recipe has no key 'stepz'; did you mean 'st"),
         ({"grid": {"steps": [2, "two"]}}, "x-stepstwo: recipe.steps: Input should be a valid int"),
         ({"grid": {"algorithm.advantage": ["centred", "centered"]}}, "x-advantagecentered: "),
