@@ -69,32 +69,29 @@ def promote(
     ] = None,
     examples: Examples = None,
     set_: Overrides = None,
-    force: Annotated[
-        str | None, typer.Option(help="Promote whatever the comparison says, for this reason.")
-    ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Name a checkpoint, if it is better than the one that has the name; keep what was before."""
-    from flows.comparison.promote import plan_promotion, read_condition
-    from flows.comparison.promote import promote as record
+    """Give a checkpoint a name, in place of the one that had it, or only if it is better."""
+    from flows.comparison.promote import check_better, plan_promotion, read_condition
+    from tasks.comparison.promotions import read_promotions, record_promotion
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
-    comparison = source = None
+    planned, said = plan_promotion(checkpoint, name), ""
     if if_ is not None:
         overrides = [*(set_ or []), *([f"evaluation.examples={examples}"] if examples else [])]
         recipe = _recipe_of(planned.run, agent, overrides)
         comparison = _play(recipe, [read_condition(if_), planned.checkpoint])
-        source = recipe.held_out_split()
+        gain = check_better(planned.checkpoint, comparison)
+        said = f"reward less that of {comparison.against}: {gain}"
     elif agent or examples or set_:
         raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
-    promotion = record(planned, comparison, source)
-    before = "" if promotion.replaces is None else f", and was {promotion.replaces}"
-    say(f"{name} is {promotion.checkpoint}{before}")
-    if promotion.difference is not None:
-        say(f"reward less that of {promotion.against}: {promotion.difference}")
-    if kept := recipe_of(folder_of(promotion.run))["checkpoints"]["ttl_seconds"]:
+    before = read_promotions().get(name)
+    record_promotion(planned)
+    say(f"{name} is {planned.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
+    if said:
+        say(said)
+    if kept := recipe_of(folder_of(planned.run))["checkpoints"]["ttl_seconds"]:
         show(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
     show(f"serve   ratchet serve {name}")
 
