@@ -70,7 +70,7 @@ def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
 
 def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
-    batch, method = recipe.batches(), recipe.update_method()
+    batch = recipe.batches()
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
 
     def draw(step: int) -> ByPolicy:
@@ -80,8 +80,8 @@ def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifac
     score(run, recipe, texts, left.start)
     for step, datums, following in with_following(left, draw):
         if following is not None:
-            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
-        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
+            plan(run, step + 1, following, with_state=saves_state(step + 2))
+        updates = update(run, step, [datums], with_state=saves_state(step + 1))
         score(run, recipe, texts, step + 1)
         files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
         known = measure_texts(texts, datums[POLICY])

@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-OTHERS = ("adapters", "engine", "pretraining", "tasks")
+OTHERS = ("adapters", "durable", "engine", "pretraining", "tasks")
 """The packages that `flows` imports or starts."""
 
 

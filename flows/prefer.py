@@ -79,7 +79,7 @@ def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
 
 def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Artifacts) -> None:
     """Train the policy of a run on the pairs of each step, and score what is due."""
-    preference, batch, method = recipe.preference, recipe.batches(), recipe.update_method()
+    preference, batch = recipe.preference, recipe.batches()
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
 
     def draw(step: int) -> ByPolicy:
@@ -89,8 +89,8 @@ def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Arti
     score(run, recipe, pairs, left.start)
     for step, datums, following in with_following(left, draw):
         if following is not None:
-            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
-        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
+            plan(run, step + 1, following, with_state=saves_state(step + 2))
+        updates = update(run, step, [datums], with_state=saves_state(step + 1))
         if step == 0 and preference.row().reference and preference.reference == START:
             check_reference(updates[POLICY], recipe.checkpoints.probe_tolerance)
         score(run, recipe, pairs, step + 1)

@@ -36,10 +36,10 @@ from adapters.player_protocol import (
     BegunRollout,
     Failure,
     Outcome,
-    PlayedRollout,
     PlaySettings,
     R,
     RecordedEnd,
+    RolloutEnd,
     WaitedTime,
     read_record,
     rollout_key,
@@ -196,7 +196,7 @@ class _Player:
         async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
             outcome = await play(rollout)
-        end = PlayedRollout(outcome, time.monotonic() - started)
+        end = RolloutEnd(outcome, time.monotonic() - started)
         async with self._ends:
             url = self._batch.url(END, rollout.id)
             response = await self._http.post(url, content=write_record(end))

@@ -8,7 +8,7 @@ from threading import Lock
 
 from adapters.errors import UserError
 
-OWN = ("adapters", "engine", "flows", "pretraining", "ratchet", "tasks")
+OWN = ("adapters", "durable", "engine", "flows", "pretraining", "ratchet", "tasks")
 """Ratchet's packages."""
 
 _PARSING = Lock()

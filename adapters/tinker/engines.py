@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from threading import Thread
@@ -20,6 +19,7 @@ from adapters.network.addresses import check_listener
 from adapters.process.children import keep_from_children
 from adapters.tinker.known_models import KNOWN
 from adapters.tinker.preparing import REFUSAL
+from durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
 LOG = "engine.log"
@@ -28,8 +28,6 @@ CLOSING_SECONDS = 5
 
 CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
-RECORD, RECORD_END = b'"record": ', b"}\n"
-"""What stands around the sealed record of saved weights, after its SHA-256."""
 READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
 """What the names of variables begin with that an engine, or what it loads, may read."""
 
@@ -240,25 +238,13 @@ def damaged_weights(state: Path, address: str) -> list[Path]:
     Their record says what there should be; without a whole record it is the record alone.
     """
     path = weights_record(state, address)
-    head, _, sealed = (_read(path) or b"").partition(RECORD)
-    if sha256(sealed[: -len(RECORD_END)]).hexdigest().encode() not in head:
+    try:
+        record = json.loads(unsealed(path.read_bytes()))
+    except (OSError, ValueError):
         return [path]
-    record = json.loads(sealed[: -len(RECORD_END)])
     folder = state / "tensors" / record["run"] / record["kind"] / record["folder"]
     files = {folder / name: digest for name, digest in record["sha256"].items()}
-    return [
-        path
-        for path, digest in files.items()
-        if (data := _read(path)) is None or sha256(data).hexdigest() != digest
-    ]
-
-
-def _read(path: Path) -> bytes | None:
-    """Read a file of an engine; None if there is none that can be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    return [file for file, digest in files.items() if sha256_of(file) != digest]
 
 
 def _start(base_model: str) -> EngineProcess:

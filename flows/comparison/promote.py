@@ -6,8 +6,8 @@ from adapters.calls import POLICY
 from adapters.errors import UserError, counted
 from tasks.checkpoints import Ledger, read_checkpoint
 from tasks.comparison.comparisons import Comparison
-from tasks.comparison.differences import Difference
 from tasks.comparison.promotions import NotBetter, Promotion, PromotionRefused, check_name
+from tasks.comparison.statistics import Difference
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import folder_of
 

@@ -20,7 +20,7 @@ from flows.recipe.preferring import START as REFERENCE_AT_START
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from flows.recipe.section import Refusals, Section, explain
+from tasks.settings.section import Refusals, Section, explain
 from tasks.storage.keys import merge
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import name_run
