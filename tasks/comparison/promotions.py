@@ -21,12 +21,6 @@ class PromotionRefused(UserError):
     """Refusal to give a name to a checkpoint, or to take a name for one."""
 
 
-class NotBetter(PromotionRefused):
-    """Refusal of a checkpoint that is not shown to be better."""
-
-    status = 1
-
-
 class Promotion(BaseModel, frozen=True):
     """A name of a checkpoint; `created` tells its run from a later one that is called the same."""
 

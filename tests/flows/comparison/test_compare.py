@@ -12,7 +12,7 @@ from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.comparison.compare import compare
-from flows.comparison.promote import check_better, plan_promotion, read_condition
+from flows.comparison.promote import promote
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import bind_checkpoints
@@ -20,13 +20,8 @@ from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.checkpoints import read_checkpoint
-from tasks.comparison.comparisons import Comparison, most_different
-from tasks.comparison.promotions import (
-    NotBetter,
-    PromotionRefused,
-    read_promotions,
-    record_promotion,
-)
+from tasks.comparison.comparisons import Comparison, NotBetter, most_different
+from tasks.comparison.promotions import PromotionRefused, read_promotions
 from tasks.recording.views import open_views
 from tasks.storage.files import write_text
 from tasks.storage.manifest import recipe_of, write_manifest
@@ -59,7 +54,7 @@ def compared(run: RunFolder, recipe: Recipe) -> Comparison:
 def named(run: RunFolder) -> Iterator[str]:
     """A name that one@2 has, beside no other name."""
     names = run.path.parent / "comparisons" / "promotions.jsonl"
-    record_promotion(plan_promotion("one@2", "production"))
+    promote("one@2", "production")
     yield "production"
     names.unlink()
 
@@ -145,8 +140,8 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_a_name_means_the_checkpoint_that_had_it_last(run: RunFolder, named: str) -> None:
-    record_promotion(plan_promotion("one@0", named))
-    record_promotion(plan_promotion("one@1", "other"))
+    promote("one@0", named)
+    promote("one@1", "other")
     found = {name: one.checkpoint for name, one in read_promotions().items()}
     assert found == {named: "one@0", "other": "one@1"}
 
@@ -154,15 +149,12 @@ def test_a_name_means_the_checkpoint_that_had_it_last(run: RunFolder, named: str
 def test_a_better_checkpoint_passes_and_neither_a_worse_one_nor_a_tie(
     compared: Comparison, recipe: Recipe, named: str
 ) -> None:
-    evidence = compare(recipe, [read_condition("reward > base"), "one@2"])
-    assert check_better("one@2", evidence) == evidence.targets[1].difference
+    compare(recipe, ["base", "one@2"]).check_gains()
     worse = compare(recipe, [named, "one@0"])
     with pytest.raises(NotBetter, match=r"one@0 is not shown to be better than one@2: reward -0"):
-        check_better("one@0", worse)
-    tie = compare(recipe, ["base", "one@0"])
+        worse.check_gains()
     with pytest.raises(NotBetter, match=r"than base: reward \+0.000 \(-0.*Play more by --ex"):
-        check_better("one@0", tie)
-    assert NotBetter.status == 1
+        compared.check_gains()
 
 
 def test_a_checkpoint_of_which_more_rollouts_fail_does_not_pass(compared: Comparison) -> None:
@@ -171,7 +163,7 @@ def test_a_checkpoint_of_which_more_rollouts_fail_does_not_pass(compared: Compar
         update={"targets": (base, trained.model_copy(update={"failed": 1}))}
     )
     with pytest.raises(NotBetter, match="1 and 0 failed rollouts"):
-        check_better("one@2", failing)
+        failing.check_gains()
 
 
 @pytest.mark.parametrize(
@@ -189,13 +181,7 @@ def test_a_name_that_is_taken_or_a_checkpoint_that_is_none_is_refused(
     named: str, checkpoint: str, name: str, said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        plan_promotion(checkpoint, name)
-
-
-def test_a_condition_is_read_or_refused() -> None:
-    assert read_condition("reward > production") == "production"
-    with pytest.raises(UserError, match='write "reward > TARGET"'):
-        read_condition("loss < production")
+        promote(checkpoint, name)
 
 
 def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) -> None:
@@ -237,8 +223,6 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
 def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) -> None:
     said = CliRunner().invoke(app, ["promote", "one@1", named]).output
     assert said.splitlines()[0] == "production is one@1, and was one@2"
-    refused = CliRunner().invoke(app, ["promote", "one@0", "other", "--agent", "hello"])
-    assert "do nothing without --if" in str(refused.exception)
 
 
 def test_promote_says_when_the_service_deletes_the_checkpoint(
@@ -254,14 +238,16 @@ def test_promote_says_when_the_service_deletes_the_checkpoint(
     )
 
 
-def test_promote_plays_the_gate_by_the_run_s_own_recipe(named: str, compared: Comparison) -> None:
-    gate = ["--if", "reward > production"]
-    refused = CliRunner().invoke(app, ["promote", "one@0", named, *gate])
+def test_a_gate_ends_the_command_by_status_1_after_the_table(
+    compared: Comparison, recipe: Recipe, tmp_path: Path
+) -> None:
+    file = write_text(tmp_path / "hello.yaml", recipe.model_dump_json())
+    gate = ["--agent", str(file), "--gate"]
+    refused = CliRunner().invoke(app, ["compare", "one@2", "one@0", *gate])
     assert isinstance(refused.exception, NotBetter)
-    assert read_promotions()[named].checkpoint == "one@2", "nothing was recorded"
-    passed = CliRunner().invoke(app, ["promote", "one@2", "other", "--if", "reward > base"]).output
-    assert passed.splitlines()[0] == "other is one@2"
-    assert passed.splitlines()[1].startswith("reward less that of base: +0.")
+    assert refused.exception.status == 1
+    assert "one@0 and one@2 differ most in" in refused.output
+    assert CliRunner().invoke(app, ["compare", "base", "one@2", *gate]).exit_code == 0
 
 
 def test_a_model_of_litellm_is_compared_by_its_reward_and_its_tokens(

@@ -267,12 +267,6 @@ def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equ
         choose([ChildResult("a", 0, error="it broke")], "reward")
 
 
-@pytest.mark.story
-def test_a_run_that_is_no_sweep_is_not_taken_for_one(swept: PlanSummary) -> None:
-    with pytest.raises(UserError, match="exists, and is no run of sweep"):
-        check_sweep(RECIPE, FIRST)
-
-
 def test_every_key_of_a_sweep_is_listed() -> None:
     listed = recipe_options("sweep")
     assert all(f"{key} (" in listed for key in ("base", "replay", "grid", "listed", "select"))
