@@ -27,8 +27,7 @@ from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import LOCAL, needs_engine, saved_files
-from adapters.tinker.preparing import prepare_base
+from adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_files
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
 from durable.files import link_or_copy

@@ -39,12 +39,16 @@ FLOWS = {"train": train, "finetune": finetune, "prefer": prefer, "replay": repla
 
 
 class PlanSummary(BaseModel, frozen=True):
-    """Results of a run of several runs, its outcome in words, and the run to go on with."""
+    """Results of a run of several runs, and its outcome in words."""
 
     run: str
-    results: tuple[ChildResult, ...]
-    result: str
+    results: Sequence[ChildResult]
     outcome: str
+
+    @property
+    def result(self) -> str:
+        """Name of the run that was chosen, or else of the last one."""
+        return next((one.run for one in self.results if one.chosen), self.results[-1].run)
 
 
 @flow(name="stages", flow_run_name=name_of_run)
@@ -56,10 +60,8 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> PlanSummary:
         run: Its name; the runs of the stages are RUN-NUMBER-NAME, and go on where they stopped.
     """
     plan = check_stages(recipe, run or name_of_run())
-    results = tuple(train_plan(plan, train_in_turn, partial(score, recipe)).results)
-    outcome = describe(results)
-    summary = PlanSummary(run=plan.run, results=results, result=results[-1].run, outcome=outcome)
-    return completed(summary, outcome)
+    results = train_plan(plan, train_in_turn, partial(score, recipe)).results
+    return completed(PlanSummary(run=plan.run, results=results, outcome=describe(results)))
 
 
 def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> Plan:

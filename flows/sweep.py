@@ -75,9 +75,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> PlanSummary:
         return replace(record, results=results, note=describe_draws(plan.children, results))
 
     record = train_plan(plan, partial(train_children, recipe), partial(measure, select), conclude)
-    outcome, (best,) = describe(record), record.chosen()
-    summary = PlanSummary(run=plan.run, results=tuple(record.results), result=best, outcome=outcome)
-    return completed(summary, outcome)
+    return completed(PlanSummary(run=plan.run, results=record.results, outcome=describe(record)))
 
 
 def train_children(recipe: SweepRecipe, children: Sequence[Child]) -> Iterator[tuple[Child, str]]:
@@ -117,11 +115,10 @@ def deployment_of(recipe: SweepRecipe, child: Child) -> Deployment:
 def measure(select: str, child: Child, error: str) -> Iterator[ChildResult]:
     """Yield what a run has come to, by the held-out examples of its last checkpoint."""
     folder = folder_of(child.name)
+    steps = len(read_metrics(folder.metrics)) if folder.exists() else 0
     if error:
-        done = len(read_metrics(folder.metrics)) if folder.exists() else 0
-        yield ChildResult(child.name, done, error=error)
+        yield ChildResult(child.name, steps, error=error)
         return
-    steps = count_steps(child.recipe).steps
     if isinstance(child.recipe, Recipe):
         scores = read_evaluation(folder.evaluation(f"{steps:05d}"))
         found = headline(scores) if select == "reward" else scores[select].finished

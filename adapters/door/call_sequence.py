@@ -12,7 +12,7 @@ from adapters.door.kept_calls import KeptCalls
 from adapters.door.memory import Answer, Memory
 from adapters.errors import UserError, counted
 from adapters.player_protocol import Failure
-from adapters.process.waiting import cancel_and_wait
+from adapters.process.event_loop import cancel_and_wait
 from adapters.rendering.chat import Chat
 
 KEPT_ANSWERS = 16

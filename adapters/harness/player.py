@@ -20,8 +20,7 @@ import httpx
 
 from adapters.calls import POLICY
 from adapters.clients.current_rollout import Endpoint
-from adapters.clients.imports import when_imported
-from adapters.clients.tls import tls
+from adapters.clients.libraries import tls, when_imported
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from adapters.harness.isolated import own_process
@@ -46,10 +45,9 @@ from adapters.player_protocol import (
     shorten_message,
     write_record,
 )
-from adapters.process.loop_watchdog import watch_event_loop
+from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
-from adapters.process.waiting import cancel_and_wait
 from adapters.rewards import Reward
 
 HOUSE = Path(__file__).parents[1]

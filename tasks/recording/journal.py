@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from adapters.errors import UserError
-from adapters.process.children import keep_from_children
+from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
 from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
 from tasks.storage.files import is_full, is_written

@@ -14,7 +14,7 @@ import psutil
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from adapters.process.children import keep_from_children
+from adapters.process.child import keep_from_children
 from durable.files import PARTIAL, lock_file
 from tasks.storage.files import check_writable, write_note
 from tasks.storage.names import BASELINE, JUDGE, parse_batch

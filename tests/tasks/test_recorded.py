@@ -156,7 +156,7 @@ def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
     assemble_trajectories.make(trajectories, spans)
     write_datums(datums, trajectories, CreditAssignment("centred"))
-    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
+    return measure(StepFiles(spans, trajectories, {}, datums))
 
 
 def made_of(run: RunFolder) -> tuple[Path, Path]:

@@ -46,6 +46,11 @@ PROMPT, ANSWER = [1, 2, 3], 5
 MakeUpdater = Callable[..., PolicyUpdater]
 
 
+def is_even(step: int) -> bool:
+    """Return whether checkpoint `step` saves its training state."""
+    return step % 2 == 0
+
+
 @pytest.fixture(scope="module")
 def connection(address: Address, service: tinker.ServiceClient) -> Service:
     return Service(service, TinkerServer(address.url, address.key, Future(), None), patience=60)
@@ -68,7 +73,7 @@ def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeU
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
         recorded = recorded_steps(run, policy, CreditAssignment("centred"), method)
         ledger = Ledger(run.checkpoints(POLICY))
-        return PolicyUpdater(connection, ledger, recorded, None, probe_tolerance)
+        return PolicyUpdater(connection, ledger, recorded, is_even, None, probe_tolerance)
 
     return make
 
@@ -118,7 +123,7 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         path = datums_of(updater, step)
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
-        update = updater.update(step, [path], with_state=(step + 1) % 2 == 0)
+        update = updater.update(step, [path])
         probes.append(update.probe_metrics)
     return probes
 
@@ -418,7 +423,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert tensors(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    update_policy.make(path, updater, 3, [datums], with_state=True)
+    update_policy.make(path, updater, 3, [datums])
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert tensors(updater, address) == undisturbed
 

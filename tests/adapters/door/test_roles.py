@@ -129,7 +129,7 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     trajectories.unlink(missing_ok=True)
     assemble_trajectories.make(trajectories, spans, TRAINED)
     write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
-    files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
+    files = StepFiles(spans, trajectories, {}, datums)
     return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
 
 
