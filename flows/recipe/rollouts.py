@@ -90,10 +90,6 @@ class Rollouts(Section):
     """Submit each batch's forward-backward as soon as its rollouts have ended, not all at once. The
     weights are the same but for the rounding of sums, which then depends on `batches`."""
 
-    recall: bool = True
-    """Give a rollout that is started again the answers that it had, for as long as it asks the
-    same; if false, they are sampled again."""
-
     max_calls: int = Field(default=100, ge=1, le=1_000_000)
     """The most calls one rollout may make; any further one is refused, and counted."""
 

@@ -71,7 +71,7 @@ class JournalRecorder:
         spans = read_journal(self._journal.path)
         self._rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
-        recorded = recorded_calls(spans) if self._server.recall else {}
+        recorded = recorded_calls(spans)
         self._left = {
             name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
             for name, row in self._examples.items()

@@ -18,8 +18,7 @@ Play = Callable[[str, str, str], Awaitable[None]]
 class RolloutServer:
     """The run's side of its rollouts: the door that answers the agents, and the service behind it.
 
-    With `recall`, an interrupted rollout gets the answers that its journal has already. Rollouts
-    that are `judged` need no reward of the agent's.
+    Rollouts that are `judged` need no reward of the agent's.
     """
 
     def __init__(
@@ -28,7 +27,6 @@ class RolloutServer:
         door: Door,
         service: Service,
         settings: PlaySettings,
-        recall: bool = True,
         *,
         judged: bool = False,
     ) -> None:
@@ -36,7 +34,6 @@ class RolloutServer:
         self.door = door
         self.service = service
         self.settings = settings
-        self.recall = recall
         self.judged = judged
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False

@@ -64,7 +64,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.max_tokens": (7,),
     "rollouts.temperature": (0.7,),
     "rollouts.stream": (True,),
-    "rollouts.recall": (False,),
     "rollouts.max_calls": (7,),
     "rollouts.partial_groups": ("wait", "drop_group"),
     "rollouts.attempts": (3,),
