@@ -35,15 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Yield:
-    """Yield of rollouts: groups whose rewards are not all equal, calls, and sampled tokens."""
+    """Yield of rollouts: groups whose rewards are not all equal, and calls."""
 
     teaching_groups: int
     calls: int
-    sampled_tokens: int
 
 
 def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure what sealed batches have yielded; recalled tokens do not count."""
+    """Measure what sealed batches have yielded."""
     (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     return Yield(**row)
 

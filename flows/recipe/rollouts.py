@@ -39,9 +39,6 @@ class Rollouts(Section):
     """Most rounds of a step: while fewer than `groups` groups have unequal rewards, as many further
     examples are played (DAPO's dynamic sampling)."""
 
-    token_budget: int | None = Field(default=None, ge=1, le=10**12)
-    """Sampled tokens of a step after which no further round begins."""
-
     group_size: int = Field(default=8, ge=1, le=MOST_ROLLOUTS)
     """Rollouts of each example, whose rewards are compared with each other; 1 is for an advantage
     that compares over the whole step."""
@@ -160,11 +157,6 @@ class Rollouts(Section):
         )
 
     def _refused_rounds(self) -> Refusals:
-        yield (
-            self.token_budget is not None and self.rounds == 1,
-            f"token_budget {self.token_budget} does nothing with rounds 1, since no further round "
-            "begins; give 2 rounds or more, or leave it out",
-        )
         yield (
             self.rounds > 1 and (self.order == "arrival" or self.stream),
             f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "

@@ -51,7 +51,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.groups": (3,),
     "rollouts.group_size": (6, 1),
     "rollouts.rounds": (2,),
-    "rollouts.token_budget": (500,),
     "rollouts.concurrency": (5,),
     "rollouts.batches": (3,),
     "rollouts.lag": (3,),
