@@ -90,15 +90,8 @@ class Rollouts(Section):
     max_calls: int = Field(default=100, ge=1, le=1_000_000)
     """The most calls one rollout may make; any further one is refused, and counted."""
 
-    partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
-    """Treatment of a group with failed rollouts: `use_rest` trains on the others, `drop_group` on
-    none of them; `wait` plays the failed ones again, and then uses the rest."""
-
     attempts: int = Field(default=1, ge=1, le=1000)
-    """Most attempts at a rollout that fails; for `wait`, 2 or more."""
-
-    minimum_group: int = Field(default=2, ge=2, le=MOST_ROLLOUTS)
-    """Size below which a group is not trained; `drop_group` trains whole groups only."""
+    """Most attempts at a rollout that fails; the rest of its group is trained without it."""
 
     most_failed: float = Field(default=1.0, ge=0, le=1)
     """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
@@ -121,31 +114,10 @@ class Rollouts(Section):
             f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make up "
             f"to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer",
         )
-        treatment, whole = self.partial_groups, self.partial_groups == "drop_group"
         yield (
-            (treatment == "wait") != (self.attempts > 1),
-            f"partial_groups {treatment} with attempts {self.attempts}: one without the other does "
-            "nothing; to play failed rollouts again give wait, and 2 or more",
-        )
-        yield (
-            whole and self.minimum_group != 2,
-            f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
-            "whole groups only; leave it out, or use_rest",
-        )
-        yield (
-            whole and self.group_size == 1,
-            "partial_groups drop_group does nothing with group_size 1, of which no part is left; "
-            "leave it out",
-        )
-        yield (
-            self.minimum_group > max(self.group_size, 2),
-            f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, so no "
-            "group would be trained",
-        )
-        yield (
-            self.quorum < 1 and treatment != "use_rest",
-            f"quorum {self.quorum:g} with partial_groups {treatment}: a group that lacks a "
-            "straggler would be dropped or waited for; give use_rest, or quorum 1",
+            self.quorum < 1 and self.attempts > 1,
+            f"quorum {self.quorum:g} with attempts {self.attempts}: a batch would end without the "
+            "rollouts that are played again; give attempts 1, or quorum 1",
         )
         smallest = self.groups // min(self.batches, self.groups) * self.group_size
         needed = Fraction(str(self.quorum)) * smallest  # the decimal as it is written
@@ -213,8 +185,7 @@ class Rollouts(Section):
 
     def min_group_size(self) -> int:
         """Return the size below which a group is not trained on."""
-        whole = self.partial_groups == "drop_group"
-        return self.group_size if whole else min(self.minimum_group, self.group_size)
+        return min(2, self.group_size)
 
 
 class Judge(Section):
