@@ -211,10 +211,6 @@ class Judge(Section):
     criteria: dict[str, float] = Field(default_factory=dict[str, float])
     """Criteria of `judge:criteria`, each a text, and their weights in the score."""
 
-    opponents: int | None = Field(default=None, ge=1, le=MOST_ROLLOUTS)
-    """Rollouts of its group with which each rollout is shown in pairs; all, if empty. In an odd
-    group an odd number cannot hold for all, and one rollout is shown with one more."""
-
     by_probability: bool = False
     """Multiply the verdicts of `judge:pairs` by the probability of their token, which a policy or a
     checkpoint tells; for other models it is 1."""
@@ -256,11 +252,6 @@ class Judge(Section):
             "does nothing; give agent judge:criteria and criteria, or neither",
         )
         yield (
-            self.opponents is not None and self.sees != "pair" and self.agent != "judge:pairs",
-            f"judge.opponents {self.opponents} does nothing with agent {self.agent}, which sees no "
-            "pairs; give agent judge:pairs or sees pair, or leave it out",
-        )
-        yield (
             self.by_probability and self.agent != "judge:pairs",
             f"judge.by_probability does nothing with agent {self.agent}; give agent judge:pairs, "
             "or leave it out",
@@ -281,7 +272,7 @@ class Judge(Section):
         asked = {"question": self.question, "criteria": dict(self.criteria)}
         if self.by_probability:
             asked["by_probability"] = True
-        return Judging(self.shown(), asked, self.opponents)
+        return Judging(self.shown(), asked)
 
 
 class Evaluation(HeldOut):
@@ -311,9 +302,4 @@ class Evaluation(HeldOut):
             f"evaluation.judge.agent {judge.agent} compares the rollouts of one checkpoint with "
             "each other, which says nothing of the checkpoint; give judge:pairs or judge:criteria, "
             "or sees pair or rollout",
-        )
-        yield (
-            judge.opponents is not None,
-            f"evaluation.judge.opponents {judge.opponents} does nothing, since a held-out rollout "
-            "is shown beside that of checkpoint 0 alone; leave it out",
         )

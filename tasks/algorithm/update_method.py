@@ -8,7 +8,7 @@ from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
 from tasks.algorithm.divergences import DIVERGENCE
-from tasks.algorithm.learning_rates import MixingSchedule, Schedule, share_by_sample
+from tasks.algorithm.learning_rates import MixingSchedule, Schedule
 from tasks.algorithm.losses import service_loss
 from tasks.algorithm.settings import Settings
 
@@ -54,11 +54,9 @@ class UpdateMethod:
 
     The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
     each, `epochs` times over; those of a pair stay together. `by_batch` makes a forward-backward
-    pass of each rollout batch instead, and one optimizer step. `scale_by_ess` scales the learning
-    rate of each optimizer step by its effective sample size (`tasks.algorithm.learning_rates`).
-    With an `expert`, a step has a second file of datums, which each minibatch has its part of. A
-    `divergence` is a second term of the datums of the first one, of the log-probabilities that the
-    pass of the first term returns.
+    pass of each rollout batch instead, and one optimizer step. With an `expert`, a step has a
+    second file of datums, which each minibatch has its part of. A `divergence` is a second term of
+    the datums of the first one, of the log-probabilities that the pass of the first term returns.
     """
 
     loss: str
@@ -68,7 +66,6 @@ class UpdateMethod:
     substeps: int = 1
     epochs: int = 1
     by_batch: bool = False
-    scale_by_ess: bool = False
     expert: ExpertTerm | None = None
     divergence: DivergenceTerm | None = None
 
@@ -94,8 +91,7 @@ class UpdateMethod:
         if schedule is not None:
             rate = optimizer.learning_rate * schedule.share(step)
             optimizer = optimizer.model_copy(update={"learning_rate": rate})
-        share = share_by_sample if self.scale_by_ess else None
-        return UpdateRequest(optimizer_steps, optimizer, share)
+        return UpdateRequest(optimizer_steps, optimizer)
 
     def minibatches(self, step: int, units: Sequence[Units]) -> list[list[Pass]]:
         """Split the units of each term of a step; return the passes before each optimizer step."""

@@ -72,7 +72,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "judge.sees": ("pair", "rollout"),
     "judge.question": ("Which is shorter?",),
     "judge.criteria": ({"It is short.": 1.0},),
-    "judge.opponents": (2,),
     "judge.max_tokens": (7,),
     "judge.attempts": (2,),
     "judge.by_probability": (True,),
@@ -81,7 +80,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "evaluation.judge.sees": ("pair", "rollout"),
     "evaluation.judge.question": ("Which is shorter?",),
     "evaluation.judge.criteria": ({"It is short.": 1.0},),
-    "evaluation.judge.opponents": (2,),
     "evaluation.judge.max_tokens": (7,),
     "evaluation.judge.attempts": (2,),
     "evaluation.judge.by_probability": (True,),
@@ -129,7 +127,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "optimizer.schedule": ("linear", "cosine"),
     "optimizer.warmup_steps": (2, STEPS - 1),
     "optimizer.final_fraction": (0.1,),
-    "optimizer.scale_by_ess": (True,),
     "optimizer.substeps": (2,),
     "optimizer.epochs": (2,),
     "optimizer.beta1": (0.8,),
@@ -315,7 +312,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         units: Any = [[number] for number in range(16)]
         passes = method.minibatches(0, [units] * len(method.terms(0)))
         datums = [[asked.datums for asked in of_step] for of_step in passes]
-        return requests, method.request(0, []).share, datums
+        return requests, datums
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]

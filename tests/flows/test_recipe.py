@@ -238,7 +238,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "3a2a723ed84b8fe380c5ee9974392dcb3e2b0563b7fb1f31605794aa44bb13d6"
+    known = "1e57c26bae3c1a85529c47ad9f4090d73d7c72bb5dee3a6731d2572c70977cc7"
     assert recipe.fingerprint() == known
 
 
