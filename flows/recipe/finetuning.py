@@ -10,10 +10,10 @@ from pydantic import Field, WithJsonSchema
 from adapters.network.addresses import check_place
 from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_new_keys
 from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
-from flows.recipe.section import Refusals, Section
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
+from tasks.settings.section import Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import (
@@ -29,10 +29,10 @@ from tasks.texts.rules import (
 )
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
     from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
+    from tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
 
@@ -238,7 +238,7 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(self.divergence() or self.loss, {}, self.steps)
+        return self.minimize(self.divergence() or self.loss, {})
 
     def divergence(self) -> str | None:
         """Return the divergence from the teacher that is lessened; None without a teacher."""

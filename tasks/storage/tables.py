@@ -1,8 +1,9 @@
 """Queries to Arrow tables, and Arrow tables to Parquet files that carry their checksum."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import pairwise
 from operator import and_
 from pathlib import Path
@@ -15,7 +16,6 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
-from tasks.storage import names
 from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
 from tasks.storage.files import appearing
 
@@ -27,12 +27,21 @@ def query_beside(module: str) -> str:
     return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
 
 
-NAMES = query_beside(names.__file__)
-"""Macros that read the names of groups."""
-FILES = query_beside(__file__)
-"""Macros that read files; a query reads them by nothing else."""
+PRELUDE = query_beside(str(Path(__file__).with_name("prelude")))
+"""Macros that every query may use; it reads files by nothing else."""
 PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
+
+
+@cache
+def _database(_: int) -> duckdb.DuckDBPyConnection:
+    """Open the database of a process, by its id, which has the macros and keeps no rows or files.
+
+    To open one takes longer than most queries, and a forked process cannot use its parent's.
+    """
+    database = duckdb.connect(config={"enable_external_file_cache": False})
+    database.execute(PRELUDE)
+    return database
 
 
 def select(query: str, **parameters: object) -> pa.Table:
@@ -41,8 +50,7 @@ def select(query: str, **parameters: object) -> pa.Table:
     A path among the values is that of one file, whatever it is called.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
-    with duckdb.connect() as connection:
-        connection.execute(NAMES + FILES)
+    with _database(os.getpid()).cursor() as connection:
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 
