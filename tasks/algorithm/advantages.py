@@ -405,22 +405,9 @@ ADVANTAGES: Mapping[str, Advantage] = {
 }
 
 
-ENTROPIES = (
-    "needs the entropy of the whole distribution at each token, which the Tinker API does not "
-    "give; give standardized with the loss ppo"
-)
-REFUSED = {
-    "gae": "needs a value network, which a Tinker service does not have; give rebn, which compares "
-    "returns over the step, or leave_one_out",
-    "clip_b": ENTROPIES,
-    "clip_v": ENTROPIES,
-}
-"""Advantage of the field → why it is not in the table, and what to use instead."""
-
-
 def find_advantage(name: str) -> Advantage:
     """Return the row of an advantage; ValueError if there is none."""
-    return find_row("advantage", name, ADVANTAGES, REFUSED)
+    return find_row("advantage", name, ADVANTAGES)
 
 
 def check_advantage(name: str, settings: Settings) -> None:
