@@ -74,7 +74,7 @@ def evaluate(
         }
         result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
         publish_evaluations(opened.folder, result.tag)
-    return completed(result, result.outcome)
+    return completed(result)
 
 
 def evaluate_once(

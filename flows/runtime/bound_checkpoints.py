@@ -22,9 +22,9 @@ from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine,
 from durable.files import link_or_copy, remove
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
+from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.recipe.stages import BEST
 from tasks.checkpoints import CheckpointError, Ledger
 from tasks.comparison.promotions import find_promotion
 from tasks.reports.facts import read_facts

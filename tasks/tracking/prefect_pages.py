@@ -40,8 +40,8 @@ from tasks.reports.rollouts import MOST_FAILED, transcripts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
+from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import result_note, result_table
 from tasks.tracking.run_tracking import publish_beside
 
 NAME = "Prefect's UI"
@@ -190,8 +190,8 @@ def publish_stages(run: RunFolder) -> None:
     write_run_report(run)
 
     def describe() -> str:
-        note = f"\n{result_note(run)}\n"
-        return f"{markdown_table(*result_table(run))}{note}\n[report]({run.report})"
+        record = read_plan(run)
+        return f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({run.report})"
 
     words = f"What the runs of {run.name} have come to"
     publish_beside(NAME, partial(_create_markdown, run, "stages", describe, words))
