@@ -23,7 +23,7 @@ from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps
-from flows.recipe.plan import Child, Plan, StagesRecipe
+from flows.recipe.plan import Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
@@ -124,7 +124,9 @@ def check_plan(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     return plan
 
 
-def check_child(child: Child, pending: Mapping[str, RunRecipe], deleted: Collection[str]) -> None:
+def check_child(
+    child: PlannedRun, pending: Mapping[str, RunRecipe], deleted: Collection[str]
+) -> None:
     """Refuse (UserError) what would end a run before its first step, if `pending` ones train."""
     folder = folder_of(child.name)
     there = is_there(folder, deleted)
@@ -141,13 +143,15 @@ def check_child(child: Child, pending: Mapping[str, RunRecipe], deleted: Collect
         raise RecipeError(f"{child.name}: {error}") from error
 
 
-def gone_children(children: Sequence[Child], deleted: Collection[str] = ()) -> list[Child]:
+def gone_children(
+    children: Sequence[PlannedRun], deleted: Collection[str] = ()
+) -> list[PlannedRun]:
     """List the runs that are gone: they are not there, and one that waits for them has begun.
 
     They are not trained anew, since the later run has the weights at which it started. Runs that
     are to be `deleted` count as absent.
     """
-    gone, awaited = list[Child](), set[str]()
+    gone, awaited = list[PlannedRun](), set[str]()
     for child in reversed(children):
         there = is_there(folder_of(child.name), deleted)
         if child.name in awaited and not there:
@@ -157,7 +161,7 @@ def gone_children(children: Sequence[Child], deleted: Collection[str] = ()) -> l
     return gone
 
 
-def is_finished(child: Child) -> bool:
+def is_finished(child: PlannedRun) -> bool:
     """Return whether a run has all it is to have; RunError if it is there by another recipe."""
     run = folder_of(child.name)
     if not run.exists():
@@ -182,7 +186,7 @@ def refuse_left_out(run: str, names: Collection[str]) -> None:
         )
 
 
-def refuse_changed(plan: Plan, gone: Sequence[Child]) -> None:
+def refuse_changed(plan: Plan, gone: Sequence[PlannedRun]) -> None:
     """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
 
     A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
