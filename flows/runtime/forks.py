@@ -52,9 +52,7 @@ OF_EXPERT = (
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
-    "rollouts.partial_groups",
     "rollouts.most_failed",
-    "rollouts.minimum_group",
     "rollouts.batches",
     "rollouts.runner",
     "rollouts.cluster",
