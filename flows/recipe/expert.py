@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from flows.recipe.given_examples import Batches, Lengths, Origin
-from flows.recipe.section import MOST_STEPS, Refusals
 from tasks.algorithm.learning_rates import MixingSchedule
+from tasks.settings.section import MOST_STEPS, Refusals
 from tasks.texts.rules import (
     TRAIN,
     TextBatch,

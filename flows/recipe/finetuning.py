@@ -9,11 +9,12 @@ from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
 from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_new_keys
-from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
-from flows.recipe.section import Refusals, Section
+from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
+from tasks.settings.run import HeldOut
+from tasks.settings.section import Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import (

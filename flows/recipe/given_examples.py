@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from adapters.project.hub import locate_dataset
-from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.examples.curricula import Curriculum, Order
 from tasks.examples.reading import Division, Source
+from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.storage.run_folder import folder_of
 from tasks.texts.rules import TEST, TRAIN, Normalisation, TooLong
 

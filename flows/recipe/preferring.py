@@ -9,8 +9,7 @@ from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
 from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_new_keys
-from flows.recipe.run_recipe import HeldOut, RunRecipe
-from flows.recipe.section import MOST_ROLLOUTS, Refusals, Section
+from flows.recipe.run_recipe import RunRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
     Preference,
@@ -18,6 +17,8 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.examples.reading import Source
+from tasks.settings.run import HeldOut
+from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import TextRules

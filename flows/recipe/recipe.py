@@ -13,12 +13,12 @@ from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.given_examples import Dataset
 from flows.recipe.presets import expand_preset
-from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
-from flows.recipe.section import Refusals
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
+from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
+from tasks.settings.section import Refusals
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import TEST, TRAIN

@@ -23,12 +23,13 @@ from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import changed_recipe, count_stages, count_steps
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.comparison.promotions import refuse_promoted
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,

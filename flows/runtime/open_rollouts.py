@@ -21,13 +21,13 @@ from adapters.network.addresses import Listener
 from adapters.process.open_files import REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Judge, Rollouts
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
 from tasks.judging.groups import draw_groups
 from tasks.playing.server import Play, RolloutServer
 from tasks.rollouts import collect_rollouts
+from tasks.settings.rollouts import Judge, Rollouts
 from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE, JUDGE, shard_name
 from tasks.yields import check_rewards, reopen_stopped
@@ -137,7 +137,7 @@ def judge_groups(
     judge, path = recipe.judge, run.folder.shard(shard_name(JUDGE, step))
     if not judge.judges:
         return []
-    shard = draw_groups(path, spans, judge.judging(), recipe.seed)
+    shard = draw_groups(path, spans, judge, recipe.seed)
     return ask_judge(runner, judge, shard, step, recipe.rollouts.most_failed)
 
 

@@ -17,13 +17,14 @@ from adapters.tinker.service import Service, connect
 from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
 from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest

@@ -15,11 +15,11 @@ from threading import Event
 from typing import Any
 
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Rollouts
 from flows.runtime.by_policy import accumulate
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
 from tasks.examples.reading import Source
+from tasks.settings.rollouts import Rollouts
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name

@@ -8,15 +8,20 @@ from typing import Any, cast
 import pytest
 
 from adapters.rewards import read_reward
-from tasks.judging.groups import Judging
+from tasks.judging.groups import shown_sets
 from tasks.recording.recorded_rollouts import describe_end
 from tasks.recording.spans import EndedAttempt, end_spans, scored_names
+from tasks.settings.rollouts import Judge
+
+
+def judge_of(opponents: int | None) -> Judge:
+    return Judge(agent="judge:pairs", opponents=opponents)
 
 
 def opponents_of_each(count: int, opponents: int) -> list[int]:
     """Return with how many others each of `count` rollouts is shown."""
     rollouts = cast(list[Any], [*range(count)])
-    pairs = [*Judging("pair", {}, opponents).sets(rollouts)]
+    pairs = [*shown_sets(judge_of(opponents), rollouts)]
     assert len({frozenset(pair) for pair in pairs}) == len(pairs), "no pair is shown twice"
     shown = Counter(one for pair in pairs for one in pair)
     return [shown[one] for one in rollouts]
@@ -34,12 +39,12 @@ def test_each_rollout_is_shown_with_so_many_others(count: int, opponents: int) -
 
 def test_without_a_number_each_pair_is_shown() -> None:
     rollouts = cast(list[Any], [*range(5)])
-    assert [*Judging("pair", {}).sets(rollouts)] == [*combinations(rollouts, 2)]
+    assert [*shown_sets(judge_of(None), rollouts)] == [*combinations(rollouts, 2)]
 
 
 def test_an_even_number_of_opponents_are_the_neighbours_in_a_circle() -> None:
     rollouts = cast(list[Any], [*range(6)])
-    pairs = [*Judging("pair", {}, 2).sets(rollouts)]
+    pairs = [*shown_sets(judge_of(2), rollouts)]
     assert pairs == [(0, 1), (0, 5), (1, 2), (2, 3), (3, 4), (4, 5)]
 
 

@@ -14,7 +14,6 @@ from adapters.project.modules import load_agent_file
 from flows.dry_runs import shrink
 from flows.dryrun import dryrun
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model
 from flows.replay import replay
 from flows.runtime.bound_checkpoints import CheckpointRefused
 from flows.runtime.checks import check_teachers
@@ -23,6 +22,7 @@ from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
+from tasks.settings.run import Model
 from tasks.shards import read_shard
 from tasks.storage.manifest import Eras, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,11 +11,8 @@ from adapters.calls import Sampling
 from adapters.door.roles import NAME
 from adapters.errors import counted
 from adapters.network.addresses import check_runner
-from flows.recipe.run_recipe import HeldOut
-from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
-
-if TYPE_CHECKING:  # it imports Prefect, which takes seconds
-    from tasks.judging.groups import Judging
+from tasks.settings.run import HeldOut
+from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
 
 SHIPPED = "judge:"
 """Prefix of the name of a judge that ships with Ratchet."""
@@ -316,13 +313,10 @@ class Judge(Section):
         """Return the sampling of a policy that answers the judge: the likeliest token."""
         return Sampling(self.max_tokens, 0.0, top_p=1.0, top_k=-1)
 
-    def judging(self) -> "Judging":
-        from tasks.judging.groups import Judging
-
+    def asked(self) -> dict[str, Any]:
+        """Return what the judge is asked, by names of its example."""
         asked = {"question": self.question, "criteria": dict(self.criteria)}
-        if self.by_probability:
-            asked["by_probability"] = True
-        return Judging(self.shown(), asked, self.opponents)
+        return asked | ({"by_probability": True} if self.by_probability else {})
 
 
 class Evaluation(HeldOut):
