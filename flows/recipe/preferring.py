@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, Optimizer, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_new_keys
+from flows.recipe.given_examples import HeldOutOrigin, Lengths
 from flows.recipe.run_recipe import RunRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
@@ -120,9 +120,6 @@ class PreferRecipe(RunRecipe):
 
     def queried_runs(self) -> Iterator[str]:
         yield from self.dataset.runs
-
-    def _bound_values(self) -> dict[str, Any]:
-        return without_new_keys(super()._bound_values())
 
     def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""

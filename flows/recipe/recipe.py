@@ -1,10 +1,10 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -51,12 +51,6 @@ class Recipe(RunRecipe):
     judge: Judge = Judge()
     algorithm: Algorithm = Algorithm()
     evaluation: Evaluation = Evaluation()
-
-    changes_no_result: ClassVar[Mapping[str, Any]] = {
-        **RunRecipe.changes_no_result,
-        "algorithm": {"preset"},
-        "rollouts": {"batches", "runner", "cluster", "door", "most_failed"},
-    }
 
     @property
     def subject(self) -> str:
@@ -229,6 +223,11 @@ class Recipe(RunRecipe):
             "happened to arrive before; give rollouts.order shard",
         )
 
+    def changes_no_result(self) -> Set[str]:
+        places = {f"rollouts.{key}" for key in ("runner", "cluster", "door", "most_failed")}
+        batches = set() if self.rollouts.depend_on_batches() else {"rollouts.batches"}
+        return super().changes_no_result() | places | batches | {"algorithm.preset"}
+
     @property
     def lag(self) -> int:
         """Steps by which the evaluation of a checkpoint may be behind the step that it samples."""
@@ -354,25 +353,3 @@ class Recipe(RunRecipe):
             batches = recipes.make(Recipe, lambda made: made.algorithm.expert.batches(made.seed))
             beside = TextSteps(run.expert_texts, run.expert, batches)
         return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
-
-    def _bound_values(self) -> dict[str, Any]:
-        values = super()._bound_values()
-        if self.rollouts.depend_on_batches():
-            values["rollouts"]["batches"] = self.rollouts.batches
-        algorithm = self.algorithm  # recipes that are older have none of these
-        for key in ("compares", "splits", "held_out"):
-            if values["dataset"][key] in (None, []):
-                del values["dataset"][key]
-        if not algorithm.teacher.models:
-            del values["algorithm"]["teacher"]
-        elif algorithm.teacher.reads is None:
-            del values["algorithm"]["teacher"]["reads"]
-        if not algorithm.expert.given_texts:
-            del values["algorithm"]["expert"]
-        if not self.judge.judges:
-            del values["judge"]
-        if not self.evaluation.roles:
-            del values["evaluation"]["roles"]
-        if not self.evaluation.judge.judges:
-            del values["evaluation"]["judge"]
-        return values

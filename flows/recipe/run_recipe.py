@@ -3,9 +3,9 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Set, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -15,8 +15,9 @@ from flows.recipe.algorithm import Optimizer, names_checkpoint
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.examples.reading import Source
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
-from tasks.settings.section import MOST_STEPS, Refusals, Section
-from tasks.storage.manifest import Eras
+from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
+from tasks.storage.keys import flatten
+from tasks.storage.manifest import Eras, differences
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -75,14 +76,6 @@ class RunRecipe(FlowRecipe, ABC):
     service: ServicePatience = ServicePatience()
     tracking: Tracking = Tracking()
 
-    changes_no_result: ClassVar[Mapping[str, Any]] = {
-        "epochs": True,
-        "service": True,
-        "tracking": {"rollouts", "experiment", "opentelemetry"},
-        "checkpoints": {"probe_tolerance"},
-    }
-    """Keys that may change when a run continues."""
-
     @field_validator("optimizer")
     @classmethod
     def _learning_rate_is_explicit(cls, optimizer: Optimizer, valid: ValidationInfo) -> Optimizer:
@@ -111,6 +104,11 @@ class RunRecipe(FlowRecipe, ABC):
             f"the run of {counted(steps, 'step')} ends; give more steps, fewer warmup_steps, or "
             "schedule constant",
         )
+
+    def changes_no_result(self) -> Set[str]:
+        """Return the keys that may change when a run continues."""
+        tracked = {f"tracking.{key}" for key in ("rollouts", "experiment", "opentelemetry")}
+        return {"epochs", "service.timeout_seconds", "checkpoints.probe_tolerance", *tracked}
 
     @property
     def lag(self) -> int:
@@ -171,18 +169,15 @@ class RunRecipe(FlowRecipe, ABC):
         return StepSource()
 
     def fingerprint(self) -> str:
-        """Hash the recipe's canonical JSON by SHA-256; a run is bound to the hash.
+        """Hash the values that change results and are not defaults by SHA-256: a recipe's name."""
+        flat = flatten(self.model_dump(mode="json", exclude_defaults=True), TABLES)
+        free = self.changes_no_result()
+        values = {key: value for key, value in flat.items() if key not in free and value != {}}
+        return hashlib.sha256(json.dumps([self.flow, values], sort_keys=True).encode()).hexdigest()
 
-        Keys that change no result are left out, so that they may change when a run continues.
-        """
-        canonical = json.dumps(self._bound_values(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _bound_values(self) -> dict[str, Any]:
-        values = self.model_dump(mode="json", exclude={**self.changes_no_result})
-        evaluation = values.get("evaluation", {})  # a flow may measure nothing
-        if "seed" in evaluation and evaluation["seed"] is None:  # recipes that are older have none
-            del evaluation["seed"]
-        if values["model"]["thinking"] is None:
-            del values["model"]["thinking"]
-        return values
+def differing(old: RunRecipe, new: RunRecipe) -> list[str]:
+    """List the values in which recipes differ that change results, as `section.key: old → new`."""
+    free = old.changes_no_result() & new.changes_no_result()
+    changed = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    return [one for one in changed if one.partition(":")[0] not in free]

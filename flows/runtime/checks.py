@@ -21,9 +21,9 @@ from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
-from flows.recipe.loading import changed_recipe, count_stages, count_steps
+from flows.recipe.loading import changed_recipe, count_stages, count_steps, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.run_recipe import RunRecipe, differing
 from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.comparison.promotions import refuse_promoted
@@ -34,10 +34,10 @@ from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
     Manifest,
-    check_binding,
     differences,
     parent_of,
     read_manifest,
+    recipe_of,
 )
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.stages import has_stages, stage_runs, stages_recipe
@@ -169,8 +169,8 @@ def _refuse_changed(recipe: StagesRecipe, run: str, gone: Sequence[StageRun]) ->
 
 def _changes(old: RunRecipe | None, new: RunRecipe | None) -> list[str]:
     """List what two recipes differ in; nothing if they make the same results."""
-    if old is not None and new is not None and old.fingerprint() == new.fingerprint():
-        return []
+    if old is not None and new is not None:
+        return differing(old, new)
     values = [one.model_dump(mode="json") if one else {} for one in (old, new)]
     return differences(values[0], values[1])
 
@@ -216,17 +216,31 @@ def is_finished(stage: StageRun) -> bool:
     if not run.exists():
         return False
     recipe = count_steps(stage.recipe)
-    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    check_binding(run, recipe)
     unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
+
+
+def check_binding(run: RunFolder, recipe: RunRecipe) -> None:
+    """Raise RunError if a run was started with a recipe of other results, or in another format.
+
+    The recipe of an evaluation may break rules of trained ones, so an equal one is not validated.
+    """
+    if recipe_of(run) == recipe.model_dump(mode="json"):
+        return
+    if changed := differing(read_recipe(run), recipe):
+        raise RunError(
+            f"the run {run.path} was started with another recipe, which differs in "
+            f"{', '.join(changed)}; give the same values, or another name with --run"
+        )
 
 
 def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
     if _is_there(run, deleted):
-        check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+        check_binding(run, recipe)
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
         bound, parent = bind_checkpoints(recipe, {}), None

@@ -19,7 +19,7 @@ from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
-from flows.runtime.checks import check_run
+from flows.runtime.checks import check_binding, check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
@@ -88,6 +88,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
+        check_binding(folder, recipe)  # another process may have made it meanwhile
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
