@@ -19,7 +19,6 @@ from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
-from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import changed_recipe, count_stages, count_steps, read_recipe
 from flows.recipe.recipe import Recipe
@@ -42,6 +41,7 @@ from tasks.storage.manifest import (
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.stages import has_stages, stage_runs, stages_recipe
 from tasks.texts.rules import TRAIN
+from tasks.tracking.choice import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -81,7 +81,7 @@ def check_later(
     check_teachers(recipe, None, {name: bound[name] for name in bound.keys() - known.keys()})
     if not awaited.keys() & {*recipe.queried_runs()}:
         _check_given(recipe, deleted)
-    TrackerChoice(**recipe.tracking.model_dump()).check()
+    check_trackers(recipe.tracking)
 
 
 def _check_awaited(key: str, name: str, trained: RunRecipe) -> None:
@@ -246,7 +246,7 @@ def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) 
         bound, parent = bind_checkpoints(recipe, {}), None
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
-    TrackerChoice(**recipe.tracking.model_dump()).check()
+    check_trackers(recipe.tracking)
     check_service(recipe.model.base)
 
 

@@ -14,7 +14,6 @@ from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
-from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
@@ -29,6 +28,7 @@ from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.tracking.choice import tracker_openers
 from tasks.tracking.run_tracking import RunTracking
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,6 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
         folder=folder.tracking,
         shared=folder.path.parent,
     )
-    chosen = TrackerChoice(**recipe.tracking.model_dump()).openers()
+    chosen = tracker_openers(recipe.tracking)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
     return RunTracking(folder, openers, recipe.steps, recipe.lag)
