@@ -23,7 +23,7 @@ from tasks.algorithm.losses import LOSSES, advantage_factor, check_loss, is_regu
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
-from tasks.settings.section import MOST_STEPS, Refusals, Section
+from tasks.settings.section import MOST_STEPS, OTHERS, Needs, Refusals, Section
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
@@ -75,26 +75,14 @@ class Divergence(Section):
         place = row.placements[0] if row else "advantage"
         return values if place == "advantage" else {**values, "placement": place}
 
+    requirements = (
+        Needs(OTHERS, "coefficient"),
+        Needs(("discount", "baseline"), "placement", "advantage"),
+    )
+
     def refusals(self) -> Refusals:
         check_placement(self.estimator, self.placement)
-        given = self.given(*Divergence.model_fields)
-        yield (
-            self.coefficient == 0 and given != "",
-            f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave them "
-            "out",
-        )
-        given = self.given("discount", "baseline")
-        yield (
-            self.placement == "reward" and given != "",
-            f"algorithm.kl.placement reward ignores {given}, since a return has the penalties of "
-            "later tokens, and comparisons have a baseline; leave them out, or give placement "
-            "advantage",
-        )
-        yield (
-            self.placement == "loss" and given != "",
-            f"algorithm.kl.placement loss ignores {given}, which are of penalties in advantages; "
-            "leave them out, or give estimator k1",
-        )
+        yield from ()
 
     def penalty(self) -> Penalty | None:
         if self.coefficient == 0:
@@ -145,20 +133,11 @@ class Teacher(Section):
     baseline: Baseline = "none"
     """Baseline of the terms: `mean` subtracts that of the step's tokens."""
 
+    requirements = (Needs(OTHERS, "models"), Needs("beta", "divergence", "jsd"))
+
     def refusals(self) -> Refusals:
         if self.reads is not None:
             check_reads(self.reads)
-        given = self.given(*Teacher.model_fields)
-        yield (
-            not self.models and given != "",
-            f"algorithm.teacher without models ignores {given}; give algorithm.teacher.models, or "
-            "leave them out",
-        )
-        yield (
-            self.divergence != "jsd" and self.beta != Teacher.model_fields["beta"].default,
-            f"algorithm.teacher.beta {self.beta:g} does nothing with divergence {self.divergence}; "
-            "give divergence jsd, or leave it out",
-        )
         several = len(self.models) > 1
         yield (
             several != (self.by is not None),
@@ -269,6 +248,8 @@ class Algorithm(Section):
         """Whether sampled tokens of zero advantage have a loss too."""
         return self.kl.term() is not None or is_regularized(self.loss, self.loss_settings)
 
+    requirements = (Needs("divisor", "aggregation", "fixed", each_other=True),)
+
     def refusals(self) -> Refusals:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
@@ -303,11 +284,6 @@ class Algorithm(Section):
             unread and self.kl.placement == "reward",
             "algorithm.kl.placement reward does nothing with advantage zero, which reads no "
             "rewards; give placement advantage",
-        )
-        yield (
-            (self.aggregation == "fixed") != (self.divisor is not None),
-            f"aggregation {self.aggregation} with divisor {self.divisor}: one without the other "
-            "does nothing; give aggregation fixed and a divisor, or neither",
         )
 
 
@@ -352,12 +328,7 @@ class Optimizer(Section):
     grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Gradients with a larger norm are scaled down to it; 0 leaves them."""
 
-    def refusals(self) -> Refusals:
-        yield (
-            self.schedule == "constant" and self.final_fraction > 0,
-            f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
-            "schedule linear or cosine, or leave it out",
-        )
+    requirements = (Needs("final_fraction", "schedule", ("linear", "cosine")),)
 
     def method(
         self,

@@ -12,7 +12,14 @@ from adapters.door.roles import NAME
 from adapters.errors import counted
 from adapters.network.addresses import check_runner
 from tasks.settings.run import HeldOut
-from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
+from tasks.settings.section import (
+    LONGEST_SECONDS,
+    MOST_ROLLOUTS,
+    OTHERS,
+    Needs,
+    Refusals,
+    Section,
+)
 
 SHIPPED = "judge:"
 """Prefix of the name of a judge that ships with Ratchet."""
@@ -112,6 +119,14 @@ class Rollouts(Section):
     """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
     cut off and left out. No other run repeats which, and long rollouts are left out more often."""
 
+    requirements = (
+        Needs("attempts", "partial_groups", "wait", each_other=True),
+        Needs("minimum_group", "partial_groups", ("use_rest", "wait")),
+        Needs("token_budget", "rounds"),
+        Needs("order", "lag"),
+        Needs("weights", "lag"),
+    )
+
     def refusals(self) -> Refusals:
         yield from self._refused_groups()
         yield from self._refused_rounds()
@@ -125,19 +140,9 @@ class Rollouts(Section):
             f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make up "
             f"to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer",
         )
-        treatment, whole = self.partial_groups, self.partial_groups == "drop_group"
+        treatment = self.partial_groups
         yield (
-            (treatment == "wait") != (self.attempts > 1),
-            f"partial_groups {treatment} with attempts {self.attempts}: one without the other does "
-            "nothing; to play failed rollouts again give wait, and 2 or more",
-        )
-        yield (
-            whole and self.minimum_group != 2,
-            f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
-            "whole groups only; leave it out, or use_rest",
-        )
-        yield (
-            whole and self.group_size == 1,
+            treatment == "drop_group" and self.group_size == 1,
             "partial_groups drop_group does nothing with group_size 1, of which no part is left; "
             "leave it out",
         )
@@ -162,11 +167,6 @@ class Rollouts(Section):
 
     def _refused_rounds(self) -> Refusals:
         yield (
-            self.token_budget is not None and self.rounds == 1,
-            f"token_budget {self.token_budget} does nothing with rounds 1, since no further round "
-            "begins; give 2 rounds or more, or leave it out",
-        )
-        yield (
             self.rounds > 1 and (self.order == "arrival" or self.stream),
             f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
             "another round begins is known when all rollouts of a step have ended; give order "
@@ -174,16 +174,6 @@ class Rollouts(Section):
         )
 
     def _refused_overlap(self) -> Refusals:
-        yield (
-            self.order == "arrival" and self.lag == 0,
-            "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
-            "give a lag of 1 or more, or order shard",
-        )
-        yield (
-            self.weights == "inflight" and self.lag == 0,
-            "weights inflight with lag 0 does nothing, since no update is made while rollouts are "
-            "played; give a lag of 1 or more, or weights snapshot",
-        )
         yield (
             self.stream and (self.order == "arrival" or self.batches == 1),
             f"stream with order {self.order} and batches {self.batches} does nothing, since a step "
@@ -277,31 +267,22 @@ class Judge(Section):
         """Return what the judge is shown at once."""
         return SHIPPED_SEE.get(self.agent or "", self.sees)
 
+    requirements = (
+        Needs(OTHERS, "agent"),
+        Needs("criteria", "agent", "judge:criteria", each_other=True),
+        Needs("by_probability", "agent", "judge:pairs"),
+    )
+
     def refusals(self) -> Refusals:
-        given = self.given(*(name for name in Judge.model_fields if name != "agent"))
-        yield (
-            not self.judges and given != "",
-            f"judge without an agent ignores {given}; give judge.agent, or leave them out",
-        )
         yield (
             not NAME.fullmatch(self.role),
             f"judge.role {self.role!r} cannot name a role; give lower-case letters, digits and "
             "underscores, a letter first",
         )
         yield (
-            (self.agent == "judge:criteria") != bool(self.criteria),
-            f"judge.agent {self.agent} with {len(self.criteria)} criteria: one without the other "
-            "does nothing; give agent judge:criteria and criteria, or neither",
-        )
-        yield (
             self.opponents is not None and self.sees != "pair" and self.agent != "judge:pairs",
             f"judge.opponents {self.opponents} does nothing with agent {self.agent}, which sees no "
             "pairs; give agent judge:pairs or sees pair, or leave it out",
-        )
-        yield (
-            self.by_probability and self.agent != "judge:pairs",
-            f"judge.by_probability does nothing with agent {self.agent}; give agent judge:pairs, "
-            "or leave it out",
         )
         yield (
             self.sees != "group" and self.agent in SHIPPED_SEE,

@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
-from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
+from tasks.settings.section import (
+    LONGEST_SECONDS,
+    MOST_ROLLOUTS,
+    MOST_STEPS,
+    Needs,
+    Refusals,
+    Section,
+)
 
 STATE = "tinker://"
 SHAPE = ("lora_rank", "train_attention", "train_mlp", "train_unembedding", "renderer")
@@ -49,15 +56,13 @@ class Model(Section):
     train_unembedding: bool = True
     """Train a LoRA on the output layer."""
 
+    requirements = (Needs("start_optimizer", "start"),)
+
     def refusals(self) -> Refusals:
         yield (
             not (self.train_attention or self.train_mlp or self.train_unembedding),
             "train_attention, train_mlp and train_unembedding are all false, so that nothing is "
             "trained; leave one of them true",
-        )
-        yield (
-            self.start_optimizer and self.start is None,
-            "start_optimizer does nothing without start; give a checkpoint, or leave it out",
         )
 
     def differences(self, other: "Model") -> list[str]:
@@ -137,9 +142,4 @@ class Tracking(Section):
     """Export a span for each call by OTLP, to OTEL_EXPORTER_OTLP_ENDPOINT, with or without its
     messages."""
 
-    def refusals(self) -> Refusals:
-        yield (
-            self.project is None and self.rollouts != type(self).model_fields["rollouts"].default,
-            f"tracking.rollouts {self.rollouts} does nothing without tracking.project, whose "
-            "tables they are in; give that, or leave rollouts out",
-        )
+    requirements = (Needs("rollouts", "project"),)

@@ -85,7 +85,10 @@ def test_partial_groups_are_trained_from_a_size_on(
     [
         ({"attempts": 2}, "use_rest with attempts 2"),
         ({"partial_groups": "wait"}, "wait with attempts 1"),
-        ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
+        (
+            {"partial_groups": "drop_group", "minimum_group": 3},
+            "nothing with partial_groups drop",
+        ),
         ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
         ({"quorum": 0.5, "partial_groups": "drop_group"}, "0.5 with partial_groups drop_group"),
         ({"quorum": 0.5, "partial_groups": "wait", "attempts": 2}, "with partial_groups wait"),

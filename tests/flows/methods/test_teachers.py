@@ -264,7 +264,7 @@ def test_a_teacher_of_other_tokens_is_refused(
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        ({"coefficient": 0.5}, "without models ignores coefficient"),
+        ({"coefficient": 0.5}, "coefficient 0.5 does nothing without models"),
         ({"models": ["a@1"], "beta": 0.1}, "beta 0.1 does nothing with divergence reverse_kl"),
         ({"models": ["a@1", "b@1"]}, "by None with 2 models"),
         ({"models": ["a@1"], "by": "topic"}, "by topic with 1 models"),
