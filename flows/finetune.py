@@ -6,23 +6,17 @@ are made tokens once, when the run begins, exactly as the door would have record
 teacher is asked once, too. The loss on held-out texts, and not a reward, says what was learnt.
 """
 
-from functools import partial
+from pathlib import Path
 
 from prefect import flow
 
 from adapters.calls import POLICY
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.bound_checkpoints import open_teacher
-from flows.runtime.by_policy import ByPolicy, plan, record_step, update, with_following
 from flows.runtime.checks import check_start
-from flows.runtime.flow_runs import (
-    RunSummary,
-    again_if_engine_dies,
-    completed,
-    name_of_run,
-    summarize_run,
-)
-from flows.runtime.open_run import OpenRun, open_run
+from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from flows.runtime.open_run import OpenRun, open_run, record_step
+from flows.runtime.overlap import with_following
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
@@ -31,6 +25,7 @@ from tasks.texts.batches import draw_texts, measure_texts
 from tasks.texts.held_out import score_taught, score_texts
 from tasks.texts.source import Texts, bind_texts
 from tasks.texts.teacher import LongerTexts, ask_teacher
+from tasks.updates import update_policy
 
 
 @flow(name="finetune", flow_run_name=name_of_run)
@@ -47,8 +42,7 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
     with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
         learn(opened, recipe, bind(opened, recipe), artifacts)
         artifacts.publish()
-    summary = summarize_run(opened.folder)
-    return completed(summary, summary.outcome)
+    return end_run(opened.folder)
 
 
 def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
@@ -70,22 +64,21 @@ def bind(run: OpenRun, recipe: FinetuneRecipe) -> Texts:
 
 def learn(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, artifacts: Artifacts) -> None:
     """Train the policy of a run on the texts of each step, and score what is due."""
-    batch, method = recipe.batches(), recipe.update_method()
-    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+    batch, left, updater = recipe.batches(), run.steps_left(), run.policies.main.updater
 
-    def draw(step: int) -> ByPolicy:
-        return {POLICY: draw_texts(run.folder.datums(POLICY, step), texts, batch, step)}
+    def draw(step: int) -> Path:
+        return draw_texts(run.folder.datums(POLICY, step), texts, batch, step)
 
     run.tracking.follow()
     score(run, recipe, texts, left.start)
     for step, datums, following in with_following(left, draw):
         if following is not None:
-            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
-        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
+            updater.plan(step + 1, [following])
+        update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         score(run, recipe, texts, step + 1)
-        files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
-        known = measure_texts(texts, datums[POLICY])
-        artifacts.show(step, record_step(run, step, files, known=known))
+        files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
+        known = measure_texts(texts, datums)
+        artifacts.show(step, record_step(run, step, {POLICY: files}, known=known))
 
 
 def score(run: OpenRun, recipe: FinetuneRecipe, texts: Texts, step: int) -> None:

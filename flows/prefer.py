@@ -6,7 +6,7 @@ scores every side once, when the run begins. How often held-out pairs are compar
 be, and not a reward, says what was learnt.
 """
 
-from functools import partial
+from pathlib import Path
 
 from prefect import flow
 
@@ -14,16 +14,10 @@ from adapters.calls import POLICY
 from flows.recipe.algorithm import BASE
 from flows.recipe.preferring import START, PreferRecipe
 from flows.runtime.bound_checkpoints import read_bound
-from flows.runtime.by_policy import ByPolicy, plan, record_step, update, with_following
 from flows.runtime.checks import check_start
-from flows.runtime.flow_runs import (
-    RunSummary,
-    again_if_engine_dies,
-    completed,
-    name_of_run,
-    summarize_run,
-)
-from flows.runtime.open_run import OpenRun, open_run
+from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from flows.runtime.open_run import OpenRun, open_run, record_step
+from flows.runtime.overlap import with_following
 from tasks.metrics import StepFiles
 from tasks.pairs.batches import draw_pairs
 from tasks.pairs.held_out import check_reference, score_pairs
@@ -32,6 +26,7 @@ from tasks.references import Reference
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.files import is_written
 from tasks.storage.run_folder import folder_of
+from tasks.updates import update_policy
 
 
 @flow(name="prefer", flow_run_name=name_of_run)
@@ -48,8 +43,7 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
     with open_run(recipe, run) as opened, Artifacts(opened.folder, recipe.steps) as artifacts:
         learn(opened, recipe, bind(opened, recipe), artifacts)
         artifacts.publish()
-    summary = summarize_run(opened.folder)
-    return completed(summary, summary.outcome)
+    return end_run(opened.folder)
 
 
 def bind(run: OpenRun, recipe: PreferRecipe) -> BoundPairs:
@@ -79,23 +73,23 @@ def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
 
 def learn(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, artifacts: Artifacts) -> None:
     """Train the policy of a run on the pairs of each step, and score what is due."""
-    preference, batch, method = recipe.preference, recipe.batches(), recipe.update_method()
-    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+    preference, batch = recipe.preference, recipe.batches()
+    left, updater = run.steps_left(), run.policies.main.updater
 
-    def draw(step: int) -> ByPolicy:
-        return {POLICY: draw_pairs(run.folder.datums(POLICY, step), pairs, batch, step)}
+    def draw(step: int) -> Path:
+        return draw_pairs(run.folder.datums(POLICY, step), pairs, batch, step)
 
     run.tracking.follow()
     score(run, recipe, pairs, left.start)
     for step, datums, following in with_following(left, draw):
         if following is not None:
-            plan(run, step + 1, following, method, with_state=saves_state(step + 2))
-        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
+            updater.plan(step + 1, [following])
+        updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0 and preference.row().reference and preference.reference == START:
-            check_reference(updates[POLICY], recipe.checkpoints.probe_tolerance)
+            check_reference(updated, recipe.checkpoints.probe_tolerance)
         score(run, recipe, pairs, step + 1)
-        files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
-        artifacts.show(step, record_step(run, step, files))
+        files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
+        artifacts.show(step, record_step(run, step, {POLICY: files}))
 
 
 def score(run: OpenRun, recipe: PreferRecipe, pairs: BoundPairs, step: int) -> None:

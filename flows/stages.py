@@ -53,7 +53,7 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> StagesSummary:
             write_stages(folder, values, in_order(parts, results))
         artifacts.publish_stages()
     summary = StagesSummary(run=run, results=tuple(in_order(parts, results)))
-    return completed(summary, summary.outcome)
+    return completed(summary)
 
 
 def in_order(

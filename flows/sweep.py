@@ -81,7 +81,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
         write_sweep(folder, values, names, results, describe_draws(children, results))
         artifacts.publish_stages()
     summary = SweepSummary(run=run, select=select, results=tuple(results))
-    return completed(summary, summary.outcome)
+    return completed(summary)
 
 
 def train_children(

@@ -57,13 +57,12 @@ OF_ROLLOUTS = (
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Files of a step: the sealed batches, and what each policy made of them, by its name."""
+    """Files of a step: the sealed batches, and what a policy made of them."""
 
     spans: Sequence[Path]
-    trajectories: Mapping[str, Path]
-    references: Mapping[str, Mapping[str, Path]]
-    datums: Mapping[str, Path]
-    updates: Mapping[str, Path]
+    trajectories: Path | None
+    references: Mapping[str, Path]
+    datums: Path
     held_out: Path | None = None
     """Measure of the step's checkpoint on held-out texts or pairs, if it was taken."""
     verdicts: Path | None = None
@@ -71,10 +70,7 @@ class StepFiles:
 
 
 def measure(
-    files: StepFiles,
-    policy: str = POLICY,
-    trained_roles: Sequence[str] = TRAINED_ROLES,
-    min_group_size: int = 1,
+    files: StepFiles, trained_roles: Sequence[str] = TRAINED_ROLES, min_group_size: int = 1
 ) -> Metrics:
     """Measure what a policy made of a step, by the files that the step has.
 
@@ -94,16 +90,16 @@ def measure(
     if files.spans:
         of_rollouts, sizes = _rollouts(files.spans, trained_roles)
         measures |= of_rollouts
-    datums = read(files.datums[policy])
-    if policy in files.trajectories:
-        trajectories = read(files.trajectories[policy])
+    datums = read(files.datums)
+    if files.trajectories is not None:
+        trajectories = read(files.trajectories)
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
         judged = read_verdicts(files.verdicts)
         measures |= {
             **_groups(rewards_of(trajectories, verdicts=judged), sizes, min_group_size),
             **_count_not_kept(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
-            **_reference_divergence(trajectories, files.references.get(policy, {})),
+            **_reference_divergence(trajectories, files.references),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
     if files.held_out is not None and is_written(files.held_out):

@@ -16,8 +16,8 @@ from tasks.texts.rules import (
 )
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import ExpertTerm
     from tasks.texts.source import TextSource
+    from tasks.update_method import ExpertTerm
 
 WHERE = "algorithm.expert"
 
@@ -93,7 +93,7 @@ class Expert(Origin, Batches, Lengths):
         """Return the term of a step's loss, None without an expert."""
         if not self.given_texts:
             return None
-        from tasks.algorithm.update_method import ExpertTerm
+        from tasks.update_method import ExpertTerm
 
         valley = self.share if self.final_share is None else self.final_share
         schedule = MixingSchedule(self.share, valley, self.warmup_steps, self.decay_steps)

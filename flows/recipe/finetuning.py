@@ -30,10 +30,10 @@ from tasks.texts.rules import (
 )
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
     from tasks.texts.chosen_rollouts import ChosenRollouts
     from tasks.texts.source import TextSource
+    from tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
 
@@ -239,7 +239,7 @@ class FinetuneRecipe(RunRecipe):
         return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(self.divergence() or self.loss, {}, self.steps)
+        return self.minimize(self.divergence() or self.loss, {})
 
     def divergence(self) -> str | None:
         """Return the divergence from the teacher that is lessened; None without a teacher."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from flows.recipe.algorithm import BASE, Optimizer, SettingValue
+from flows.recipe.algorithm import BASE, SettingValue
 from flows.recipe.given_examples import HeldOutOrigin, Lengths
 from flows.recipe.run_recipe import RunRecipe
 from tasks.algorithm.preferences import (
@@ -17,6 +17,7 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.examples.reading import Source
+from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import HeldOut
 from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.storage.manifest import Eras
@@ -24,10 +25,10 @@ from tasks.storage.run_folder import RunFolder
 from tasks.texts.rules import TextRules
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.pairs.batches import PairBatch
     from tasks.pairs.source import PairSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.update_method import UpdateMethod
 
 START = "start"
 """The weights that the run starts with, as the reference."""
@@ -153,7 +154,7 @@ class PreferRecipe(RunRecipe):
 
     def update_method(self) -> "UpdateMethod":
         method = self.preference
-        return self.optimizer.method(method.loss, method.loss_settings, self.steps)
+        return self.minimize(method.loss, method.loss_settings)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]

@@ -5,15 +5,17 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Set, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
-from flows.recipe.algorithm import Optimizer, names_checkpoint
+from flows.recipe.algorithm import names_checkpoint
 from tasks.algorithm.learning_rates import default_learning_rate
+from tasks.algorithm.settings import Settings
 from tasks.examples.reading import Source
+from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from tasks.storage.keys import flatten
@@ -21,8 +23,8 @@ from tasks.storage.manifest import Eras, differences
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.update_method import UpdateMethod
 
 
 class FlowError(UserError):
@@ -159,6 +161,12 @@ class RunRecipe(FlowRecipe, ABC):
     @abstractmethod
     def update_method(self) -> "UpdateMethod":
         """Return the loss, its settings and the optimizer, by which every step is trained."""
+
+    def minimize(self, loss: str, settings: Settings, **more: Any) -> "UpdateMethod":
+        """Return the method that minimizes a loss by the recipe's optimizer."""
+        from tasks.update_method import UpdateMethod
+
+        return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 import coolname.data
 from prefect.runtime import flow_run
@@ -30,7 +30,17 @@ NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
 
-T = TypeVar("T")
+
+class Outcome(Protocol):
+    """Result of a flow."""
+
+    @property
+    def outcome(self) -> str:
+        """The result in words."""
+        ...
+
+
+T = TypeVar("T", bound=Outcome)
 
 log = logging.getLogger(__name__)
 
@@ -237,12 +247,17 @@ def _own_seconds(run: RunFolder, metrics: Sequence[Metrics]) -> float:
     return spent_seconds(metrics[parent["step"] if parent else 0 :])
 
 
-def completed(result: T, outcome: str) -> T:
-    """Return the final state of a flow that returns `result`; its message is the `outcome`.
+def completed(result: T) -> T:
+    """Return the final state of a flow that returns `result`; its message is the outcome.
 
     Prefect takes a returned state as the flow run's, and gives the caller of the flow its result.
     """
-    return cast(T, Completed(message=outcome, data=result))
+    return cast(T, Completed(message=result.outcome, data=result))
+
+
+def end_run(run: RunFolder) -> RunSummary:
+    """Return the final state of a flow that has trained a run, with the run's summary."""
+    return completed(summarize_run(run))
 
 
 def _held_out(run: RunFolder, step: int) -> Estimate | None:

@@ -14,7 +14,7 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.algorithm.settings import Settings
-from tasks.evaluations import Z95, interval_of
+from tasks.comparison.statistics import Z95, interval_of
 from tasks.pairs.source import BoundPairs, score_sides
 from tasks.references import Reference
 from tasks.storage.durability import durable

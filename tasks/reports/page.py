@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
-from tasks.evaluations import Gain, find_reward_gain
+from tasks.comparison.statistics import Gain
+from tasks.evaluations import find_reward_gain
 from tasks.recording.views import open_views
 from tasks.reports import plots
 from tasks.reports.before_after import BeforeAndAfter, find_before_and_after

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from tasks.algorithm.distillation import NONE, find_distillation
-from tasks.evaluations import Z95, Gain, find_gain, find_unpaired_gain
+from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
 from tasks.references import Reference
 from tasks.storage.durability import durable
 from tasks.storage.json_files import read_json, write_json

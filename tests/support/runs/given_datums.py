@@ -14,10 +14,12 @@ import pyarrow as pa
 from prefect import flow
 
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.by_policy import record_step, update
+from adapters.calls import POLICY
+from flows.runtime.open_run import record_step
+from tasks.updates import update_policy
 from flows.runtime.flow_runs import name_of_run
 from flows.runtime.open_run import open_run
-from tasks.algorithm.update_method import UpdateMethod
+from tasks.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import SCHEMA
 from tasks.metrics import StepFiles
@@ -44,19 +46,18 @@ class CountingRecipe(RunRecipe):
     flow: str = "count"
 
     def update_method(self) -> UpdateMethod:
-        return self.optimizer.method("cross_entropy", {}, self.steps)
+        return self.minimize("cross_entropy", {})
 
 
 @flow(flow_run_name=name_of_run)
 def count(recipe: CountingRecipe, run: str) -> None:
     """Train a model to count."""
-    method = recipe.optimizer.method("cross_entropy", {}, recipe.steps)
     with open_run(recipe, run) as opened:
         for step in opened.steps_left():
-            datums = {"policy": count_on(opened.folder.datums("policy", step), step)}
-            saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(opened, step, [datums], method, with_state=saves_state)
-            record_step(opened, step, StepFiles([], {}, {}, datums, updates))
+            datums = count_on(opened.folder.datums(POLICY, step), step)
+            path, updater = opened.folder.update(POLICY, step), opened.policies.main.updater
+            update_policy(path, updater, step, [datums])
+            record_step(opened, step, {POLICY: StepFiles([], None, {}, datums)})
 
 
 RECIPE = CountingRecipe.model_validate(
