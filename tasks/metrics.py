@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from adapters.rewards import MEASURE
-from tasks.algorithm.comparisons import is_uniform
+from tasks.algorithm.advantages import is_uniform
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.algorithm.preferences import (
     PREFERENCES,

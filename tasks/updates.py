@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from statistics import fmean
 from threading import RLock
 
 import numpy as np
@@ -47,14 +46,12 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each term, in its first pass; `shares` those of the
-    learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
+    `logprobs` are those of each datum of each term, in its first pass; `probe_metrics` those of the
     rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
     first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
-    shares: list[float]
     probe_metrics: dict[str, float]
     at_start: dict[str, float]
 
@@ -195,7 +192,7 @@ class PolicyUpdater:
             if self._inflight is not None:
                 self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(ahead.datums.first_pass(result.logprobs), result.shares, probed, at_start)
+        return Update(ahead.datums.first_pass(result.logprobs), probed, at_start)
 
     def _submit(self, live: LivePolicy, datums: StepDatums) -> _Submitted:
         """Submit an update and the saves of its checkpoint to the client of its step."""
@@ -312,8 +309,6 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
         if term.file:
             loss = trained_loss(datums[term.file], logprobs, term.loss, term.settings)
             measured |= name_expert({**loss, "share": term.factor})
-    if update.shares:
-        measured["learning_rate_share"] = fmean(update.shares)
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 
 

@@ -23,7 +23,6 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
-from tasks.storage.stages import ChildResult, StageResult
 from tasks.texts.held_out import find_measured_gain, read_measure
 
 NOTHING = "nothing, by dataset.held_out 0"
@@ -132,54 +131,6 @@ class RunSummary(BaseModel, frozen=True):
 
     def _written(self, score: float | None) -> str:
         return "unknown" if score is None else f"{score:.{3 if self.measure == 'loss' else 2}f}"
-
-
-class StagesSummary(BaseModel, frozen=True):
-    """Results of a run's stages, one after the other."""
-
-    run: str
-    results: tuple[StageResult, ...]
-
-    @property
-    def result(self) -> str:
-        """Run of the last stage."""
-        return self.results[-1].run
-
-    @property
-    def outcome(self) -> str:
-        """Rewards of the agent that played before and after the stages, or their measures."""
-        rewards = [f"{one.reward:.2f}" for one in self.results if one.reward is not None]
-        if rewards:
-            return f"held-out reward {' → '.join(rewards)}"
-        return "; ".join(f"{one.stage}: {one.held_out}" for one in self.results)
-
-
-class SweepSummary(BaseModel, frozen=True):
-    """Results of a sweep's runs, and the measure by which one is chosen."""
-
-    run: str
-    select: str
-    results: tuple[ChildResult, ...]
-
-    @property
-    def best(self) -> ChildResult:
-        """Run that is chosen."""
-        return next(one for one in self.results if one.chosen)
-
-    @property
-    def result(self) -> str:
-        """Name of the run that is chosen."""
-        return self.best.run
-
-    @property
-    def outcome(self) -> str:
-        """Chosen run, with its measure and the 95 % interval of that, in words."""
-        best, count = self.best, len(self.results)
-        interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
-        measured = f"held-out {self.select} {best.measured:.3g}{interval and f' ({interval})'}"
-        failed = sum(one.error != "" for one in self.results)
-        lost = f", {failed} of which failed" if failed else ""
-        return f"{measured} is the best of {counted(count, 'run')}{lost}: {best.run}"
 
 
 def summarize_run(run: RunFolder) -> RunSummary:

@@ -239,8 +239,8 @@ def _serving(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Served]
         limits = concurrency, rollouts.timeout_seconds
 
         def side(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
-            settings, recall = PlaySettings(*recipe.plays(by), *limits), rollouts.recall
-            return RolloutHost(run.folder, door, run.service, settings, recall, judged=judged)
+            settings = PlaySettings(*recipe.plays(by), *limits)
+            return RolloutHost(run.folder, door, run.service, settings, judged=judged)
 
         yield Served(
             side(judged=judge.judges),

@@ -96,17 +96,15 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
 
     A group teaches if its rewards are not all equal (dynamic sampling: Yu et al., 2025,
     arXiv:2503.14476). A round is played while fewer than `groups` teach or, if there is a number of
-    calls to train, while the step has fewer calls; and none after its budget of tokens is spent.
-    The rounds depend on what is recorded alone, so a run that continues plays the same ones.
+    calls to train, while the step has fewer calls. The rounds depend on what is recorded alone, so
+    a run that continues plays the same ones.
     """
     for step, first in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield(wait_for_batches(batches))
-            budget = rollouts.token_budget
-            spent = budget is not None and yielded.sampled_tokens >= budget
             teaches = yielded.teaching_groups >= rollouts.groups
-            if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
+            if teaches if trained_calls is None else yielded.calls >= trained_calls:
                 break
             batches += submit(step, checkpoint, number).values()
         yield step, batches

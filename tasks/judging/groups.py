@@ -67,12 +67,7 @@ def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequenc
     elif judge.shown() == "rollout":
         yield from ([one] for one in rollouts)
     else:
-        count = len(rollouts)
-        reach, odd = divmod(count if judge.opponents is None else judge.opponents, 2)
-        for first, second in combinations(range(count), 2):
-            apart = second - first  # in a circle, where an odd opponent is the one opposite
-            if min(apart, count - apart) <= reach or (odd and apart == count // 2):
-                yield rollouts[first], rollouts[second]
+        yield from combinations(rollouts, 2)
 
 
 def _held_out_place(rollout: Transcript) -> str:

@@ -96,8 +96,10 @@ class Section(BaseModel):
         return getattr(self, name) != default
 
     def say(self, name: str) -> str:
-        """Return a setting's name, with its value if that is a number."""
+        """Return a setting's name, with its value if that is a number or a word."""
         value = getattr(self, name)
+        if isinstance(value, str) and value.isidentifier():
+            return f"{name} {value}"
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return f"{name} {value:g}" if number else name
 

@@ -177,29 +177,16 @@ def test_several_optimizer_steps_of_a_loss_by_weights_are_rebuilt_to_the_bit(
     assert probe["probe/optimizer_step"] == substeps * epochs + 1
 
 
-def test_learning_rates_by_effective_samples_are_rebuilt_to_the_bit(
-    make_updater: MakeUpdater, address: Address, tmp_path: Path
-) -> None:
-    scaled = ADAM.model_copy(update={"epochs": 3, "scale_by_ess": True})
-    method = replace(METHOD, optimizer=scaled)
-    undisturbed = train_whole(make_updater(method=method), address, tmp_path)
-    updater = make_updater(method=method)
-    advance(updater, 3, 3)
-    assert tensors(updater, address) == undisturbed
-
-
 @pytest.fixture
 def train_by(
     make_updater: MakeUpdater, address: Address, tmp_path: Path
 ) -> Callable[..., list[bytes]]:
     """Train one step, on the same datums whichever the method, and return the weights."""
 
-    def train(
-        loss: str, settings: dict[str, float], epochs: int = 1, *, scale_by_ess: bool = False
-    ) -> list[bytes]:
+    def train(loss: str, settings: dict[str, float], epochs: int = 1) -> list[bytes]:
         (tmp_path / "checkpoints.jsonl").unlink(missing_ok=True)
-        scaled = ADAM.model_copy(update={"epochs": epochs, "scale_by_ess": scale_by_ess})
-        method = UpdateMethod(loss, settings, scaled, STEPS)
+        optimizer = ADAM.model_copy(update={"epochs": epochs})
+        method = UpdateMethod(loss, settings, optimizer, STEPS)
         updater = make_updater(method=method)
         advance(updater, 0, 1)  # step 1 has no datum, and saves a state
         return tensors(updater, address)
@@ -214,18 +201,6 @@ def test_on_policy_one_step_of_ppo_is_importance_sampling_to_the_bit(
     clips = {"clip_low_threshold": 0.9999, "clip_high_threshold": 1.0001}
     assert train_by("ppo", clips) == train_by("importance_sampling", {})
     assert train_by("ppo", clips, 2) != train_by("importance_sampling", {}, 2)
-
-
-def test_effective_samples_scale_the_learning_rate_where_ratios_differ(
-    train_by: Callable[..., list[bytes]],
-) -> None:
-    once, thrice = (
-        [train_by("importance_sampling", {}, epochs, scale_by_ess=scaled) for scaled in (0, 1)]
-        for epochs in (1, 3)
-    )
-    assert thrice[0] != thrice[1]
-    for plain, scaled in zip(map(load, once[0]), map(load, once[1]), strict=True):
-        assert max(float((plain[name] - scaled[name]).abs().max()) for name in plain) <= 1e-6
 
 
 @pytest.mark.parametrize("loss", ["dro", "dual_clip", "sapo", "topr", "sppo"])

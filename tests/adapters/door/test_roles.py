@@ -13,8 +13,7 @@ from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
 from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.door.kept_calls import KeptCalls
-from adapters.door.memory import Memory
+from adapters.door.role_calls import KeptCalls, Memory
 from adapters.door.roles import check_role
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings

@@ -13,18 +13,17 @@ from pathlib import Path
 import pyarrow as pa
 from prefect import flow
 
-from flows.recipe.run_recipe import RunRecipe
 from adapters.calls import POLICY
-from flows.runtime.open_run import record_step
-from tasks.updates import update_policy
+from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_run import open_run
-from tasks.update_method import UpdateMethod
+from flows.runtime.open_run import open_run, record_step
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import SCHEMA
 from tasks.metrics import StepFiles
 from tasks.storage.durability import durable
 from tasks.storage.tables import write
+from tasks.update_method import UpdateMethod
+from tasks.updates import update_policy
 
 LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")
 

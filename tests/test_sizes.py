@@ -1,0 +1,75 @@
+"""Sizes of the product, each with an upper limit: keys of a recipe, lines of a room, files.
+
+A new key takes the place of another one, or shows by a measurement in docs/ what it is worth.
+"""
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+from flows.recipe.loading import recipe_options
+from tests.test_layers import ROOT, nodes_of
+
+LAYERS = ("flows", "tasks", "adapters", "engine", "ratchet")
+MOST_KEYS = {"train": 125, "finetune": 55, "prefer": 48, "stages": 8, "sweep": 9}
+"""Flow → keys of its recipe."""
+MOST_LINES = {
+    "adapters": 1113, "adapters/clients": 583, "adapters/dialects": 1445, "adapters/door": 1907,
+    "adapters/harness": 1894, "adapters/network": 435, "adapters/process": 857,
+    "adapters/project": 352, "adapters/rendering": 1646, "adapters/tinker": 1771,
+    "adapters/tracking": 560, "adapters/weights": 278, "engine": 905, "engine/api": 1605,
+    "engine/model": 1480, "engine/sampling": 1663, "engine/state": 574, "engine/training": 533,
+    "flows": 1458, "flows/cli": 2257, "flows/comparison": 208, "flows/importing": 1389,
+    "flows/recipe": 3306, "flows/runtime": 2854, "flows/server": 1027, "ratchet": 112,
+    "tasks": 2955, "tasks/algorithm": 1988, "tasks/comparison": 532, "tasks/examples": 1146,
+    "tasks/exports": 223, "tasks/judging": 340, "tasks/pairs": 1030, "tasks/playing": 256,
+    "tasks/recording": 1652, "tasks/recovery": 589, "tasks/reports": 3755, "tasks/storage": 1784,
+    "tasks/texts": 1465, "tasks/tracking": 438,
+}  # fmt: skip
+"""Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
+MOST = {"files": 371, "classes": 497, "deferred imports": 211}
+"""Sizes of all layers together."""
+
+FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def count_lines() -> Counter[str]:
+    """Count the lines of each room."""
+    lines = Counter[str]()
+    for path in (*FILES, *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.sql"))):
+        room = "/".join(path.relative_to(ROOT).parts[:-1][:2])
+        lines[room] += path.read_text(encoding="utf-8").count("\n")
+    return lines
+
+
+def count_sizes() -> dict[str, int]:
+    """Count the files, their classes, and their imports inside functions."""
+    nodes = [node for path in FILES for node in nodes_of(path)]
+    functions = (n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {
+        "files": len(FILES),
+        "classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
+        "deferred imports": len(
+            {node for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)}
+        ),
+    }
+
+
+@pytest.mark.parametrize("flow", MOST_KEYS)
+def test_a_new_key_takes_the_place_of_another(flow: str) -> None:
+    keys = re.findall(r"^  [\w.]+ \(", recipe_options(flow), re.MULTILINE)
+    assert 0 < len(keys) <= MOST_KEYS[flow]
+
+
+def test_rooms_do_not_grow() -> None:
+    lines = count_lines()
+    grown = {room: many for room, many in lines.items() if many > MOST_LINES.get(room, 0)}
+    assert grown == {}, f"take lines away, or from another room's limit; of all: {dict(lines)}"
+
+
+def test_the_layers_have_few_files_classes_and_deferred_imports() -> None:
+    sizes = count_sizes()
+    assert {name: many for name, many in sizes.items() if many > MOST[name]} == {}
