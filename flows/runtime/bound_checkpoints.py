@@ -22,8 +22,9 @@ from durable.files import link_or_copy, remove
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
+from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of

@@ -20,28 +20,29 @@ from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
-from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps
+from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.checkpoints import BEST
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
     Manifest,
-    check_binding,
     differences,
     parent_of,
     read_manifest,
+    recipe_of,
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.rules import TRAIN
+from tasks.tracking.choice import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -167,7 +168,7 @@ def is_finished(child: PlannedRun) -> bool:
     if not run.exists():
         return False
     recipe = count_steps(child.recipe)
-    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    check_binding(run, recipe)
     unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
@@ -209,7 +210,9 @@ def refuse_changed(plan: Plan, gone: Sequence[PlannedRun]) -> None:
 
 def _changes(old: RunRecipe | None, new: RunRecipe | None) -> Iterator[str]:
     """Yield what two recipes differ in; nothing if they make the same results."""
-    if old is None or new is None or old.fingerprint() != new.fingerprint():
+    if old is not None and new is not None:
+        yield from differing(old, new)
+    else:
         was, now = (one.model_dump(mode="json") if one else {} for one in (old, new))
         yield from differences(was, now)
 
@@ -225,6 +228,20 @@ def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
             )
 
 
+def check_binding(run: RunFolder, recipe: RunRecipe) -> None:
+    """Raise RunError if a run was started with a recipe of other results, or in another format.
+
+    The recipe of an evaluation may break rules of trained ones, so an equal one is not validated.
+    """
+    if recipe_of(run) == recipe.model_dump(mode="json"):
+        return
+    if changed := differing(read_recipe(run), recipe):
+        raise RunError(
+            f"the run {run.path} was started with another recipe, which differs in "
+            f"{', '.join(changed)}; give the same values, or another name with --run"
+        )
+
+
 def check_run(
     recipe: RunRecipe,
     run: RunFolder,
@@ -234,7 +251,7 @@ def check_run(
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
     if is_there(run, deleted):
-        check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+        check_binding(run, recipe)
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
         known, parent = _find_awaited(recipe, awaited), None
@@ -242,7 +259,7 @@ def check_run(
         bound = {name: one for name, one in found.items() if name not in known}
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
-    TrackerChoice(**recipe.tracking.model_dump()).check()
+    check_trackers(recipe.tracking)
     check_service(recipe.model.base)
 
 
