@@ -32,11 +32,11 @@ from adapters.weights.network import load_tokenizer
 from durable.files import link_or_copy
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Judge
 from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import end_spans, scored_names
+from tasks.settings.rollouts import Judge
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 

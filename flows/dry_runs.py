@@ -11,7 +11,7 @@ from adapters.tinker.engines import LOCAL
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, Tracking
+from tasks.settings.run import Model, Tracking
 
 
 class DryRun(BaseModel, frozen=True):

@@ -6,7 +6,6 @@ from prefect import flow
 
 from flows.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model
 from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.checks import check_start
 from flows.runtime.extras import Extras
@@ -17,6 +16,7 @@ from tasks.datums import build_datums
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import LearnedFrom, describe
 from tasks.rewards import compute_rewards
+from tasks.settings.run import Model
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of

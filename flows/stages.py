@@ -17,7 +17,7 @@ from flows.evaluate import evaluate_once
 from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.loading import count_stages, count_steps
-from flows.recipe.plan import LAST, Child, Plan, StagesRecipe
+from flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
 from flows.replay import replay
 from flows.runtime.bound_checkpoints import read_step
 from flows.runtime.checks import (
@@ -81,7 +81,7 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     return plan
 
 
-def train_in_turn(children: Sequence[Child]) -> Iterator[tuple[Child, str]]:
+def train_in_turn(children: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
     """Train the runs that have not finished; one that fails ends the flow."""
     for child in children:
         if not is_finished(child):
@@ -89,7 +89,7 @@ def train_in_turn(children: Sequence[Child]) -> Iterator[tuple[Child, str]]:
         yield child, ""
 
 
-def score(recipe: StagesRecipe, stage: Child, _: str) -> Iterator[ChildResult]:
+def score(recipe: StagesRecipe, stage: PlannedRun, _: str) -> Iterator[ChildResult]:
     """Yield the result of a stage that has finished; the first stage's own start comes before."""
     step, folder = recipe.handed_on(stage.stage), folder_of(stage.name)
     steps = len(read_metrics(folder.metrics)) if step == LAST else read_step(stage.name, step)
@@ -116,8 +116,8 @@ def describe(results: Sequence[ChildResult]) -> str:
 
 def train_plan(
     plan: Plan,
-    train: Callable[[Sequence[Child]], Iterable[tuple[Child, str]]],
-    measure: Callable[[Child, str], Iterable[ChildResult]],
+    train: Callable[[Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]],
+    measure: Callable[[PlannedRun, str], Iterable[ChildResult]],
     conclude: Callable[[PlanRecord], PlanRecord] = lambda record: record,
 ) -> PlanRecord:
     """Have the runs of a plan trained that are not gone; keep a record of what each comes to.

@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import FlowRun
 from adapters.errors import UserError, counted
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
 from flows.recipe.plan import (
-    Child,
     Plan,
+    PlannedRun,
     SweepRecipe,
     Values,
     as_overrides,
@@ -78,7 +78,9 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> PlanSummary:
     return completed(PlanSummary(run=plan.run, results=record.results, outcome=describe(record)))
 
 
-def train_children(recipe: SweepRecipe, children: Sequence[Child]) -> Iterator[tuple[Child, str]]:
+def train_children(
+    recipe: SweepRecipe, children: Sequence[PlannedRun]
+) -> Iterator[tuple[PlannedRun, str]]:
     """Train the runs of a sweep that have not finished, in turn or by workers.
 
     Yields each run when it has ended, and why it failed, or nothing.
@@ -106,13 +108,13 @@ def train_children(recipe: SweepRecipe, children: Sequence[Child]) -> Iterator[t
         yield left[name], error
 
 
-def deployment_of(recipe: SweepRecipe, child: Child) -> Deployment:
+def deployment_of(recipe: SweepRecipe, child: PlannedRun) -> Deployment:
     """Return the deployment of the runs of a sweep; UserError if workers cannot train them."""
     base = recipe.base if isinstance(recipe.base, str) else None
     return choose_deployment(child.flow, recipe.at_once, recipe.deployment, base)
 
 
-def measure(select: str, child: Child, error: str) -> Iterator[ChildResult]:
+def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]:
     """Yield what a run has come to, by the held-out examples of its last checkpoint."""
     folder = folder_of(child.name)
     steps = len(read_metrics(folder.metrics)) if folder.exists() else 0
@@ -153,7 +155,7 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     return [replace(one, chosen=one is best) for one in results]
 
 
-def describe_draws(children: Sequence[Child], results: Sequence[ChildResult]) -> str:
+def describe_draws(children: Sequence[PlannedRun], results: Sequence[ChildResult]) -> str:
     """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
@@ -167,7 +169,7 @@ def describe_draws(children: Sequence[Child], results: Sequence[ChildResult]) ->
     )
 
 
-def _draws(child: Child) -> bool:
+def _draws(child: PlannedRun) -> bool:
     """Return whether a finished run was measured on some of its held-out examples, not on all."""
     recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
     if isinstance(recipe, Recipe):
@@ -218,7 +220,7 @@ def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
     return select
 
 
-def _child(recipe: SweepRecipe, run: str, values: Values) -> Child:
+def _child(recipe: SweepRecipe, run: str, values: Values) -> PlannedRun:
     name, given = name_child(run, values), as_overrides(values)
     try:
         if isinstance(recipe.base, str):
@@ -228,4 +230,4 @@ def _child(recipe: SweepRecipe, run: str, values: Values) -> Child:
             made = changed_recipe(base, given, RunRecipe)
     except UserError as error:
         raise RecipeError(f"{name}: {error}") from error
-    return Child(name, made, replayed=recipe.replay)
+    return PlannedRun(name, made, replayed=recipe.replay)

@@ -21,7 +21,7 @@ from tasks.algorithm.divergences import (
 from tasks.algorithm.losses import LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
-from tasks.settings.section import Refusals, Section
+from tasks.settings.section import OTHERS, Needs, Refusals, Section
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.update_method import DivergenceTerm
@@ -73,26 +73,14 @@ class Divergence(Section):
         place = row.placements[0] if row else "advantage"
         return values if place == "advantage" else {**values, "placement": place}
 
+    requirements = (
+        Needs(OTHERS, "coefficient"),
+        Needs(("discount", "baseline"), "placement", "advantage"),
+    )
+
     def refusals(self) -> Refusals:
         check_placement(self.estimator, self.placement)
-        given = self.given(*Divergence.model_fields)
-        yield (
-            self.coefficient == 0 and given != "",
-            f"algorithm.kl with coefficient 0 ignores {given}; give a coefficient, or leave them "
-            "out",
-        )
-        given = self.given("discount", "baseline")
-        yield (
-            self.placement == "reward" and given != "",
-            f"algorithm.kl.placement reward ignores {given}, since a return has the penalties of "
-            "later tokens, and comparisons have a baseline; leave them out, or give placement "
-            "advantage",
-        )
-        yield (
-            self.placement == "loss" and given != "",
-            f"algorithm.kl.placement loss ignores {given}, which are of penalties in advantages; "
-            "leave them out, or give estimator k1",
-        )
+        yield from ()
 
     def penalty(self) -> Penalty | None:
         if self.coefficient == 0:
@@ -143,20 +131,11 @@ class Teacher(Section):
     baseline: Baseline = "none"
     """Baseline of the terms: `mean` subtracts that of the step's tokens."""
 
+    requirements = (Needs(OTHERS, "models"), Needs("beta", "divergence", "jsd"))
+
     def refusals(self) -> Refusals:
         if self.reads is not None:
             check_reads(self.reads)
-        given = self.given(*Teacher.model_fields)
-        yield (
-            not self.models and given != "",
-            f"algorithm.teacher without models ignores {given}; give algorithm.teacher.models, or "
-            "leave them out",
-        )
-        yield (
-            self.divergence != "jsd" and self.beta != Teacher.model_fields["beta"].default,
-            f"algorithm.teacher.beta {self.beta:g} does nothing with divergence {self.divergence}; "
-            "give divergence jsd, or leave it out",
-        )
         several = len(self.models) > 1
         yield (
             several != (self.by is not None),
@@ -267,6 +246,8 @@ class Algorithm(Section):
         """Whether sampled tokens of zero advantage have a loss too."""
         return self.kl.term() is not None or is_regularized(self.loss, self.loss_settings)
 
+    requirements = (Needs("divisor", "aggregation", "fixed", each_other=True),)
+
     def refusals(self) -> Refusals:
         check_advantage(self.advantage, self.advantage_settings)
         check_loss(self.loss, self.loss_settings)
@@ -301,9 +282,4 @@ class Algorithm(Section):
             unread and self.kl.placement == "reward",
             "algorithm.kl.placement reward does nothing with advantage zero, which reads no "
             "rewards; give placement advantage",
-        )
-        yield (
-            (self.aggregation == "fixed") != (self.divisor is not None),
-            f"aggregation {self.aggregation} with divisor {self.divisor}: one without the other "
-            "does nothing; give aggregation fixed and a divisor, or neither",
         )

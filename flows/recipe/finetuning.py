@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths, without_new_keys
-from flows.recipe.run_recipe import HeldOut, RunRecipe, Teachers
+from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths
+from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
+from tasks.settings.run import HeldOut
 from tasks.settings.section import Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -253,17 +254,6 @@ class FinetuneRecipe(RunRecipe):
         batches = recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
         taught = None if self.teacher.model is None else run.text_teacher
         return TextSteps(run.texts, run.datums, batches, taught)
-
-    def _bound_values(self) -> dict[str, Any]:
-        values = without_new_keys(super()._bound_values())
-        # Recipes that are older have neither key.
-        if self.teacher.model is None:
-            del values["teacher"]
-        if self.loss == LOSS:
-            del values["loss"]
-        if self.dataset.compares is None:
-            del values["dataset"]["compares"]
-        return values
 
 
 def _name(split: str, source: str) -> str:

@@ -1,7 +1,7 @@
 """What a recipe says of its examples: where they are, in which order, and how many a step has."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -223,15 +223,6 @@ class HeldOutOrigin(Splits, Origin):
             return {}
         own = self.sides(self._rows(self.path), seed)
         return own if self.holds_out() else {TRAIN: own[TRAIN]}
-
-
-def without_new_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the keys of a dataset that older recipes do not have, where nothing is given."""
-    for origin in (values["dataset"], *values["dataset"].get("sources", {}).values()):
-        for key in ("columns", "splits"):
-            if not origin[key]:
-                del origin[key]
-    return values
 
 
 class Lengths(Section):

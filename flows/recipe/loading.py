@@ -349,7 +349,7 @@ def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json
 
 
 def _recipe(values: Mapping[str, Any]) -> RunRecipe:
-    return _kind_of(values, RunRecipe).model_validate(values)
+    return _validated(_kind_of(values, RunRecipe), values)
 
 
 def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:

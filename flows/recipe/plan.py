@@ -55,7 +55,7 @@ KINDS: Mapping[str, type[RunRecipe]] = {
 
 
 @dataclass(frozen=True)
-class Child:
+class PlannedRun:
     """A run among several: its name, its recipe, and the runs that it waits for.
 
     `stage` is the name of its stage, and `start` the checkpoint where its weights start. A child
@@ -221,12 +221,12 @@ class StagesRecipe(FlowRecipe):
         """List the names of the stages, in their order."""
         return [stage.name for stage in self.stages]
 
-    def children(self, run: str) -> list[Child]:
+    def children(self, run: str) -> list[PlannedRun]:
         """List the runs of the stages, whose names begin with that of the run of all.
 
         A stage waits for the one before it, for the one where it starts, and for those it names.
         """
-        runs: dict[str, Child] = {}
+        runs: dict[str, PlannedRun] = {}
         for number, stage in enumerate(self.stages):
             text, start = _text(stage.recipe), stage.recipe.model.start or ""
             awaits = runs.keys() & {*NAMED.findall(text)}
@@ -240,7 +240,7 @@ class StagesRecipe(FlowRecipe):
                 start = f"{parent.name}@{step}".removesuffix("@")
                 values["model"]["start"] = start
                 awaits |= {named, self.stages[number - 1].name}
-            runs[stage.name] = Child(
+            runs[stage.name] = PlannedRun(
                 name=f"{run}-{number + 1}-{stage.name}",
                 recipe=KINDS[stage.flow].model_validate(values),
                 awaits=frozenset(runs[one].name for one in awaits),
@@ -359,7 +359,7 @@ class Plan:
 
     run: str
     recipe: StagesRecipe | SweepRecipe
-    children: Sequence[Child]
+    children: Sequence[PlannedRun]
     measure: str
 
     def record(self, results: Mapping[str, Sequence[ChildResult]]) -> PlanRecord:

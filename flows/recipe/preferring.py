@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths, without_new_keys
-from flows.recipe.run_recipe import HeldOut, RunRecipe
+from flows.recipe.given_examples import HeldOutOrigin, Lengths
+from flows.recipe.run_recipe import RunRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
     Preference,
@@ -18,6 +18,7 @@ from tasks.algorithm.preferences import (
 )
 from tasks.examples.reading import Source
 from tasks.settings.optimizer import Optimizer
+from tasks.settings.run import HeldOut
 from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -120,9 +121,6 @@ class PreferRecipe(RunRecipe):
 
     def queried_runs(self) -> Iterator[str]:
         yield from self.dataset.runs
-
-    def _bound_values(self) -> dict[str, Any]:
-        return without_new_keys(super()._bound_values())
 
     def given_examples(self) -> "dict[str, PairSource]":
         """Map the splits to the pairs of each."""

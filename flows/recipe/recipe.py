@@ -1,9 +1,9 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,10 +12,10 @@ from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
 from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.given_examples import Dataset
 from flows.recipe.presets import expand_preset
-from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.examples.reading import Source
+from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
@@ -49,12 +49,6 @@ class Recipe(RunRecipe):
     judge: Judge = Judge()
     algorithm: Algorithm = Algorithm()
     evaluation: Evaluation = Evaluation()
-
-    changes_no_result: ClassVar[Mapping[str, Any]] = {
-        **RunRecipe.changes_no_result,
-        "algorithm": {"preset"},
-        "rollouts": {"batches", "runner", "cluster", "door", "most_failed"},
-    }
 
     @property
     def subject(self) -> str:
@@ -205,6 +199,11 @@ class Recipe(RunRecipe):
             "happened to arrive before; give rollouts.order shard",
         )
 
+    def changes_no_result(self) -> Set[str]:
+        places = {f"rollouts.{key}" for key in ("runner", "cluster", "door", "most_failed")}
+        batches = set() if self.rollouts.depend_on_batches() else {"rollouts.batches"}
+        return super().changes_no_result() | places | batches | {"algorithm.preset"}
+
     @property
     def lag(self) -> int:
         """Steps by which the evaluation of a checkpoint may be behind the step that it samples."""
@@ -329,25 +328,3 @@ class Recipe(RunRecipe):
             batches = recipes.make(Recipe, lambda made: made.algorithm.expert.batches(made.seed))
             beside = TextSteps(run.expert_texts, run.expert, batches)
         return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
-
-    def _bound_values(self) -> dict[str, Any]:
-        values = super()._bound_values()
-        if self.rollouts.depend_on_batches():
-            values["rollouts"]["batches"] = self.rollouts.batches
-        algorithm = self.algorithm  # recipes that are older have none of these
-        for key in ("compares", "splits", "held_out"):
-            if values["dataset"][key] in (None, []):
-                del values["dataset"][key]
-        if not algorithm.teacher.models:
-            del values["algorithm"]["teacher"]
-        elif algorithm.teacher.reads is None:
-            del values["algorithm"]["teacher"]["reads"]
-        if not algorithm.expert.given_texts:
-            del values["algorithm"]["expert"]
-        if not self.judge.judges:
-            del values["judge"]
-        if not self.evaluation.roles:
-            del values["evaluation"]["roles"]
-        if not self.evaluation.judge.judges:
-            del values["evaluation"]["judge"]
-        return values

@@ -24,10 +24,11 @@ from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import CheckpointError, Ledger
 from tasks.comparison.promotions import find_promotion
 from tasks.reports.facts import read_facts
+from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of

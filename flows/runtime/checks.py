@@ -20,27 +20,28 @@ from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
-from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps
-from flows.recipe.plan import BEST, Child, Plan, StagesRecipe
+from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
+from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
     Manifest,
-    check_binding,
     differences,
     parent_of,
     read_manifest,
+    recipe_of,
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.texts.rules import TRAIN
+from tasks.tracking.choice import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -123,7 +124,9 @@ def check_plan(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     return plan
 
 
-def check_child(child: Child, pending: Mapping[str, RunRecipe], deleted: Collection[str]) -> None:
+def check_child(
+    child: PlannedRun, pending: Mapping[str, RunRecipe], deleted: Collection[str]
+) -> None:
     """Refuse (UserError) what would end a run before its first step, if `pending` ones train."""
     folder = folder_of(child.name)
     there = is_there(folder, deleted)
@@ -140,13 +143,15 @@ def check_child(child: Child, pending: Mapping[str, RunRecipe], deleted: Collect
         raise RecipeError(f"{child.name}: {error}") from error
 
 
-def gone_children(children: Sequence[Child], deleted: Collection[str] = ()) -> list[Child]:
+def gone_children(
+    children: Sequence[PlannedRun], deleted: Collection[str] = ()
+) -> list[PlannedRun]:
     """List the runs that are gone: they are not there, and one that waits for them has begun.
 
     They are not trained anew, since the later run has the weights at which it started. Runs that
     are to be `deleted` count as absent.
     """
-    gone, awaited = list[Child](), set[str]()
+    gone, awaited = list[PlannedRun](), set[str]()
     for child in reversed(children):
         there = is_there(folder_of(child.name), deleted)
         if child.name in awaited and not there:
@@ -156,13 +161,13 @@ def gone_children(children: Sequence[Child], deleted: Collection[str] = ()) -> l
     return gone
 
 
-def is_finished(child: Child) -> bool:
+def is_finished(child: PlannedRun) -> bool:
     """Return whether a run has all it is to have; RunError if it is there by another recipe."""
     run = folder_of(child.name)
     if not run.exists():
         return False
     recipe = count_steps(child.recipe)
-    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    check_binding(run, recipe)
     unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
@@ -181,7 +186,7 @@ def refuse_left_out(run: str, names: Collection[str]) -> None:
         )
 
 
-def refuse_changed(plan: Plan, gone: Sequence[Child]) -> None:
+def refuse_changed(plan: Plan, gone: Sequence[PlannedRun]) -> None:
     """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
 
     A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
@@ -204,7 +209,9 @@ def refuse_changed(plan: Plan, gone: Sequence[Child]) -> None:
 
 def _changes(old: RunRecipe | None, new: RunRecipe | None) -> Iterator[str]:
     """Yield what two recipes differ in; nothing if they make the same results."""
-    if old is None or new is None or old.fingerprint() != new.fingerprint():
+    if old is not None and new is not None:
+        yield from differing(old, new)
+    else:
         was, now = (one.model_dump(mode="json") if one else {} for one in (old, new))
         yield from differences(was, now)
 
@@ -220,6 +227,20 @@ def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
             )
 
 
+def check_binding(run: RunFolder, recipe: RunRecipe) -> None:
+    """Raise RunError if a run was started with a recipe of other results, or in another format.
+
+    The recipe of an evaluation may break rules of trained ones, so an equal one is not validated.
+    """
+    if recipe_of(run) == recipe.model_dump(mode="json"):
+        return
+    if changed := differing(read_recipe(run), recipe):
+        raise RunError(
+            f"the run {run.path} was started with another recipe, which differs in "
+            f"{', '.join(changed)}; give the same values, or another name with --run"
+        )
+
+
 def check_run(
     recipe: RunRecipe,
     run: RunFolder,
@@ -229,7 +250,7 @@ def check_run(
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
     if is_there(run, deleted):
-        check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+        check_binding(run, recipe)
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
         known, parent = _find_awaited(recipe, awaited), None
@@ -237,7 +258,7 @@ def check_run(
         bound = {name: one for name, one in found.items() if name not in known}
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
-    TrackerChoice(**recipe.tracking.model_dump()).check()
+    check_trackers(recipe.tracking)
     check_service(recipe.model.base)
 
 

@@ -163,14 +163,14 @@ def examine(
     judge = recipe.evaluation.judge
     if not judge.judges:
         return None
-    judging, others = judge.judging(), list[Path]()
-    if judging.sees == "pair":
+    others = list[Path]()
+    if judge.shown() == "pair":
         if step == 0:
             return JudgedShard(played, None)
         _, start = submit_sampled(recipe, run, runners.evaluation, 0, tag)
         others = _wait(start)
     path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
-    shard = draw_held_out(path, played.spans, others, judging, recipe.seed)
+    shard = draw_held_out(path, played.spans, others, judge, recipe.seed)
     if not read_shard(shard):  # every rollout has failed
         return JudgedShard(played, {})
     spans = ask_judge(runners.examining, judge, shard, step)

@@ -46,7 +46,7 @@ class Extras:
         if not judge.judges:
             return None
         path = folder.shard(shard_name(JUDGE, step))
-        shard = draw_groups(path, spans, judge.judging(), self.recipe.seed)
+        shard = draw_groups(path, spans, judge, self.recipe.seed)
         return record_verdicts(folder.verdicts(step), ask_judge(self.judge, judge, shard, step))
 
     def logprobs(

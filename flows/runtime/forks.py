@@ -13,12 +13,12 @@ from adapters.tinker.engines import saved_files
 from durable.files import link_or_copy
 from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Judge
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics, record_metrics
+from tasks.settings.rollouts import Judge
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import (

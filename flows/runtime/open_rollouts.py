@@ -21,7 +21,6 @@ from adapters.network.addresses import Listener
 from adapters.process.open_files import REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Judge, Rollouts
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
@@ -34,6 +33,7 @@ from tasks.rollouts import (
     collect_rollouts,
     reopen_stopped,
 )
+from tasks.settings.rollouts import Judge, Rollouts
 from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE
 

@@ -16,12 +16,11 @@ from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
-from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
 from flows.recipe.loading import read_lineage
-from flows.recipe.run_recipe import Model, RunRecipe
+from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
-from flows.runtime.checks import check_run
+from flows.runtime.checks import check_binding, check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
@@ -29,10 +28,12 @@ from tasks.metrics import StepFiles, drop_costs, measure, name_metrics
 from tasks.recording.step_log import Metrics, read_metrics, record_metrics
 from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
+from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.tracking.choice import tracker_openers
 from tasks.tracking.prefect_pages import NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking
 from tasks.updates import read_update
@@ -94,6 +95,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
+        check_binding(folder, recipe)  # another process may have made it meanwhile
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
@@ -180,7 +182,7 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
         folder=folder.tracking,
         shared=folder.path.parent,
     )
-    chosen = TrackerChoice(**recipe.tracking.model_dump()).openers()
+    chosen = tracker_openers(recipe.tracking)
     pages = PrefectPages(folder, recipe.steps)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
     return RunTracking(folder, {NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)

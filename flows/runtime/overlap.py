@@ -15,7 +15,6 @@ from threading import Event
 from typing import Any
 
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Rollouts
 from flows.runtime.open_rollouts import (
     CheckpointAtBegin,
     RolloutRunner,
@@ -28,6 +27,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import datums_of_batch
 from tasks.examples.reading import Source
 from tasks.rollouts import measure_yield
+from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage

@@ -21,9 +21,9 @@ from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.rollouts import Rollouts
-from flows.recipe.run_recipe import Model, ServicePatience
 from flows.runtime.bound_checkpoints import CheckpointName
+from tasks.settings.rollouts import Rollouts
+from tasks.settings.run import Model, ServicePatience
 from tasks.storage.files import is_full
 from tasks.storage.manifest import REPLAY, bind_run, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of

@@ -2,43 +2,23 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from adapters.calls import JsonObject
 from tasks.recording.transcripts import Transcript, read_transcripts
+from tasks.settings.rollouts import Judge
 from tasks.shards import ShardRow
 from tasks.storage.durability import durable
 from tasks.storage.json_files import write_rows
 from tasks.storage.names import BASELINE, parse_rollout
 
-Sees = Literal["group", "pair", "rollout"]
-"""What a judge is shown at once: a group, two rollouts of it, or each rollout alone."""
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Settings of a judge: what it is shown, and what it is asked, by names of its example."""
-
-    sees: Sees
-    asked: Mapping[str, Any]
-
-    def sets(self, rollouts: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
-        """Split the rollouts of a group into what the judge is shown at once."""
-        if self.sees == "group":
-            yield rollouts
-        elif self.sees == "rollout":
-            yield from ([one] for one in rollouts)
-        else:
-            yield from combinations(rollouts, 2)
-
 
 @durable
-def draw_groups(path: Path, spans: Sequence[Path], judging: Judging, seed: int) -> None:
+def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> None:
     """Write the groups of sealed batches as the judge is shown them, an example a line.
 
     An example has the `rollouts` that have ended, without their rewards, the columns of the agent's
@@ -55,13 +35,13 @@ def draw_groups(path: Path, spans: Sequence[Path], judging: Judging, seed: int) 
                 groups[named.group].append(rollout)
         for rollouts in groups.values():
             drawn = _drawn(rollouts, seed)
-            rows += (_row(shown, judging, number) for shown in judging.sets(drawn))
+            rows += (_row(shown, judge, number) for shown in shown_sets(judge, drawn))
     write_rows(path, rows)
 
 
 @durable
 def draw_held_out(
-    path: Path, spans: Sequence[Path], others: Sequence[Path], judging: Judging, seed: int
+    path: Path, spans: Sequence[Path], others: Sequence[Path], judge: Judge, seed: int
 ) -> None:
     """Write held-out rollouts as a judge is shown them, an example a line, as `draw_groups` does.
 
@@ -73,11 +53,21 @@ def draw_held_out(
     for number, batch in enumerate(spans):
         for rollout in _ended(read_transcripts([batch])):
             shown = [rollout]
-            if judging.sees == "pair" and (other := beside.get(_held_out_place(rollout))):
+            if judge.shown() == "pair" and (other := beside.get(_held_out_place(rollout))):
                 shown.append(other)
-            if judging.sees != "pair" or len(shown) == 2:
-                rows.append(_row(_drawn(shown, seed), judging, number))
+            if judge.shown() != "pair" or len(shown) == 2:
+                rows.append(_row(_drawn(shown, seed), judge, number))
     write_rows(path, rows)
+
+
+def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
+    """Split the rollouts of a group into what the judge is shown at once."""
+    if judge.shown() == "group":
+        yield rollouts
+    elif judge.shown() == "rollout":
+        yield from ([one] for one in rollouts)
+    else:
+        yield from combinations(rollouts, 2)
 
 
 def _held_out_place(rollout: Transcript) -> str:
@@ -94,14 +84,14 @@ def _drawn(rollouts: Sequence[Transcript], seed: int) -> list[Transcript]:
     return sorted(rollouts, key=lambda one: _place(seed, one["rollout_id"]))
 
 
-def _row(shown: Sequence[Transcript], judging: Judging, batch: int) -> ShardRow:
+def _row(shown: Sequence[Transcript], judge: Judge, batch: int) -> ShardRow:
     """Return the example of a judge that is shown these rollouts."""
     return {
         "example_id": shown[0]["example_id"],
         "example": {
             "rollouts": [*map(_shown, shown)],
             "example": json.loads(shown[0]["example"]),
-            **judging.asked,
+            **judge.asked(),
         },
         "batch": batch,
         "round": 0,

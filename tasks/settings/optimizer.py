@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.settings.section import MOST_STEPS, Refusals, Section
+from tasks.settings.section import MOST_STEPS, Needs, Section
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 
@@ -47,12 +47,7 @@ class Optimizer(Section):
     grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
     """Gradients with a larger norm are scaled down to it; 0 leaves them."""
 
-    def refusals(self) -> Refusals:
-        yield (
-            self.schedule == "constant" and self.final_fraction > 0,
-            f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
-            "schedule linear or cosine, or leave it out",
-        )
+    requirements = (Needs("final_fraction", "schedule", ("linear", "cosine")),)
 
     def share(self, step: int, steps: int) -> float:
         """Return the share of the learning rate of a step, which counts from 0, of a run's `steps`.

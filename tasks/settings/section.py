@@ -1,7 +1,9 @@
 """The base class of a recipe's sections."""
 
 from collections.abc import Iterator, Mapping
-from typing import Self
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -10,6 +12,9 @@ from adapters.redaction import hide, quote
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
+
+OTHERS = "*"
+"""All keys of a section but the one that they need."""
 
 MOST_MISTAKES = 10
 """Mistakes of a recipe that a refusal says."""
@@ -34,6 +39,43 @@ TABLES = (
 LONGEST_SECONDS = 30 * 24 * 3600
 
 
+@dataclass(frozen=True)
+class Needs:
+    """Rule by which keys do nothing unless `other` is given or, with `values`, has one of them.
+
+    With `each_other`, `other` does nothing without the keys as well. A key is given if it has not
+    its default: `Needs("beta", "divergence", "jsd")` refuses a beta beside another divergence.
+    """
+
+    keys: str | tuple[str, ...]
+    other: str
+    values: str | tuple[str, ...] = ()
+    each_other: bool = False
+
+    def refusal(self, section: "Section") -> str | None:
+        """Say how a section breaks the rule; None if it keeps it."""
+        keys = (self.keys,) if isinstance(self.keys, str) else self.keys
+        values = (self.values,) if isinstance(self.values, str) else self.values
+        named = type(section).model_fields.keys() - {self.other} if OTHERS in keys else {*keys}
+        given = [key for key in type(section).model_fields if key in named and section.gives(key)]
+        has = getattr(section, self.other)
+        met = has in values if values else section.gives(self.other)
+        needed = f"{self.other} {' or '.join(values)}".rstrip()
+        if self.each_other and bool(given) != met:
+            beside = " and ".join(f"{key} {getattr(section, key)}" for key in keys)
+            return (
+                f"{self.other} {has} with {beside}: one without the other does nothing; give "
+                f"{needed} and {' and '.join(keys)}, or neither"
+            )
+        if not given or met:
+            return None
+        return (
+            f"{', '.join(map(section.say, given))} {'does' if len(given) == 1 else 'do'} nothing "
+            f"{f'with {self.other} {has}' if values else f'without {self.other}'}; give {needed}, "
+            f"or leave {'it' if len(given) == 1 else 'them'} out"
+        )
+
+
 class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
@@ -41,21 +83,35 @@ class Section(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
+    requirements: ClassVar[tuple[Needs, ...]] = ()
+    """Rules of the class's own keys, which are checked before the refusals."""
+
     def refusals(self) -> Refusals:
-        """Yield the rules in the order in which they are checked; the first broken one is said."""
+        """Yield the other rules in the order of their checks; the first broken one is said."""
         yield from ()
+
+    def gives(self, name: str) -> bool:
+        """Return whether a setting has not its default."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return getattr(self, name) != default
+
+    def say(self, name: str) -> str:
+        """Return a setting's name, with its value if that is a number or a word."""
+        value = getattr(self, name)
+        if isinstance(value, str) and value.isidentifier():
+            return f"{name} {value}"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return f"{name} {value:g}" if number else name
 
     def given(self, *names: str) -> str:
         """List those of the settings that are not their defaults."""
-        defaults = {
-            name: type(self).model_fields[name].get_default(call_default_factory=True)
-            for name in names
-        }
-        return ", ".join(name for name in names if getattr(self, name) != defaults[name])
+        return ", ".join(filter(self.gives, names))
 
     @model_validator(mode="after")
     def _no_rule_is_broken(self) -> Self:
-        for broken, why in self.refusals():
+        rules = (rule for kind in type(self).__mro__ for rule in vars(kind).get("requirements", ()))
+        declared = ((why is not None, why) for why in (rule.refusal(self) for rule in rules))
+        for broken, why in chain(declared, self.refusals()):
             if broken:
                 raise ValueError(why)
         return self

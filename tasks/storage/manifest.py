@@ -58,27 +58,15 @@ def bind_run(
 ) -> Iterator[RunFolder]:
     """Yield the locked folder of a run, made if it is new, with the checkpoints it is `bound` to.
 
-    Raises RunError if the run was started with another recipe or written in another format, or is
-    a copy of a run that is open.
+    Raises RunError if the run was written in another format, or is a copy of a run that is open.
     """
     run = folder_of(name)
     with run.locked(to_serve=to_serve):
         run.sweep()
         if not run.exists():
             write_manifest(run, recipe, fingerprint, bound=bound)
-        check_binding(run, recipe, fingerprint)
+        read_manifest(run)
         yield run.take_over()
-
-
-def check_binding(run: RunFolder, recipe: dict[str, Any], fingerprint: str) -> None:
-    """Raise RunError if a run was started with another recipe or written in another format."""
-    bound = read_manifest(run)
-    if bound["fingerprint"] != fingerprint:
-        differing = ", ".join(differences(bound["recipe"], recipe))
-        raise RunError(
-            f"the run {run.path} was started with another recipe, which differs in "
-            f"{differing}; give the same values, or another name with --run"
-        )
 
 
 def read_manifest(run: RunFolder) -> Manifest:

@@ -35,13 +35,11 @@ PATTERN = re.compile(r"[*?\[]")
 
 @cache
 def _database(_: int) -> duckdb.DuckDBPyConnection:
-    """Open the database of a process, by its id, which has the macros and keeps no rows or files.
+    """Open the database of a process, by its id, which keeps no rows and no files.
 
     To open one takes longer than most queries, and a forked process cannot use its parent's.
     """
-    database = duckdb.connect(config={"enable_external_file_cache": False})
-    database.execute(PRELUDE)
-    return database
+    return duckdb.connect(config={"enable_external_file_cache": False})
 
 
 def select(query: str, **parameters: object) -> pa.Table:
@@ -51,6 +49,7 @@ def select(query: str, **parameters: object) -> pa.Table:
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with _database(os.getpid()).cursor() as connection:
+        connection.execute(PRELUDE)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 

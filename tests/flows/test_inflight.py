@@ -116,5 +116,5 @@ def test_running_rollouts_go_on_with_the_client_that_a_failed_update_is_retried_
 
 
 def test_inflight_weights_without_a_lag_are_refused() -> None:
-    with pytest.raises(ValidationError, match="weights inflight with lag 0 does nothing"):
+    with pytest.raises(ValidationError, match="weights inflight does nothing without lag"):
         small_recipe(rollouts={"weights": "inflight"})

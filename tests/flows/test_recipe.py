@@ -1,9 +1,15 @@
 """The recipe: unknown keys, and knobs that would do nothing, are refused."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import differing
+from flows.runtime.checks import check_binding
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe
 
 
@@ -12,8 +18,9 @@ def test_a_misspelt_key_is_refused_by_name() -> None:
         small_recipe(rollouts={"groupsize": 4})
 
 
-def test_the_fingerprint_changes_with_any_value_and_with_nothing_else() -> None:
-    assert small_recipe().fingerprint() == small_recipe().fingerprint()
+def test_a_run_is_bound_to_any_value_that_changes_its_results() -> None:
+    assert differing(small_recipe(), small_recipe()) == []
+    assert differing(small_recipe(), small_recipe(seed=1)) == ["seed: 0 → 1"]
     assert small_recipe(seed=1).fingerprint() != small_recipe().fingerprint()
 
 
@@ -142,12 +149,22 @@ def test_a_key_that_does_nothing_or_changes_the_result_is_refused(
         small_recipe(**changes)
 
 
-def test_the_batches_of_a_streamed_step_are_part_of_the_fingerprint() -> None:
-    prints = {
-        small_recipe(rollouts={"stream": stream, "batches": batches}).fingerprint()
-        for stream, batches in ((False, 2), (False, 3), (True, 2), (True, 3))
-    }
-    assert len(prints) == 3
+def test_a_run_is_bound_to_the_batches_of_streamed_steps() -> None:
+    def recipe(batches: int, *, stream: bool) -> Recipe:
+        return small_recipe(rollouts={"stream": stream, "batches": batches})
+
+    assert differing(recipe(2, stream=False), recipe(3, stream=False)) == []
+    assert differing(recipe(2, stream=True), recipe(3, stream=True)) == ["rollouts.batches: 2 → 3"]
+
+
+def test_a_run_that_is_older_than_a_key_is_bound_to_its_default(tmp_path: Path) -> None:
+    recipe, run = small_recipe(), RunFolder(tmp_path)
+    values = recipe.model_dump(mode="json")
+    del values["judge"], values["rollouts"]["quorum"], values["dataset"]["splits"]
+    write_manifest(run, values, "f00d")
+    check_binding(run, recipe)
+    with pytest.raises(RunError, match=r"which differs in rollouts.quorum: 1.0 → 0.5; give the"):
+        check_binding(run, small_recipe(rollouts=values["rollouts"] | {"quorum": 0.5}))
 
 
 CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
@@ -200,9 +217,10 @@ def test_batches_may_be_played_on_a_cluster(rollouts: dict[str, object]) -> None
         {"checkpoints": {"probe_tolerance": None}},
     ],
 )
-def test_what_changes_no_result_is_no_part_of_the_fingerprint(changes: dict[str, object]) -> None:
-    bare = {section: {} for section in changes}
-    assert small_recipe(**changes).fingerprint() == small_recipe(**bare).fingerprint()
+def test_a_run_is_not_bound_to_what_changes_no_result(changes: dict[str, object]) -> None:
+    bare = small_recipe(**{section: {} for section in changes})
+    assert differing(small_recipe(**changes), bare) == []
+    assert small_recipe(**changes).fingerprint() == bare.fingerprint()
 
 
 def test_the_batches_of_a_step_share_its_concurrency() -> None:
@@ -238,7 +256,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "1e57c26bae3c1a85529c47ad9f4090d73d7c72bb5dee3a6731d2572c70977cc7"
+    known = "861d11dd8b650d0275fe335e2fdecf83e3e734b4fd4e3b06b1bdefc8db249992"
     assert recipe.fingerprint() == known
 
 

@@ -8,14 +8,15 @@ import pytest
 
 from adapters.player_protocol import RolloutEnd
 from adapters.rewards import read_reward
-from tasks.judging.groups import Judging
+from tasks.judging.groups import shown_sets
 from tasks.recording.recorded_rollouts import describe_end
 from tasks.recording.spans import end_spans, scored_names
+from tasks.settings.rollouts import Judge
 
 
 def test_each_pair_of_a_group_is_shown() -> None:
     rollouts = cast(list[Any], [*range(5)])
-    assert [*Judging("pair", {}).sets(rollouts)] == [*combinations(rollouts, 2)]
+    assert [*shown_sets(Judge(agent="judge:pairs"), rollouts)] == [*combinations(rollouts, 2)]
 
 
 A, B = "train-00000-0000-00", "train-00000-0000-01"

@@ -72,16 +72,6 @@ def test_the_manifest_says_what_the_run_depends_on(root: Path) -> None:
     assert manifest["versions"]["tinker"] == "0.38.0"
 
 
-def test_another_recipe_is_refused_with_what_differs() -> None:
-    make_run("one")
-    other = {**RECIPE, "optimizer": {"learning_rate": 0.2}}
-    with (
-        pytest.raises(RunError, match=r"optimizer.learning_rate: 0.1 → 0.2"),
-        bind_run("one", other, "beef"),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])
 def test_a_name_that_leaves_the_folder_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="cannot name a run"), bind_run(name, RECIPE, "f00d"):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
+from tasks.settings.run import Tracking
+from tasks.tracking.choice import tracker_openers
 from tasks.tracking.run_tracking import RunTracking
 from tests.support.runs.tracked_run import WRITTEN, GrowingRun
 
@@ -19,7 +20,7 @@ def test_mlflow_has_each_step_once_in_one_run(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run, config = GrowingRun(tmp_path / "fox"), {"rollouts.groups": 1, "agent": "x" * 7000}
     tracked = TrackedRun("fox", "0a1b2c", config, tmp_path / "fox" / "tracking", tmp_path)
-    [opener] = TrackerChoice(experiment="demo").openers().values()
+    [opener] = tracker_openers(Tracking(experiment="demo")).values()
     for step in range(2):  # each time by another client, as after a crash
         run.evaluate(step)
         run.step(step)

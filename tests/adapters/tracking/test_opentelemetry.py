@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from adapters.tracking.choice import TrackerChoice
 from adapters.tracking.tracker import TrackedRun
+from tasks.settings.run import Tracking
+from tasks.tracking.choice import tracker_openers
 from tasks.tracking.run_tracking import RunTracking
 from tests.support.runs.tracked_run import GrowingRun
 
@@ -67,7 +68,7 @@ def named(attributes: Any) -> dict[str, Any]:
 
 def export(run: GrowingRun, what: Any, steps: int = 1) -> None:
     tracked = TrackedRun("fox", "0a1b2c", {}, run.folder.tracking, run.folder.path.parent)
-    [opener] = TrackerChoice(opentelemetry=what).openers().values()
+    [opener] = tracker_openers(Tracking(opentelemetry=what)).values()
     with RunTracking(run.folder, {"OpenTelemetry": partial(opener, tracked)}, steps, 0) as tracking:
         tracking.follow()
 

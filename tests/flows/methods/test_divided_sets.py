@@ -9,7 +9,6 @@ from adapters.errors import UserError
 from flows.finetune import finetune
 from flows.prefer import prefer
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import named_recipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.flow_runs import NOTHING, summarize_run
@@ -152,14 +151,6 @@ def test_too_few_rows_to_hold_one_out_are_refused_with_what_to_do(tmp_path: Path
     with pytest.raises(DatasetError, match=r"too few rows .*dataset\.held_out 0"):
         sides(texts(path))
     assert sides(texts(path, held_out=0)) == {"train": [0, 1]}
-
-
-def test_recipes_without_the_keys_have_the_fingerprints_that_they_had() -> None:
-    known = {
-        "hello": "5747c500e4ba839ebf4ca900bd38ab8e69db5cf4e0af49f4589cf1e3fb698bb9",
-        "sums": "0d878837c73492ca845a73dc3d0adbfccf6dc8e1f7c329f6f49b2e18fe07f6ce",
-    }
-    assert {name: named_recipe(name, []).fingerprint() for name in known} == known
 
 
 @pytest.mark.usefixtures("prefect_server", "root", "no_tinker")

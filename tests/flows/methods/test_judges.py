@@ -386,10 +386,10 @@ def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: st
     [
         ({"roles": {}}, "asks the role judge, which nobody answers; give roles.judge"),
         ({"roles": {"judge": "policy:other"}}, "would be a policy that nothing trains"),
-        ({"judge": {"agent": "judge:criteria"}}, "with 0 criteria: one without the other"),
+        ({"judge": {"agent": "judge:criteria"}}, "with criteria {}: one without the other"),
         ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
         ({"judge": {"agent": "hello", "by_probability": True}}, "by_probability does nothing"),
-        ({"judge": {"question": "Which?"}}, "judge without an agent ignores question"),
+        ({"judge": {"question": "Which?"}}, "question does nothing without agent; give agent"),
         ({"judge": PAIRS | {"role": "A b"}}, "judge.role 'A b' cannot name a role"),
         ({"rollouts": {"rounds": 2}}, "needs the agent's own rewards"),
     ],

@@ -32,7 +32,7 @@ from tasks.texts.held_out import read_measure
 from tasks.texts.source import Texts
 from tasks.texts.teacher import score_part
 from tests.support.processes import ROOT
-from tests.support.runs.finetuned import RECIPE, TAUGHT, TEXTS
+from tests.support.runs.finetuned import RECIPE, TAUGHT
 
 K = TAUGHT.teacher.top_k
 
@@ -245,9 +245,3 @@ def test_what_a_teacher_would_leave_without_effect_is_refused() -> None:
     reading = {"teacher": {"model": "base", "reads": "Hello."}, "dataset": asked}
     with pytest.raises(ValueError, match=r"teacher.reads with dataset.query"):
         FinetuneRecipe.model_validate(values | reading)
-
-
-def test_recipes_without_a_teacher_have_the_fingerprint_of_before_the_section() -> None:
-    assert not {"teacher", "loss"} & RECIPE._bound_values().keys()
-    assert TAUGHT._bound_values()["teacher"]["model"] == "school@6"
-    assert TEXTS.exists()

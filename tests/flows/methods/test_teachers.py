@@ -14,7 +14,6 @@ from adapters.project.modules import load_agent_file
 from flows.dry_runs import shrink
 from flows.dryrun import dryrun
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import Model
 from flows.replay import replay
 from flows.runtime.bound_checkpoints import CheckpointRefused
 from flows.runtime.checks import check_teachers
@@ -23,6 +22,7 @@ from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
+from tasks.settings.run import Model
 from tasks.shards import read_shard
 from tasks.storage.manifest import Eras, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -264,7 +264,7 @@ def test_a_teacher_of_other_tokens_is_refused(
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        ({"coefficient": 0.5}, "without models ignores coefficient"),
+        ({"coefficient": 0.5}, "coefficient 0.5 does nothing without models"),
         ({"models": ["a@1"], "beta": 0.1}, "beta 0.1 does nothing with divergence reverse_kl"),
         ({"models": ["a@1", "b@1"]}, "by None with 2 models"),
         ({"models": ["a@1"], "by": "topic"}, "by topic with 1 models"),

@@ -270,12 +270,18 @@ def test_references_of_other_trajectories_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"estimator": "k2"}, "coefficient 0 ignores estimator"),
-        ({"reference": "sft@3", "discount": 0.5}, "coefficient 0 ignores reference, discount"),
+        ({"estimator": "k2"}, "placement loss do nothing without"),
+        (
+            {"reference": "sft@3", "discount": 0.5},
+            "discount 0.5 do nothing without coef",
+        ),
         ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
-        ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "ignores discount"),
-        ({"coefficient": 0.1, "placement": "reward", "baseline": "mean"}, "ignores baseline"),
-        ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "loss ignores discount"),
+        ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "with placement reward"),
+        (
+            {"coefficient": 0.1, "placement": "reward", "baseline": "mean"},
+            "baseline mean does nothing",
+        ),
+        ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "with placement loss"),
         *(
             (
                 {"coefficient": 0.1, "estimator": name, "placement": place},

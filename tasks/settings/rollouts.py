@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,11 +11,15 @@ from adapters.calls import Sampling
 from adapters.door.roles import NAME
 from adapters.errors import counted
 from adapters.network.addresses import check_runner
-from flows.recipe.run_recipe import HeldOut
-from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
-
-if TYPE_CHECKING:  # it imports Prefect, which takes seconds
-    from tasks.judging.groups import Judging
+from tasks.settings.run import HeldOut
+from tasks.settings.section import (
+    LONGEST_SECONDS,
+    MOST_ROLLOUTS,
+    OTHERS,
+    Needs,
+    Refusals,
+    Section,
+)
 
 SHIPPED = "judge:"
 """Prefix of the name of a judge that ships with Ratchet."""
@@ -101,6 +105,8 @@ class Rollouts(Section):
     """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
     cut off and left out. No other run repeats which, and long rollouts are left out more often."""
 
+    requirements = (Needs(("order", "weights"), "lag"),)
+
     def refusals(self) -> Refusals:
         yield from self._refused_groups()
         yield from self._refused_rounds()
@@ -137,16 +143,6 @@ class Rollouts(Section):
         )
 
     def _refused_overlap(self) -> Refusals:
-        yield (
-            self.order == "arrival" and self.lag == 0,
-            "order arrival with lag 0 does nothing, since a step waits for all of its batches; "
-            "give a lag of 1 or more, or order shard",
-        )
-        yield (
-            self.weights == "inflight" and self.lag == 0,
-            "weights inflight with lag 0 does nothing, since no update is made while rollouts are "
-            "played; give a lag of 1 or more, or weights snapshot",
-        )
         yield (
             self.stream and (self.order == "arrival" or self.batches == 1),
             f"stream with order {self.order} and batches {self.batches} does nothing, since a step "
@@ -235,26 +231,17 @@ class Judge(Section):
         """Return what the judge is shown at once."""
         return SHIPPED_SEE.get(self.agent or "", self.sees)
 
+    requirements = (
+        Needs(OTHERS, "agent"),
+        Needs("criteria", "agent", "judge:criteria", each_other=True),
+        Needs("by_probability", "agent", "judge:pairs"),
+    )
+
     def refusals(self) -> Refusals:
-        given = self.given(*(name for name in Judge.model_fields if name != "agent"))
-        yield (
-            not self.judges and given != "",
-            f"judge without an agent ignores {given}; give judge.agent, or leave them out",
-        )
         yield (
             not NAME.fullmatch(self.role),
             f"judge.role {self.role!r} cannot name a role; give lower-case letters, digits and "
             "underscores, a letter first",
-        )
-        yield (
-            (self.agent == "judge:criteria") != bool(self.criteria),
-            f"judge.agent {self.agent} with {len(self.criteria)} criteria: one without the other "
-            "does nothing; give agent judge:criteria and criteria, or neither",
-        )
-        yield (
-            self.by_probability and self.agent != "judge:pairs",
-            f"judge.by_probability does nothing with agent {self.agent}; give agent judge:pairs, "
-            "or leave it out",
         )
         yield (
             self.sees != "group" and self.agent in SHIPPED_SEE,
@@ -266,13 +253,10 @@ class Judge(Section):
         """Return the sampling of a policy that answers the judge: the likeliest token."""
         return Sampling(self.max_tokens, 0.0, top_p=1.0, top_k=-1)
 
-    def judging(self) -> "Judging":
-        from tasks.judging.groups import Judging
-
+    def asked(self) -> dict[str, Any]:
+        """Return what the judge is asked, by names of its example."""
         asked = {"question": self.question, "criteria": dict(self.criteria)}
-        if self.by_probability:
-            asked["by_probability"] = True
-        return Judging(self.shown(), asked)
+        return asked | ({"by_probability": True} if self.by_probability else {})
 
 
 class Evaluation(HeldOut):
