@@ -23,13 +23,13 @@ MOST_LINES = {
     "engine/api": 1500, "engine/model": 1480, "engine/sampling": 1680, "engine/state": 580,
     "engine/training": 540, "flows": 1440, "flows/cli": 2140, "flows/comparison": 140,
     "flows/importing": 1400, "flows/recipe": 2640, "flows/runtime": 2820, "flows/server": 1040,
-    "ratchet": 120, "tasks": 3220, "tasks/algorithm": 1840, "tasks/comparison": 600,
+    "ratchet": 120, "tasks": 3120, "tasks/algorithm": 1840, "tasks/comparison": 600,
     "tasks/examples": 1160, "tasks/exports": 240, "tasks/judging": 340, "tasks/pairs": 1040,
-    "tasks/recording": 1580, "tasks/recovery": 580, "tasks/reports": 3760, "tasks/settings": 640,
-    "tasks/storage": 1740, "tasks/texts": 1480, "tasks/tracking": 500,
+    "tasks/recording": 1580, "tasks/recovery": 580, "tasks/reports": 3380, "tasks/settings": 640,
+    "tasks/storage": 1740, "tasks/texts": 1480, "tasks/tracking": 900,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 347, "classes": 491, "deferred imports": 204}
+MOST = {"files": 340, "classes": 491, "deferred imports": 206}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
