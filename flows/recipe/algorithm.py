@@ -20,7 +20,7 @@ from tasks.algorithm.divergences import (
     check_teaching,
 )
 from tasks.algorithm.learning_rates import Schedule, ScheduleName
-from tasks.algorithm.losses import LOSSES, advantage_factor, check_loss, is_regularized
+from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
@@ -207,7 +207,7 @@ class Algorithm(Section):
     advantage_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The advantage's own settings, such as asymre's shift; one it does not read is refused."""
 
-    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*LOSSES]})] = (
+    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*TOKEN_LOSSES]})] = (
         "importance_sampling"
     )
     """Loss, by name (docs/algorithms.md): one of Tinker's, or one that weighs cross-entropy by its

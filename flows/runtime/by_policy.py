@@ -16,7 +16,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.judging.verdicts import measure_verdicts, record_verdicts
-from tasks.metrics import StepFiles, drop_costs, measure, name_expert, name_metrics, trained_tokens
+from tasks.metrics import StepFiles, drop_costs, measure, name_expert, name_metrics
 from tasks.recording.step_log import Metrics, record_metrics
 from tasks.references import References, compute_references
 from tasks.reports.failures import ask_failures
@@ -24,7 +24,7 @@ from tasks.reports.progress import describe_step
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
-from tasks.storage.tables import read
+from tasks.storage.tables import flat, read
 from tasks.texts.batches import draw_texts, measure_texts
 from tasks.texts.rules import TextBatch
 from tasks.texts.source import Texts
@@ -129,7 +129,7 @@ def measure_expert(texts: Texts | None, drawn: Sequence[ByPolicy]) -> Metrics:
     if texts is None:
         return {}
     (of_policy,) = drawn
-    tokens = trained_tokens(read(of_policy[POLICY], ["mask"]))
+    tokens = int(flat(read(of_policy[POLICY], ["mask"])["mask"]).sum())
     return name_expert({**measure_texts(texts, of_policy[POLICY]), "tokens": tokens})
 
 
@@ -196,7 +196,8 @@ def record_step(
     """
     metrics: Metrics = {**(known or {})}
     for policy in run.policies:
-        measured = measure(files, policy.name, policy.roles, min_group_size)
+        loss = policy.updater.recorded.methods.at(step).loss
+        measured = measure(files, policy.name, policy.roles, min_group_size, loss)
         measured |= read_update(files.updates[policy.name])
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)
