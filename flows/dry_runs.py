@@ -73,11 +73,11 @@ def describe_given(
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
     from adapters.rendering.chat import Chat
     from adapters.tinker.token_texts import open_tokenizer
-    from tasks.pairs.trained_rows import describe_rows, tally_pairs, tally_texts
+    from tasks.given.trained_rows import describe_rows, tally_pairs, tally_texts
 
     tally = tally_texts if isinstance(recipe, FinetuneRecipe) else tally_pairs
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
     model = recipe.model
     chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
-    report = describe_rows(recipe.given_examples(), tally, chat, recipe.rules(), examples)
+    report = describe_rows(recipe.given_examples(), tally, chat, recipe.dataset, examples)
     return "\n\n".join(filter(None, [report, *divided]))

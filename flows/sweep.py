@@ -35,13 +35,13 @@ from flows.server.deployed_runs import (
 )
 from flows.stages import FLOWS
 from tasks.comparison.promotions import refuse_promoted
+from tasks.given.held_out import read_measure
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.run_folder import RunError, folder_of
 from tasks.storage.stages import ChildResult, write_sweep
-from tasks.texts.held_out import read_measure
 
 MEASURES: Mapping[str, Sequence[str]] = {
     "train": ("reward", "greedy", "judged"),

@@ -48,12 +48,13 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun, open_run
 from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
+from tasks.given.given import bind_given
+from tasks.given.texts import Texts
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
-from tasks.texts.source import Texts, bind_texts
 from tasks.yields import check_step, reopen_stopped
 
 
@@ -114,7 +115,7 @@ def learn(
             rewards = reward(run, step, trajectories, algorithm.rewards, verdicts)
             references = refer(run, step, spans, trajectories, others)
             datums = build(run, step, trajectories, rewards, references, credit)
-            drawn = draw(run, step, texts, expert.batches(recipe.seed))
+            drawn = draw(run, step, texts, expert.drawing(recipe.seed))
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
             updates = update(run, step, [datums, *drawn], method, with_state=saves_state)
             evaluations.submit_due(step + 1)
@@ -132,5 +133,6 @@ def bind_expert(run: OpenRun, recipe: Recipe) -> Texts | None:
     if not expert.given_texts:
         return None
     with run.beginning():
-        chat, rules = run.chat(recipe.model), expert.rules()
-        return Texts(bind_texts(run.folder.expert_texts, recipe.given_examples(), chat, rules))
+        texts, chat = Texts(run.folder.expert_texts), run.chat(recipe.model)
+        bind_given(texts.path, texts, recipe.given_examples(), chat, expert)
+    return texts

@@ -26,8 +26,8 @@ from flows.importing.trinity_given import (
 )
 from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
-from flows.recipe.section import MOST_STEPS, TABLES
 from flows.recipe.stages import KINDS
+from tasks.settings.section import MOST_STEPS, TABLES
 from tasks.storage.keys import Section, flatten
 
 AGENTS = dict.fromkeys(

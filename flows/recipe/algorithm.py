@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from adapters.network.addresses import check_place
 from flows.recipe.expert import Expert
 from flows.recipe.presets import PRESETS, find_preset
-from flows.recipe.section import MOST_STEPS, Refusals, Section
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import (
     ESTIMATORS,
@@ -24,6 +23,7 @@ from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, i
 from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
+from tasks.settings.section import MOST_STEPS, Refusals, Section
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod

@@ -16,9 +16,9 @@ from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
-from flows.recipe.section import TABLES, explain
 from flows.recipe.stages import KINDS, Stage, StagesRecipe
 from flows.recipe.sweeps.sweep import SweepRecipe
+from tasks.settings.section import TABLES, explain
 from tasks.storage.keys import Json, Section, merge, nest
 from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder

@@ -7,8 +7,8 @@ and the task. A name that is no preset is in REFUSED, with what to use.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flows.recipe.section import TABLES
 from tasks.algorithm.settings import find_row
+from tasks.settings.section import TABLES
 from tasks.storage.keys import Json, Section, find, flatten, merge
 
 TRINITY = "Trinity-RFT 0.6.0"

@@ -15,18 +15,18 @@ from flows.recipe.given_examples import Dataset
 from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
-from flows.recipe.section import Refusals
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
+from tasks.settings.given import TEST, TRAIN
+from tasks.settings.section import Refusals
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import TEST, TRAIN
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.algorithm.update_method import UpdateMethod
+    from tasks.given.given import GivenSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.source import TextSource
 
 
 class Recipe(RunRecipe):
@@ -254,7 +254,7 @@ class Recipe(RunRecipe):
         """Return the examples that are held out; their reading refuses a set without any."""
         return self.dataset.sources(self.evaluation.drawn_by(self.seed))[TEST]
 
-    def given_examples(self) -> "dict[str, TextSource]":
+    def given_examples(self) -> "dict[str, GivenSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
         expert = self.algorithm.expert
         return expert.texts(self.model.base) if expert.given_texts else {}
@@ -346,13 +346,14 @@ class Recipe(RunRecipe):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
+        from tasks.given.given import GivenSteps
+        from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
-        from tasks.texts.batches import TextSteps
 
         beside: StepSource | None = None
         if self.algorithm.expert.given_texts:
-            batches = recipes.make(Recipe, lambda made: made.algorithm.expert.batches(made.seed))
-            beside = TextSteps(run.expert_texts, run.expert, batches)
+            drawings = recipes.make(Recipe, lambda made: made.algorithm.expert.drawing(made.seed))
+            beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
         return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
 
     def _bound_values(self) -> dict[str, Any]:

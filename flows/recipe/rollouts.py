@@ -12,7 +12,7 @@ from adapters.door.roles import NAME
 from adapters.errors import counted
 from adapters.network.addresses import check_runner
 from flows.recipe.run_recipe import HeldOut
-from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
+from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, Refusals, Section
 
 if TYPE_CHECKING:  # it imports Prefect, which takes seconds
     from tasks.judging.groups import Judging

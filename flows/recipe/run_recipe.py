@@ -13,9 +13,9 @@ from adapters.calls import POLICY
 from adapters.errors import UserError, counted
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
 from flows.recipe.algorithm import Optimizer, names_checkpoint
-from flows.recipe.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.examples.reading import Source
+from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 

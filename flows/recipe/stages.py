@@ -13,7 +13,7 @@ from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from flows.recipe.section import Refusals, Section, explain
+from tasks.settings.section import Refusals, Section, explain
 from tasks.storage.keys import merge
 from tasks.storage.stages import name_stage_run
 

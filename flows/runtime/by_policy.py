@@ -5,7 +5,7 @@ name to its file.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -15,6 +15,7 @@ from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
+from tasks.given.given import Drawing, Given, draw_given
 from tasks.judging.verdicts import measure_verdicts, record_verdicts
 from tasks.metrics import StepFiles, drop_costs, measure, name_expert, name_metrics
 from tasks.recording.step_log import Metrics, record_metrics
@@ -25,11 +26,8 @@ from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.tables import flat, read
-from tasks.texts.batches import draw_texts, measure_texts
-from tasks.texts.rules import TextBatch
-from tasks.texts.source import Texts
 from tasks.trajectories import assemble_trajectories
-from tasks.updates import PlannedUpdate, read_update, update_policy
+from tasks.updates import read_update, update_policy
 
 ByPolicy = Mapping[str, Path]
 Scored = Mapping[str, Mapping[str, Path]]
@@ -117,20 +115,20 @@ def build(
     }
 
 
-def draw(run: OpenRun, step: int, texts: Texts | None, batch: TextBatch) -> list[ByPolicy]:
+def draw(run: OpenRun, step: int, texts: Given | None, drawing: Drawing) -> list[ByPolicy]:
     """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
     if texts is None:
         return []
-    return [{POLICY: draw_texts(run.folder.expert(POLICY, step), texts, batch, step)}]
+    return [{POLICY: draw_given(run.folder.expert(POLICY, step), texts, drawing, step)}]
 
 
-def measure_expert(texts: Texts | None, drawn: Sequence[ByPolicy]) -> Metrics:
+def measure_expert(texts: Given | None, drawn: Sequence[ByPolicy]) -> Metrics:
     """Measure the expert's texts that a step trains: none, if there is no expert."""
     if texts is None:
         return {}
     (of_policy,) = drawn
     tokens = int(flat(read(of_policy[POLICY], ["mask"])["mask"]).sum())
-    return name_expert({**measure_texts(texts, of_policy[POLICY]), "tokens": tokens})
+    return name_expert({**texts.measure(of_policy[POLICY]), "tokens": tokens})
 
 
 def accumulate(
@@ -161,25 +159,6 @@ def update(
         )
         for p in run.policies
     }
-
-
-def with_following(
-    steps: range, draw: Callable[[int], ByPolicy]
-) -> Iterator[tuple[int, ByPolicy, ByPolicy | None]]:
-    """Yield each step with its datums and, drawn before its update, those of the next."""
-    following = None
-    for step in steps:
-        datums = draw(step) if following is None else following
-        following = draw(step + 1) if step + 1 in steps else None
-        yield step, datums, following
-
-
-def plan(
-    run: OpenRun, step: int, datums: ByPolicy, method: UpdateMethod, *, with_state: bool
-) -> None:
-    """Have the update of a step submitted before the result of the one before it is awaited."""
-    for p in run.policies:
-        p.updater.plan(PlannedUpdate(step, [datums[p.name]], method, with_state))
 
 
 def record_step(

@@ -29,6 +29,7 @@ from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind
 from tasks.comparison.promotions import refuse_promoted
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.given import TRAIN
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -40,7 +41,6 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.stages import has_stages, stage_runs, stages_recipe
-from tasks.texts.rules import TRAIN
 
 R = TypeVar("R", bound=RunRecipe)
 

@@ -17,6 +17,7 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import BEST, read_held_out
 from tasks.evaluations import find_reward_gain
+from tasks.given.held_out import find_measured_gain, read_measure
 from tasks.recording.scores import Estimate, headline, read_evaluation
 from tasks.recording.step_log import Metrics, read_metrics, spent_seconds
 from tasks.reports.failures import last_failure
@@ -24,7 +25,6 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
 from tasks.storage.stages import ChildResult, StageResult
-from tasks.texts.held_out import find_measured_gain, read_measure
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3

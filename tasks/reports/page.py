@@ -15,6 +15,9 @@ from markupsafe import Markup
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
 from tasks.evaluations import Gain, find_reward_gain
+from tasks.given.given import describe_counts
+from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
+from tasks.given.texts import Texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
 from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
@@ -27,8 +30,6 @@ from tasks.storage.manifest import Manifest, ancestors, differences, read_manife
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutMeasure, find_measured_gain, read_measure
-from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ValidationError
 
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
-from flows.recipe.section import TABLES
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
+from tasks.settings.section import TABLES
 from tasks.storage.keys import find, flatten, merge, nest
 from tests.support.credited import build
 from tests.support.runs.small_recipe import small_recipe, taught
@@ -310,7 +310,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         return find(values, key), recipe.credit().penalties
     if key.startswith("algorithm.expert."):
         expert = recipe.algorithm.expert
-        return find(values, key), expert.term(), expert.batches(recipe.seed), expert.rules()
+        return find(values, key), expert.term(), expert.drawing(recipe.seed)
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)

@@ -11,7 +11,7 @@ from flows.recipe.algorithm import Algorithm
 from flows.recipe.loading import changed_recipe, named_recipe
 from flows.recipe.presets import PRESETS, REFUSED, describe_preset
 from flows.recipe.recipe import Recipe
-from flows.recipe.section import TABLES
+from tasks.settings.section import TABLES
 from tasks.storage.keys import flatten, merge
 from tests.support.runs.small_recipe import small_recipe, taught
 

@@ -8,7 +8,7 @@ from flows.recipe.algorithm import BASE
 from flows.recipe.preferring import START, PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.texts.rules import TEST
+from tasks.settings.given import TEST
 
 OF_TRAINING = ("query", "share")
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""

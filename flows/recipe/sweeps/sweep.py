@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from flows.recipe.run_recipe import FlowRecipe
-from flows.recipe.section import Refusals, Section
+from tasks.settings.section import Refusals, Section
 from tasks.storage.run_folder import name_run
 
 SHORT = {"learning_rate": "lr", "lora_rank": "rank"}

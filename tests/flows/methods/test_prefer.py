@@ -28,7 +28,7 @@ from flows.train import train
 from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
-from tasks.pairs.source import SCORED_AT_ONCE
+from tasks.given.scores import SCORED_AT_ONCE
 from tasks.recording.queries import answer
 from tasks.recording.step_log import read_metrics
 from tasks.reports.board.run_list import runs_table

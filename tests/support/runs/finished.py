@@ -12,7 +12,7 @@ from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.stages import StageResult, write_stages
-from tasks.texts.held_out import HeldOutMeasure
+from tasks.given.held_out import HeldOutMeasure
 
 
 def write_finished(name: str, recipe: RunRecipe) -> RunFolder:

@@ -3,22 +3,21 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from textwrap import indent
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from adapters.errors import counted
 from adapters.process.terminal import visible
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.pairs.reading import PairSides
-from tasks.pairs.source import PairSource, kept_pairs
-from tasks.texts.conversations import read_unpadded
-from tasks.texts.rules import TextRules, Trained
-from tasks.texts.source import RowTexts, TextSource, trained_rows
-from tasks.texts.tokenizing import WeightedTokens
+from tasks.given.given import GivenSource, Read, Unit
+from tasks.given.pairs import kept_pairs
+from tasks.given.texts import trained_rows
+from tasks.given.tokenizing import WeightedTokens
+from tasks.settings.given import Lengths
 
 SECONDS = 6.0
 """Time for the rows of all splits; those that are left then are not counted."""
@@ -62,14 +61,11 @@ class Tally:
             self.refused.append(str(why))
 
 
-S = TypeVar("S", TextSource, PairSource)
-
-
 @dataclass(frozen=True)
-class _Counted(Generic[S]):
+class _Counted:
     """Source whose rows are counted as they are read, until the time is over."""
 
-    source: S
+    source: GivenSource
     tally: Tally
     goes_on: Callable[[], bool]
 
@@ -80,89 +76,70 @@ class _Counted(Generic[S]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
+        for number, unit in self.source.units(chat):
+            if not self.goes_on():
+                return
+            self.tally.read_row(number, unit.sequences() if isinstance(unit, Unit) else ())
+            yield number, unit
 
-class _CountedTexts(_Counted[TextSource]):
+
+class _CountedTexts(_Counted):
     """Source of texts that goes on behind a row that is refused."""
 
-    def sequences(self, chat: Chat, trained: Trained) -> Iterator[tuple[int, list[WeightedTokens]]]:
-        for number, read in self._each(chat, trained):
-            if not self.goes_on():
-                return
-            try:
-                sequences = read()
-            except DatasetError as error:
-                self.tally.read_row(number)
-                self.tally.refuse(DatasetError(f"row {number} of {self.name}: {error}"))
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
+        for number, unit in super().units(chat):
+            if isinstance(unit, DatasetError):
+                self.tally.refuse(unit)
             else:
-                self.tally.read_row(number, sequences)
-                yield number, sequences
-
-    def _each(
-        self, chat: Chat, trained: Trained
-    ) -> Iterator[tuple[int, Callable[[], list[WeightedTokens]]]]:
-        if not isinstance(self.source, RowTexts):
-            for number, sequences in self.source.sequences(chat, trained):
-                yield number, lambda found=sequences: found
-            return
-        for row in read_unpadded(self.source.rows):
-            example, tokenize = row["example"], self.source.tokenize
-            yield row["example_id"], lambda one=example, of=tokenize: of(one, chat, trained)
-
-
-class _CountedPairs(_Counted[PairSource]):
-    """Source of pairs, which is asked whether it goes on behind each of them."""
-
-    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
-        for number, sides in self.source.pairs(chat):
-            both = () if isinstance(sides, str) else (*sides.chosen, *sides.rejected)
-            self.tally.read_row(number, both)
-            yield number, sides
-            if not self.goes_on():
-                return
+                yield number, unit
 
 
 def tally_texts(
-    source: TextSource, chat: Chat, rules: TextRules, shown: int, goes_on: Callable[[], bool]
+    source: GivenSource, chat: Chat, lengths: Lengths, shown: int, goes_on: Callable[[], bool]
 ) -> Tally:
     """Make tokens of texts, as a run would, and count them; a row that would end it is counted."""
     tally = Tally()
     counting = _CountedTexts(source, tally, goes_on)
-    lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
-    for row in trained_rows(counting, chat, lenient, tally.counts):
+    for row in trained_rows(counting, chat, _lenient(lengths), tally.counts):
         sequence = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
         tally.show(TrainedRow(row["example_id"], (("", sequence),)), shown)
-    _name_refused(tally, "too long and left out", rules)
+    _name_refused(tally, "too long and left out", lengths)
     return tally
 
 
 def tally_pairs(
-    source: PairSource, chat: Chat, rules: TextRules, shown: int, goes_on: Callable[[], bool]
+    source: GivenSource, chat: Chat, lengths: Lengths, shown: int, goes_on: Callable[[], bool]
 ) -> Tally:
     """Make tokens of pairs, as a run would, and count them."""
     tally = Tally()
-    lenient = replace(rules, too_long="leave_out") if rules.too_long == "refuse" else rules
-    counting = _CountedPairs(source, tally, goes_on)
-    for number, sides in kept_pairs(counting, chat, lenient, tally.counts):
-        given = [(side, one) for side, parts in sides.given().items() for one in parts]
+    counting = _Counted(source, tally, goes_on)
+    for number, unit in kept_pairs(counting, chat, _lenient(lengths), tally.counts):
+        given = [(side, one) for side, parts in unit.sides.items() for one in parts]
         for _, one in given:
             tally.counts["tokens"] += len(one.tokens)
             tally.counts["trained tokens"] += len(one.trained())
         tally.show(TrainedRow(number, tuple(given)), shown)
-    _name_refused(tally, "left out: too long", rules)
+    _name_refused(tally, "left out: too long", lengths)
     return tally
 
 
-def _name_refused(tally: Tally, left_out: str, rules: TextRules) -> None:
+def _lenient(lengths: Lengths) -> Lengths:
+    lenient = "leave_out" if lengths.too_long == "refuse" else lengths.too_long
+    return Lengths(most_tokens=lengths.most_tokens, too_long=lenient)
+
+
+def _name_refused(tally: Tally, left_out: str, lengths: Lengths) -> None:
     """Say of rows that are too long that they would end a run, if they would."""
-    if rules.too_long == "refuse" and (count := tally.counts.pop(left_out, 0)):
+    if lengths.too_long == "refuse" and (count := tally.counts.pop(left_out, 0)):
         tally.counts["too long, which is refused"] = count
 
 
-Tallying = Callable[[Any, Chat, TextRules, int, Callable[[], bool]], Tally]
+Tallying = Callable[[Any, Chat, Lengths, int, Callable[[], bool]], Tally]
 
 
 def describe_rows(
-    sources: Mapping[str, Sized], tally: Tallying, chat: Chat, rules: TextRules, shown: int
+    sources: Mapping[str, Sized], tally: Tallying, chat: Chat, lengths: Lengths, shown: int
 ) -> str:
     """Describe the splits of a recipe: the first rows with what is trained marked, and counts.
 
@@ -172,7 +149,7 @@ def describe_rows(
     for split, source in sources.items():
         over = time.monotonic() + SECONDS / len(sources)
         goes_on = partial(_is_before, over)
-        tallies[split] = tally(source, chat, rules, shown, goes_on)
+        tallies[split] = tally(source, chat, lengths, shown, goes_on)
     parts = [f"# rows as they are trained\n\nWhat is trained stands in {BEGINS}…{ENDS}."]
     for split, one in tallies.items():
         for row in one.first:
@@ -181,7 +158,7 @@ def describe_rows(
                 length = counted(len(sequence.tokens), "token")
                 text = indent(_mark(sequence, chat), "    ")
                 parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
-    counts = [_count(name, one, len(sources[name]), chat, rules) for name, one in tallies.items()]
+    counts = [_count(name, one, len(sources[name]), chat, lengths) for name, one in tallies.items()]
     return "\n\n".join([*parts, "# counts", *counts])
 
 
@@ -203,7 +180,7 @@ def _mark(sequence: WeightedTokens, chat: Chat) -> str:
     return text
 
 
-def _count(split: str, tally: Tally, total: int, chat: Chat, rules: TextRules) -> str:
+def _count(split: str, tally: Tally, total: int, chat: Chat, lengths: Lengths) -> str:
     """Say what was counted of a split, a line each."""
     longest, number = tally.longest
     read = f"{total:,}" if tally.read >= total else f"{tally.read:,} of {total:,}, in {SECONDS:g} s"
@@ -212,7 +189,7 @@ def _count(split: str, tally: Tally, total: int, chat: Chat, rules: TextRules) -
         "rows": read,
         **{what: f"{count:,}" for what, count in tally.counts.items() if count},
         "longest": f"{counted(longest, 'token')} (row {-number}); dataset.most_tokens is "
-        f"{rules.most_tokens:,}" + (f", and the model has read {context:,}" if context else ""),
+        f"{lengths.most_tokens:,}" + (f", and the model has read {context:,}" if context else ""),
     }
     width = max(map(len, lines)) + 2
     table = "\n".join(f"    {name:{width}}{value}" for name, value in lines.items())
