@@ -34,7 +34,6 @@ UserError               an error that its user can mend
     JournalError        a journal that is damaged or cannot be written
     OutOfFiles          a process that can open no further file or connection
     BatchRefused        a batch that the door hands out or records no more
-    MethodError         a step by another method than the recorded one
     ReferenceApart      a start that is not the reference it is said to be
     SamplerApart        a start that its own sampler does not sample
     UnreadableText      a text that a teacher cannot read before a conversation

@@ -9,7 +9,7 @@ as JSON. Whoever receives one reads it strictly: true is no number.
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, TypeVar
 
@@ -87,7 +87,7 @@ class BegunBatch(Record):
 
 @dataclass(frozen=True)
 class Failure:
-    """Error of an agent: the name of its class, and its message."""
+    """Error of an agent, by the name of its class, or refusal of a call, by its code."""
 
     kind: str
     message: str
@@ -112,13 +112,25 @@ def read_outcome(value: object) -> Outcome:
     raise ValueError("an outcome has `reward`, or `failed` and `message`, and nothing else")
 
 
+OF_DOOR = Field(exclude=True)
+"""Mark of a field that a player does not tell: the door fills it in."""
+
+
 @dataclass(frozen=True)
-class PlayedRollout(Record):
-    """End of a rollout attempt, as its player tells it."""
+class RolloutEnd(Record):
+    """End of a rollout attempt: its player tells the first two fields, and the door the others."""
 
     outcome: Annotated[Outcome, PlainValidator(read_outcome), PlainSerializer(write_outcome)]
     seconds: Seconds
     """Time from the beginning of the attempt to its end."""
+    rollout_id: Annotated[str, OF_DOOR] = ""
+    attempt: Annotated[int, OF_DOOR] = 0
+    calls: Annotated[Mapping[str, Sequence[int]], OF_DOOR] = field(default_factory=dict)
+    """Numbers of the answered calls of every role."""
+    refused: Annotated[int, OF_DOOR] = 0
+    """Calls that were refused because the attempt had made all it may make."""
+    unanswered: Annotated[Failure | None, OF_DOOR] = None
+    """Refusal of a call that the service has not answered, by its code, if there is one."""
 
 
 @dataclass(frozen=True)

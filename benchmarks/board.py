@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import httpx
 import psutil
 
+from durable.files import link_or_copy
 from flows.recipe.loading import named_recipe
 from tasks.evaluations import ScoredRollout, score
-from tasks.storage.files import link_or_copy
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tasks.comparison.differences import find_difference, interval_of_mean
+from tasks.comparison.statistics import find_difference, interval_of_mean
 
 SIZES = (8, 32, 128, 500)
 """Examples of a comparison."""

@@ -93,7 +93,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
             "rank": recipe.model.lora_rank,
             "seed": recipe.seed,
         },
-        "adam": recipe.update_method().optimizer.model_dump(),
+        "adam": recipe.update_method().request(0, []).optimizer.model_dump(),
         "loss": recipe.algorithm.loss,
         "save_every": recipe.checkpoints.every,
         "sampling": {**asdict(sampling), "stop": chat.stop_tokens},

@@ -27,18 +27,17 @@ from adapters.process.terminal import show
 from adapters.rendering.chat import Chat
 from adapters.rewards import Reward
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import LOCAL, needs_engine, saved_files
-from adapters.tinker.preparing import prepare_base
+from adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_files
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
+from durable.files import link_or_copy
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Judge
 from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
-from tasks.recording.spans import EndedAttempt, end_spans, scored_names
-from tasks.storage.files import link_or_copy
+from tasks.recording.spans import end_spans, scored_names
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 
@@ -127,14 +126,14 @@ class _Replay:
 
     def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
         """Say how the rollout has ended, as it would be recorded."""
-        now, one = datetime.now(UTC), self.recorded
+        one = self.recorded
         if self.judge is not None and isinstance(outcome, Reward):
             shown = cast(Sequence[Mapping[str, str]], one.example["rollouts"])
             ids = (rollout["id"] for rollout in shown)
             calls = {**calls, **scored_names(ids, outcome)}
-        ended = EndedAttempt(one.id, one.attempt, now, now)
+        end = RolloutEnd(outcome, 0.0, one.id, one.attempt, calls)
         judged = self.recipe.judges() != []  # a judge itself may abstain
-        return describe_end(end_spans(ended, outcome, calls, judged=judged))
+        return describe_end(end_spans(end, datetime.now(UTC), judged=judged))
 
 
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from adapters.tinker.bases import is_here, read_origin
-from adapters.tinker.engines import LOCAL
+from adapters.tinker.engines import LOCAL, prepare_base
 from adapters.tinker.external_weights import fetch_weights
 from adapters.tinker.model_files import read_licence
-from adapters.tinker.preparing import prepare_base
 from adapters.weights.adapter import Adapter, read_adapter, write_adapter
 from adapters.weights.network import (
     Dtype,

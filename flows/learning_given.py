@@ -42,7 +42,7 @@ def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], No
 
 def learn(run: OpenRun, recipe: GivenRecipe, given: Given, artifacts: Artifacts) -> None:
     """Train the policy of a run on the units of each step, and score what is due."""
-    drawing, method, at = recipe.drawing(), recipe.update_method(), run.folder.datums
+    drawing, at = recipe.drawing(), run.folder.datums
     left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
 
     def draw(step: int) -> Path | None:
@@ -55,10 +55,10 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given, artifacts: Artifacts)
         drawn, following = following, draw(step + 1)
         assert drawn is not None, "each step that is left is drawn"
         if following is not None:
-            planned = PlannedUpdate(step + 1, [following], method, saves_state(step + 2))
+            planned = PlannedUpdate(step + 1, [following], saves_state(step + 2))
             run.policies.main.updater.plan(planned)
         datums = {POLICY: drawn}
-        updates = update(run, step, [datums], method, with_state=saves_state(step + 1))
+        updates = update(run, step, [datums], with_state=saves_state(step + 1))
         if step == 0:
             given.check_first(updates[POLICY], recipe.checkpoints.probe_tolerance)
         score(run, recipe, given, step + 1)

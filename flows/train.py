@@ -52,10 +52,10 @@ from tasks.given.given import bind_given
 from tasks.given.texts import Texts
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
+from tasks.rollouts import check_step, reopen_stopped
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
-from tasks.yields import check_step, reopen_stopped
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -99,7 +99,7 @@ def learn(
     judge: RolloutRunner,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
-    algorithm, credit, method = recipe.algorithm, recipe.credit(), recipe.update_method()
+    algorithm, credit = recipe.algorithm, recipe.credit()
     expert = algorithm.expert
     texts = bind_expert(run, recipe)
     with (
@@ -117,7 +117,7 @@ def learn(
             datums = build(run, step, trajectories, rewards, references, credit)
             drawn = draw(run, step, texts, expert.drawing(recipe.seed))
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(run, step, [datums, *drawn], method, with_state=saves_state)
+            updates = update(run, step, [datums, *drawn], with_state=saves_state)
             evaluations.submit_due(step + 1)
             evaluations.score(step - recipe.rollouts.lag)
             files = StepFiles(spans, trajectories, references, datums, updates, verdicts=verdicts)

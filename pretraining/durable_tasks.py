@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from engine.disk import atomic_folder
+from durable.files import appearing_folder
 from pretraining import tokenizer as tokenizers
 from pretraining import training_loop
 from pretraining.corpora.conversation import Conversation
@@ -63,7 +63,7 @@ def train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> No
     """Train the tokenizer on conversations of the corpora."""
     read = islice(stream(f"{seed}/vocabulary", 0.5), conversations)
     tokenizer = tokenizers.train_tokenizer(_texts(read), size)
-    with atomic_folder(path) as aside:
+    with appearing_folder(path) as aside:
         tokenizer.save_pretrained(aside)
 
 
@@ -71,7 +71,7 @@ def train_vocabulary(path: Path, seed: int, size: int, conversations: int) -> No
 def create_model(path: Path, tokenizer: Path, shape: Shape, seed: int) -> None:
     """Create a model with random weights."""
     model = training_loop.new_model(shape, tokenizers.load_tokenizer(tokenizer), seed)
-    with atomic_folder(path) as aside:
+    with appearing_folder(path) as aside:
         TrainingState(model).save(aside)
 
 
@@ -93,7 +93,7 @@ def train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: in
         seconds = round(time.monotonic() - started, 1)
         row = {"name": path.name, **progress, "seconds": seconds}
         append_line(path.with_name("progress.jsonl"), json.dumps(row))
-    with atomic_folder(path) as aside:
+    with appearing_folder(path) as aside:
         state.save(aside)
 
 
@@ -113,7 +113,7 @@ def score_model(path: Path, tokenizer: Path, model: Path, games: int) -> None:
 @durable
 def export_model(path: Path, tokenizer: Path, model: Path) -> None:
     """Export model and tokenizer to one Hugging Face folder in bfloat16."""
-    with atomic_folder(path) as aside:
+    with appearing_folder(path) as aside:
         training_loop.export(model, tokenizers.load_tokenizer(tokenizer), aside)
 
 

@@ -16,9 +16,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.loss import Columns
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
-from tasks.algorithm.update_method import UpdateMethod
-from tasks.credit import Credit, assign_credit
-from tasks.rewards import MeanRewards, mean_rewards, rewards_of
+from tasks.rewards import Credit, MeanRewards, assign_credit, mean_rewards, rewards_of
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import LISTS, trajectories_of
@@ -84,7 +82,7 @@ def datums_of(
     trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
     `credit.min_group_size` rollouts to train on.
 
-    A role is compared with the same role of the group's other rollouts (`tasks.credit`), and if
+    A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
     sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties
     (`credit.penalties`, which read the `references`, by their source) and the entropy bonus
@@ -144,16 +142,13 @@ def read_datums(
     return to_datums(read(path), loss, settings, factor)
 
 
-def datums_of_batch(
-    spans: Path, roles: Sequence[str], credit: CreditAssignment, method: UpdateMethod
-) -> list[tinker.Datum]:
+def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:
     """Build the datums of one rollout batch, which are those that the whole step has for it.
 
     That holds as long as credit is assigned within groups, and losses are summed.
     """
     trajectories = trajectories_of([spans], roles)
-    batch = datums_of(trajectories, rewards_of(trajectories), credit)
-    return to_datums(batch, method.loss, method.loss_settings)
+    return datums_of(trajectories, rewards_of(trajectories), credit)
 
 
 def to_datums(

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, fsum, hypot, isclose, sqrt
+from math import fsum, isclose, sqrt
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
-from tasks.comparison.differences import interval_of_ratio
+from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
 from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
@@ -21,48 +21,6 @@ from tasks.storage.tables import query_beside, select
 T = TypeVar("T")
 
 QUERY = query_beside(__file__)
-
-Z95 = NormalDist().inv_cdf(0.975)
-"""1.96: the standard errors on either side of a mean that make its 95 % interval."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
-
-    It is `paired` if both values are known of each example. Otherwise the interval is that of two
-    measures of other examples, which is too wide.
-    """
-
-    value: float
-    interval: tuple[float, float]
-    paired: bool = True
-
-    def __str__(self) -> str:
-        lower, upper = self.interval
-        unpaired = "" if self.paired else ", as if of other examples"
-        return f"{self.value:+.2f} ({lower:+.2f} to {upper:+.2f} with 95 % confidence{unpaired})"
-
-
-def find_gain(
-    before: Sequence[float], after: Sequence[float], weights: Sequence[float]
-) -> Gain | None:
-    """Find the gain of Σ values / Σ weights over the same examples; None if they are too few."""
-    differences = [last - first for first, last in zip(before, after, strict=True)]
-    if not differences or (interval := interval_of_ratio(differences, weights)) is None:
-        return None
-    return Gain(fsum(differences) / fsum(weights), interval)
-
-
-def find_unpaired_gain(
-    before: tuple[float | None, float | None], after: tuple[float | None, float | None]
-) -> Gain | None:
-    """Find the gain of two values, each with its standard error; None if one is not known."""
-    (first, error), (last, other) = before, after
-    if first is None or last is None or error is None or other is None:
-        return None
-    gain, margin = last - first, Z95 * hypot(error, other)
-    return Gain(gain, (gain - margin, gain + margin), paired=False)
 
 
 class ScoredRollout(NamedTuple):
@@ -138,32 +96,6 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         measures=_by_name((outcome.measures for outcome in outcomes), fmean),
         categories={name: score(categories[name], threshold) for name in sorted(categories)},
     )
-
-
-def pass_at(k: int, rollouts: int, passed: int) -> float:
-    """Estimate pass@k without bias: 1 - C(n - c, k) / C(n, k), for k <= n (Chen et al. 2021)."""
-    if not 1 <= k <= rollouts:
-        raise ValueError(f"pass@{k} needs k of 1 to {rollouts}, the number of rollouts")
-    return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
-
-
-def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of examples; None if there are too few.
-
-    If every example is 0 or 1, it is Wilson's score interval (1927), which also holds for few
-    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller
-    2024), from two examples on.
-    """
-    count = len(means)
-    if count and set(means) <= {0.0, 1.0}:
-        won, spread = fmean(means), Z95**2 / count
-        centre = (won + spread / 2) / (1 + spread)
-        half = sqrt(won * (1 - won) * spread + spread**2 / 4) / (1 + spread)
-        return centre - half, centre + half
-    if count < 2:
-        return None
-    half = Z95 * stdev(means) / sqrt(count)
-    return fmean(means) - half, fmean(means) + half
 
 
 @dataclass(frozen=True)

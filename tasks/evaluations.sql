@@ -4,6 +4,12 @@
 -- given again from an earlier one was paid for there.
 with
 
+spans as (
+
+    select * from parquet_rows($spans)
+
+),
+
 examples as (
 
     select
@@ -16,16 +22,7 @@ examples as (
 
 rollouts as (
 
-    select
-        rollout_id,
-        any_value(group_id) as group_id,
-        arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
-        coalesce(bool_or(reward_name = 'reward'), false) as ended,
-        max(attempt) filter (where reward_name = 'reward') as attempt
-
-    from parquet_rows($spans)
-    group by rollout_id
-    having not bool_or(kind = 'left_out')
+    select * from rollout_attempts('spans') where not left_out
 
 ),
 
@@ -39,7 +36,7 @@ calls as (
         gen_ai_usage_output_tokens as sampled,
         (attributes ->> '$.cost')::double as cost
 
-    from parquet_rows($spans)
+    from spans
     where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
 
 ),
@@ -51,7 +48,7 @@ measures as (
         attempt,
         map(list(role order by role), list(reward order by role)) as measures
 
-    from parquet_rows($spans)
+    from spans
     where kind = 'credit' and starts_with(role, 'measure/')
     group by rollout_id, attempt
 
@@ -82,16 +79,19 @@ spent as (
 )
 
 select
-    rollout_id,
+    rollouts.rollout_id,
     group_id,
     reward,
     category,
     coalesce(spent, []) as spent,
     coalesce(measures, map {}) as measures,
-    ended
+    has_ended as ended
 
 from rollouts
-left join measures using (rollout_id, attempt)
-left join spent using (rollout_id)
+left join measures
+    on rollouts.rollout_id = measures.rollout_id
+    and rollouts.attempt = measures.attempt
+    and has_ended
+left join spent on rollouts.rollout_id = spent.rollout_id
 left join examples on place_of(group_id) = place
-order by rollout_id
+order by rollouts.rollout_id

@@ -15,19 +15,19 @@ spans as (
 
 rollouts as (
 
+    select * from rollout_attempts('spans') where split_of(group_id) <> 'baseline'
+
+),
+
+asks as (
+
     select
         rollout_id,
-        arg_max(reward, attempt) filter (where reward_name = 'reward') as reward,
-        coalesce(bool_or(reward_name = 'reward'), false) as ended,
-        bool_or(kind = 'left_out') as left_out,
-        max(attempt) > 0 as retried,
-        any_value(group_id) as group_id,
         count(*) filter (where kind = 'llm') = 0 as silent,
         -- What its agent asked beyond the recipe's limit; the door noted how often.
         sum((attributes ->> '$.calls_refused')::bigint) as refused
 
     from spans
-    where split_of(group_id) <> 'baseline'
     group by rollout_id
 
 ),
@@ -35,14 +35,15 @@ rollouts as (
 outcomes as (
 
     select
-        count(*) filter (where ended) as "rollouts/ok",
-        count(*) filter (where not ended and not left_out) as "rollouts/failed",
-        count(*) filter (where retried) as "rollouts/retried",
-        count(*) filter (where silent and ended) as "rollouts/without_calls",
+        count(*) filter (where has_ended) as "rollouts/ok",
+        count(*) filter (where not has_ended and not left_out) as "rollouts/failed",
+        count(*) filter (where attempts > 1) as "rollouts/retried",
+        count(*) filter (where silent and has_ended) as "rollouts/without_calls",
         coalesce(sum(refused), 0)::bigint as "calls/refused",
         list(reward order by rollout_id) filter (where reward is not null) as rewards
 
     from rollouts
+    join asks using (rollout_id)
 
 ),
 
@@ -74,10 +75,10 @@ stragglers as (
         avg(calls) filter (where left_out) as "stragglers/calls",
         avg(tokens) filter (where left_out) as "stragglers/tokens",
         if(
-            bool_or(left_out), avg(calls) filter (where ended), null
+            bool_or(left_out), avg(calls) filter (where has_ended), null
         ) as "stragglers/kept_calls",
         if(
-            bool_or(left_out), avg(tokens) filter (where ended), null
+            bool_or(left_out), avg(tokens) filter (where has_ended), null
         ) as "stragglers/kept_tokens"
 
     from rollouts

@@ -11,15 +11,14 @@ spans as (
 
 rewards as (
 
-    -- The last attempt with a reward: without one, a rollout is not here, and not below.
+    -- A rollout without a reward is not here, and not below.
     select
         rollout_id,
-        max(attempt) as attempt,
-        arg_max(reward, attempt) as reward
+        attempt,
+        reward
 
-    from spans
-    where reward_name = 'reward'
-    group by rollout_id
+    from rollout_attempts('spans')
+    where has_ended
 
 ),
 

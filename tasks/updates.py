@@ -13,15 +13,16 @@ from statistics import fmean
 from threading import RLock
 
 import numpy as np
-from tinker import Datum, ModelInput, SampleResponse, SamplingParams
+import pyarrow as pa
+from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
 from adapters.errors import ServiceError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
 from adapters.tinker.service import PatientSampler, Service
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
+from tasks.datums import to_datums
 from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
@@ -39,7 +40,6 @@ class PlannedUpdate:
 
     step: int
     paths: Sequence[Path]
-    method: UpdateMethod
     with_state: bool
 
 
@@ -155,30 +155,29 @@ class PolicyUpdater:
                 self._inflight = live.inflight_sampler()
             return self._inflight
 
-    def accumulate(self, step: int, datums: Sequence[Datum], method: UpdateMethod) -> None:
-        """Submit a forward-backward pass of step `step`, whose update is to follow.
+    def accumulate(self, step: int, batch: pa.Table) -> None:
+        """Submit a forward-backward pass of some datums of step `step`, whose update is to follow.
 
         Nothing is submitted to a client that has still to be rebuilt, or to be probed: then the
         update submits every pass.
         """
         with self._owning:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
-                (term,) = method.terms(step)
+                (term,) = self.recorded.methods.at(step).terms(step)
+                datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(Pass(datums, term.service_loss()))
 
     def plan(self, update: PlannedUpdate) -> None:
         """Have an update submitted beside the one before it, whose datums it does not depend on."""
         self._planned = update
 
-    def update(
-        self, step: int, paths: Sequence[Path], method: UpdateMethod, *, with_state: bool
-    ) -> Update:
-        """Train the datums of a step's files by a method: checkpoint `step` becomes `step` + 1.
+    def update(self, step: int, paths: Sequence[Path], *, with_state: bool) -> Update:
+        """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
-        asked = PlannedUpdate(step, paths, method, with_state)
+        asked = PlannedUpdate(step, paths, with_state)
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
             at = step if ahead is None else step + 1
@@ -186,7 +185,7 @@ class PolicyUpdater:
                 rebuilt, self._rebuilt = self._rebuilt, None
                 scored: list[Evidence] = []
                 if ahead is None:
-                    datums = self.recorded.read(step, paths, method)
+                    datums = self.recorded.read(step, paths)
                     recorded, scored = self._evidence(datums, rebuilt)
                     if rebuilt is not None:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
@@ -218,7 +217,7 @@ class PolicyUpdater:
         planned = self._planned
         if planned is None or planned.step != step:
             return None
-        datums = self.recorded.read(step, planned.paths, planned.method)
+        datums = self.recorded.read(step, planned.paths)
         return self._submit(live, planned, datums)
 
     def _evidence(
@@ -302,7 +301,6 @@ def update_policy(
     updater: PolicyUpdater,
     step: int,
     datums: Sequence[Path],
-    method: UpdateMethod,
     with_state: bool,
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
@@ -310,9 +308,10 @@ def update_policy(
     The expert's texts, if there is an expert, are the second file of datums.
     """
     started = time.monotonic()
-    update = updater.update(step, datums, method, with_state=with_state)
+    update = updater.update(step, datums, with_state=with_state)
     seconds = {"seconds/training": time.monotonic() - started}
-    (term, logprobs), *others = zip(method.terms(step), update.logprobs, strict=True)
+    terms = updater.recorded.methods.at(step).terms(step)
+    (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
     first = datums[term.file]
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),

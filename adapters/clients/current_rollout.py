@@ -8,7 +8,7 @@ from typing import TypedDict
 import httpx
 
 from adapters.calls import Refused
-from adapters.clients.tls import tls
+from adapters.clients.libraries import tls
 
 
 class Endpoint(TypedDict):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import openai
 
 from adapters.calls import Message, Refused, Tool, ToolCall, Usage
-from adapters.clients.silence import keep_silent
+from adapters.clients.libraries import keep_silent
 from adapters.errors import UserError
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import

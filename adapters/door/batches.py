@@ -9,9 +9,9 @@ has not ended is then cut off, and left out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
@@ -23,9 +23,8 @@ from adapters.player_protocol import (
     NOT_BEGUN,
     OVER,
     Failure,
-    Outcome,
-    PlayedRollout,
     PlaySettings,
+    RolloutEnd,
     shorten_message,
 )
 from adapters.process.running_clock import RunningClock, running_clock
@@ -67,22 +66,6 @@ class PlannedRollout:
     example: Example
     failures: int = 0
     recorded: Sequence[Completion] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutEnd:
-    """End of a rollout attempt. `calls` are the numbers of the answered calls of every role."""
-
-    rollout_id: str
-    attempt: int
-    outcome: Outcome
-    seconds: float
-    """Time from the beginning of the attempt to its end."""
-    calls: Mapping[str, Sequence[int]]
-    refused: int
-    """Calls that were refused because the attempt had made all it may make."""
-    unanswered: Refused | None = None
-    """Refusal of a call that the service has not answered, if there is one."""
 
 
 class BatchRecorder(CallRecorder, Protocol):
@@ -162,10 +145,21 @@ class Attempt:
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else OVER)
 
-    def unanswered(self) -> Refused | None:
-        """Return the refusal of a call that the service has not answered, if there is one."""
-        refusals = (one for calls in self.roles.values() for one in calls.unanswered.values())
-        return next(refusals, None)
+    def complete(self, told: RolloutEnd, roles: Iterable[str]) -> RolloutEnd:
+        """Complete the end that its player has told, in a batch that has these `roles`."""
+        calls = [*self.roles.values()]
+        unanswered = (one for of_role in calls for one in of_role.unanswered.values())
+        return replace(
+            told,
+            rollout_id=self.rollout.id,
+            attempt=self.number,
+            calls={
+                **{role: [] for role in roles},
+                **{role: of_role.answered for role, of_role in self.roles.items()},
+            },
+            refused=sum(of_role.refused for of_role in calls),
+            unanswered=next(unanswered, None),
+        )
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
@@ -232,33 +226,22 @@ class OpenBatch:
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._superseded -= settled
 
-    async def end(self, rollout_id: str, number: int, played: PlayedRollout) -> bool:
+    async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> bool:
         """Record an end once the last calls are recorded; return whether it closes the batch."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
-        task = asyncio.create_task(self._end(attempt, played))
+        task = asyncio.create_task(self._end(attempt, told))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)
 
-    async def _end(self, attempt: Attempt, played: PlayedRollout) -> bool:
+    async def _end(self, attempt: Attempt, told: RolloutEnd) -> bool:
         await attempt.finish_calls()
         if self._attempts.get(attempt.rollout.id) is not attempt:
             attempt.change(AttemptState.SUPERSEDED)
-        failed = isinstance(played.outcome, Failure)
+        failed = isinstance(told.outcome, Failure)
         attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
-        calls = {role: [] for role in self.settings.roles}
-        closes = await self._recorder.ended(
-            RolloutEnd(
-                attempt.rollout.id,
-                attempt.number,
-                played.outcome,
-                played.seconds,
-                calls | {role: calls.answered for role, calls in attempt.roles.items()},
-                sum(calls.refused for calls in attempt.roles.values()),
-                attempt.unanswered(),
-            )
-        )
+        closes = await self._recorder.ended(attempt.complete(told, self.settings.roles))
         if closes:
             stragglers = [one for one in self._attempts.values() if one.state not in FINAL]
             await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))

@@ -11,7 +11,8 @@ from adapters.calls import Begun, CallId, Completion, Refused, Request
 from adapters.door.kept_calls import KeptCalls
 from adapters.door.memory import Answer, Memory
 from adapters.errors import UserError, counted
-from adapters.process.waiting import cancel_and_wait
+from adapters.player_protocol import Failure
+from adapters.process.event_loop import cancel_and_wait
 from adapters.rendering.chat import Chat
 
 KEPT_ANSWERS = 16
@@ -86,7 +87,7 @@ class CallSequence:
         """Calls that were refused because they exceeded `max_calls`."""
         self.answered: list[int] = []
         """Numbers of the calls that were answered and recorded."""
-        self.unanswered: dict[int, Refused] = {}
+        self.unanswered: dict[int, Failure] = {}
         """Calls that the service has not answered, by their numbers."""
         self.order = asyncio.Lock()
         """Lock under which the requests are read, so that they are numbered as they come."""
@@ -181,8 +182,8 @@ class CallSequence:
         try:
             completion = await answer(request, call, self._memory)
         except Refused as refused:
-            if refused.code in BY_SERVICE:
-                self.unanswered[call.number] = refused
+            if refused.code is not None and refused.code in BY_SERVICE:
+                self.unanswered[call.number] = Failure(refused.code, refused.message)
             raise
         self.unanswered.pop(call.number, None)
         try:

@@ -29,7 +29,7 @@ from adapters.door.format_checks import FormatChecks
 from adapters.door.kept_calls import KeptCalls, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
-from adapters.process.aside import run_aside
+from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.lengths import check_length
 

@@ -41,9 +41,9 @@ from adapters.player_protocol import (
     WAITED,
     BegunBatch,
     BegunRollout,
-    PlayedRollout,
     Record,
     RecordedEnd,
+    RolloutEnd,
     WaitedTime,
     read_record,
     rollout_key,
@@ -183,11 +183,11 @@ class Door(ChatApi):
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
         try:
-            end = read_record(PlayedRollout, await read_body(request))
+            told = read_record(RolloutEnd, await read_body(request))
         except ValueError as error:
             raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
         try:
-            closes = await batch.end(attempt.rollout.id, attempt.number, end)
+            closes = await batch.end(attempt.rollout.id, attempt.number, told)
         except UNRECORDED as error:
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
             raise Refused(500, text, code=NOT_RECORDED) from error

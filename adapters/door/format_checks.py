@@ -16,7 +16,7 @@ from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingEr
 from adapters.calls import Choice, Format, JsonObject, Message, Request
 from adapters.dialects.fields import bad_field, refuse_constant
 from adapters.dialects.structured import choice_outcome
-from adapters.process.limited import LimitedChild, LimitMet, answer_questions
+from adapters.process.child import LimitedChild, LimitMet, answer_questions
 
 LONGEST_CHECK = 1.0
 """Bound on the processor time of a check, in seconds."""

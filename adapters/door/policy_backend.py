@@ -13,7 +13,7 @@ from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMP
 from adapters.door.kept_calls import Prompt, chat_of
 from adapters.door.memory import Memory, request_sha
 from adapters.errors import EngineDied, PassingError, UserError
-from adapters.process.aside import run_aside
+from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat
 from adapters.rendering.lengths import check_length, too_long
 

@@ -9,10 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import Example
 from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
-from adapters.clients.imports import build_client_models
-from adapters.clients.silence import keep_silent
-from adapters.clients.tls import share_contexts
-from adapters.process.waiting import call_in_thread
+from adapters.clients.libraries import build_client_models, keep_silent, share_contexts
+from adapters.process.event_loop import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 

@@ -22,11 +22,10 @@ from pydantic import SecretStr
 from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
-from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of
-from adapters.network.proxies import spare_loopback
-from adapters.process.event_loop import run_event_loop
+from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of, spare_loopback
+from adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
 from adapters.process.open_files import raise_limit
-from adapters.process.waiting import Wait, call_in_thread, cancel_and_wait
+from adapters.process.running_clock import Wait
 
 try:
     import dask.config

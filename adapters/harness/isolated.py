@@ -24,13 +24,7 @@ async def own_process(
     The process has the environment of this one, and ends with the block or with this process.
     The outcome is AgentExit if the process ends without one.
     """
-    given = {
-        "parent": os.getpid(),
-        "path": sys.path,
-        "agent": agent,
-        "example": example,
-        "endpoints": endpoints,
-    }
+    given = {"path": sys.path, "agent": agent, "example": example, "endpoints": endpoints}
     words = [sys.executable, "-P", "-m", PROGRAM]
     secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
     async with running_program(words, os.environ, json.dumps(given)) as program:

@@ -1,23 +1,16 @@
 """The program that plays one isolated rollout: JSON on stdin, the outcome as its last line.
 
-What the agent prints goes to stderr. The program ends itself if its parent has ended.
+What the agent prints goes to stderr.
 """
 
 import asyncio
 import json
 import os
-import signal
 import sys
-import threading
-import time
-
-PARENT_SECONDS = 0.5
-"""Time between two looks at the parent."""
 
 
 def main() -> None:
     given = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with, args=(given["parent"],), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as stdout:
         os.dup2(2, 1)
         sys.path[:] = given["path"]
@@ -42,13 +35,6 @@ def main() -> None:
         kill_programs()
     sys.stderr.flush()
     os._exit(0)  # a thread of the agent may never end
-
-
-def _end_with(parent: int) -> None:
-    """End the process group once the parent's process has ended."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_SECONDS)
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ import httpx
 
 from adapters.calls import POLICY
 from adapters.clients.current_rollout import Endpoint
-from adapters.clients.imports import when_imported
-from adapters.clients.tls import tls
+from adapters.clients.libraries import tls, when_imported
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from adapters.harness.isolated import own_process
@@ -36,20 +35,19 @@ from adapters.player_protocol import (
     BegunRollout,
     Failure,
     Outcome,
-    PlayedRollout,
     PlaySettings,
     R,
     RecordedEnd,
+    RolloutEnd,
     WaitedTime,
     read_record,
     rollout_key,
     shorten_message,
     write_record,
 )
-from adapters.process.loop_watchdog import watch_event_loop
+from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
-from adapters.process.waiting import cancel_and_wait
 from adapters.rewards import Reward
 
 HOUSE = Path(__file__).parents[1]
@@ -196,7 +194,7 @@ class _Player:
         async with self._places, self._places_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
             outcome = await play(rollout)
-        end = PlayedRollout(outcome, time.monotonic() - started)
+        end = RolloutEnd(outcome, time.monotonic() - started)
         async with self._ends:
             url = self._batch.url(END, rollout.id)
             response = await self._http.post(url, content=write_record(end))

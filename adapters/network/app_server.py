@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from adapters.errors import UserError
 from adapters.network.addresses import Certificate, Listener
-from adapters.network.connections import bounded_protocol
 from adapters.process.event_loop import run_event_loop
+from durable.connections import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""

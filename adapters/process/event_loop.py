@@ -1,16 +1,34 @@
-"""Event loops whose timers count by the running clock, those of libraries too.
+"""Event loops whose timers count by the running clock, and the work beside a loop.
 
 On asyncio's own loop, a timeout that ends while the process stands still ends a wait whose data
 came meanwhile. That of an HTTP client, for instance, is then an error of the agent that has it.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import contextvars
+import logging
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
-from adapters.process.running_clock import running_clock
+from adapters.process.running_clock import FIRST_WORD_SECONDS, running_clock
 
+STDLIB = sysconfig.get_path("stdlib")
+SHORT = 20_000
+"""Characters of a text on which work takes a few milliseconds."""
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_threads = ThreadPoolExecutor(2, "aside")
 
 
 class RunningLoop(asyncio.SelectorEventLoop):
@@ -28,3 +46,107 @@ def run_event_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop of its own, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=RunningLoop) as runner:
         return runner.run(work)
+
+
+@asynccontextmanager
+async def watch_event_loop(first_word: float = FIRST_WORD_SECONDS) -> AsyncIterator[None]:
+    """Log, while the block runs, where the loop stands still after `first_word` seconds.
+
+    The loop is logged again whenever it has stood still for twice as long. This takes a thread: a
+    coroutine that blocks can be neither timed out nor cancelled, and stops every task of its loop.
+    """
+    loop = _Loop(threading.get_ident(), first_word)
+    turning = asyncio.create_task(loop.turn())
+    thread = threading.Thread(target=loop.watch, name="standstill", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        turning.cancel()
+        loop.over.set()
+
+
+class _Loop:
+    def __init__(self, thread: int, first_word: float) -> None:
+        self.over = threading.Event()
+        self._thread = thread
+        self._first_word = first_word
+        self._clock = running_clock()
+        self._turned = self._clock.seconds()
+
+    async def turn(self) -> None:
+        while True:
+            self._turned = self._clock.seconds()
+            await asyncio.sleep(self._first_word / 4)
+
+    def watch(self) -> None:
+        next_word = self._first_word
+        while not self.over.wait(self._first_word / 4):
+            still = self._clock.seconds() - self._turned
+            if still < self._first_word:
+                next_word = self._first_word
+            elif still >= next_word:
+                next_word = 2 * still
+                log.warning(
+                    "all rollouts of this process have stood still for %.0f s, at %s: a coroutine "
+                    "that blocks stops its event loop. Write the agent as a plain function, which "
+                    "gets a thread of its own, or await what it waits for",
+                    still,
+                    self._where(),
+                )
+
+    def _where(self) -> str:
+        """Describe the innermost line that is not in Python's own library."""
+        frame = sys._current_frames().get(self._thread)
+        stack = traceback.extract_stack(frame)
+        ours = [line for line in stack if not line.filename.startswith(STDLIB)]
+        line = (ours or stack)[-1]
+        return f"{line.filename}, line {line.lineno}, in {line.name}"
+
+
+async def run_aside(
+    characters: int,
+    work: Callable[P, T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """Do the work on so many characters: at once if they are few, or else in one of two threads."""
+    if characters <= SHORT:
+        return work(*arguments, **named)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads, partial(work, *arguments, **named))
+
+
+def call_in_thread(
+    name: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> Future[T]:
+    """Call a function that blocks in a thread of its own, with a copy of the context.
+
+    The future raises whatever the function raises, exits included; it cannot be cancelled. A
+    function that never returns costs only its thread: unlike in a pool, neither the next call nor
+    the end of the process waits for it.
+    """
+    returned: Future[T] = Future()
+    returned.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            returned.set_result(context.run(function, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  It is raised where the result is awaited.
+            returned.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return returned
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks that have not ended, and wait until each has ended with its own children.
+
+    If tasks were left to the end of the event loop, it would cancel children beside their parents,
+    some of them before they begin. anyio, which ends its children in order, then leaves coroutines
+    that never ran.
+    """
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

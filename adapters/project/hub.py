@@ -13,11 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from adapters.errors import UserError
-from adapters.project.files import locate
+from adapters.project.modules import locate
 
 HUB = "hub:"
 NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
-PROGRAM = "adapters.project.hub_program"
 
 
 class HubError(UserError):
@@ -43,7 +42,7 @@ def _fetch(name: str) -> Path:
             "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
         )
     wanted = named.groupdict()
-    command = [sys.executable, "-P", "-m", PROGRAM, json.dumps(wanted)]
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(wanted)]
     fetched = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = fetched.stdout.splitlines() or ['{"error": "the program that fetches it failed"}']
     found = json.loads(lines[-1])
@@ -56,3 +55,48 @@ def _fetch(name: str) -> Path:
             "folder that holds its files"
         )
     return Path(found["folder"])
+
+
+def main() -> None:
+    """Find the dataset that the argument names, as JSON; print its folder, or an error, as JSON."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted = json.loads(sys.argv[1])
+    try:
+        said = {"folder": str(find_folder(wanted["id"], wanted["folder"], wanted["revision"]))}
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        said = {"error": str(error).strip().splitlines()[0]}
+    print(json.dumps(said))  # noqa: T201
+
+
+def find_folder(name: str, folder: str | None, revision: str | None) -> Path:
+    """Return the folder of a dataset's files in the cache; fetch what is missing of them.
+
+    Folders within the folder are left where they are.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    prefix = f"{folder}/" if folder else ""
+
+    def find(*, in_cache: bool) -> Path:
+        snapshot = snapshot_download(
+            name,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=f"{prefix}*",
+            ignore_patterns=f"{prefix}*/*",
+            local_files_only=in_cache,
+        )
+        if not (Path(snapshot) / prefix).is_dir():
+            raise LocalEntryNotFoundError(f"it has no folder {folder}")
+        return Path(snapshot) / prefix
+
+    try:
+        return find(in_cache=True)
+    except LocalEntryNotFoundError:
+        return find(in_cache=False)
+
+
+if __name__ == "__main__":
+    main()

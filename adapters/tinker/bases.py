@@ -6,11 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from adapters.errors import ServiceError, did_you_mean
-from adapters.tinker.engines import LOCAL, needs_engine
-from adapters.tinker.fetching import is_fetched
-from adapters.tinker.known_models import KNOWN
+from adapters.tinker.engines import LOCAL, needs_engine, prepare_base
+from adapters.tinker.known_models import KNOWN, is_fetched
 from adapters.tinker.model_files import check_folder, read_json
-from adapters.tinker.preparing import prepare_base
 
 log = logging.getLogger(__name__)
 

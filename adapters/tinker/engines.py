@@ -3,33 +3,31 @@
 import json
 import os
 import secrets
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from threading import Thread
 
 from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
-from adapters.process.children import keep_from_children
-from adapters.tinker.known_models import KNOWN
-from adapters.tinker.preparing import REFUSAL
+from adapters.process.child import Child, Tell, last_line, run_watched
+from adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
+from durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
 LOG = "engine.log"
 LOCK = "lock"
 CLOSING_SECONDS = 5
 
+REFUSAL = "engine: "
+"""Beginning of the line in which the engine says what it cannot read."""
 CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
-RECORD, RECORD_END = b'"record": ', b"}\n"
-"""What stands around the sealed record of saved weights, after its SHA-256."""
 READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
 """What the names of variables begin with that an engine, or what it loads, may read."""
 
@@ -56,20 +54,16 @@ class TinkerServer:
 class EngineProcess:
     """A child process that serves the Tinker API once stdin has named its state folder."""
 
-    process: subprocess.Popen[bytes]
+    child: Child
     key: str = field(repr=False)
     place: Place = field(repr=False)
 
     def open(self, state: Path) -> str:
         """Send the state folder and return the engine's URL; ServiceError if it does not start."""
         state.mkdir(parents=True, exist_ok=True)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # the engine has ended, and its log says why
-            self.process.stdin.write(f"{state}\n".encode())
-            self.process.stdin.flush()
+        self.child.tell(str(state).encode())
         url = ""
-        for line in self.process.stdout:
+        while line := self.child.hear():
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
             if name == "TINKER_BASE_URL":
                 url = value
@@ -80,29 +74,16 @@ class EngineProcess:
             raise ServiceError(refusal.removeprefix(REFUSAL))
         raise ServiceError(f"the engine did not start: {_describe_log(state)}")
 
+    def is_alive(self) -> bool:
+        return self.child.process.poll() is None
+
     def let_go(self) -> bool:
         """Have the engine serve its folder no longer; return whether it can serve another."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return False
-        answered = select.poll()  # unlike select(), for descriptors of any number
-        answered.register(self.process.stdout, select.POLLIN)
-        return (
-            bool(answered.poll(1000 * CLOSING_SECONDS)) and self.process.stdout.readline() == CLOSED
-        )
+        self.child.tell(b"")
+        return self.child.hear(CLOSING_SECONDS) == CLOSED
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        with self.process:
-            self.process.stdin.close()
-            try:
-                self.process.wait(CLOSING_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        self.child.end(CLOSING_SECONDS)
 
 
 def needs_engine(base_model: str) -> bool:
@@ -180,7 +161,7 @@ def _take_kept(base_model: str) -> EngineProcess | None:
     for kept in _kept:
         while engines := kept.get(place):
             engine = engines.pop()
-            if engine.process.poll() is None:
+            if engine.is_alive():
                 return engine
             engine.close()
     return None
@@ -188,7 +169,7 @@ def _take_kept(base_model: str) -> EngineProcess | None:
 
 def _keep(engine: EngineProcess) -> bool:
     """Keep an engine that is needed no more, if it can be; return whether it is kept."""
-    if not _kept or engine.process.poll() is not None or not engine.let_go():
+    if not _kept or not engine.is_alive() or not engine.let_go():
         return False
     _kept[-1].setdefault(engine.place, []).append(engine)
     return True
@@ -205,12 +186,28 @@ def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
     died: Future[None] = Future()
     try:
         url = engine.open(state)
-        Thread(target=_watch, args=(engine.process, state, died), daemon=True).start()
-        yield TinkerServer(url, engine.key, died, engine.process.pid)
+        Thread(target=_watch, args=(engine.child.process, state, died), daemon=True).start()
+        yield TinkerServer(url, engine.key, died, engine.child.process.pid)
     finally:
         died.cancel()
         if not _keep(engine):
             engine.close()
+
+
+def prepare_base(base: str, tell: Tell = lambda share, memory: None) -> Path:
+    """Return the folder of a base's files, which the first call writes into the user's cache.
+
+    ServiceError if the base cannot be prepared.
+    """
+    command = [sys.executable, "-P", "-m", "engine", "--prepare", "--base-model", base]
+    ended = run_watched(command, tell)
+    if ended.status:
+        said = ended.last_line()
+        if said.startswith(REFUSAL):
+            raise ServiceError(said.removeprefix(REFUSAL))
+        way_on = MAKE_SPACE if ended.errno() in FULL else "mend that, and give the command again"
+        raise ServiceError(f"{base} cannot be prepared ({said}); {way_on}")
+    return Path(ended.stdout.splitlines()[-1])
 
 
 def saved_files(state: Path, sampler: str = "") -> list[Path]:
@@ -240,41 +237,21 @@ def damaged_weights(state: Path, address: str) -> list[Path]:
     Their record says what there should be; without a whole record it is the record alone.
     """
     path = weights_record(state, address)
-    head, _, sealed = (_read(path) or b"").partition(RECORD)
-    if sha256(sealed[: -len(RECORD_END)]).hexdigest().encode() not in head:
+    try:
+        record = json.loads(unsealed(path.read_bytes()))
+    except (OSError, ValueError):
         return [path]
-    record = json.loads(sealed[: -len(RECORD_END)])
     folder = state / "tensors" / record["run"] / record["kind"] / record["folder"]
     files = {folder / name: digest for name, digest in record["sha256"].items()}
-    return [
-        path
-        for path, digest in files.items()
-        if (data := _read(path)) is None or sha256(data).hexdigest() != digest
-    ]
-
-
-def _read(path: Path) -> bytes | None:
-    """Read a file of an engine; None if there is none that can be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    return [file for file, digest in files.items() if sha256_of(file) != digest]
 
 
 def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
     command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TINKER_API_KEY": key},
-        start_new_session=True,  # Ctrl-C must not reach it: the run may still need to save
-    )
-    assert process.stdin is not None
-    keep_from_children(process.stdin)
-    return EngineProcess(process, key, _place(base_model))
+    child = Child(command, {**os.environ, "TINKER_API_KEY": key})
+    return EngineProcess(child, key, _place(base_model))
 
 
 def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) -> None:
@@ -297,5 +274,4 @@ def _describe_log(state: Path) -> str:
 def _last_line(state: Path) -> str:
     """Return the last line of the engine's log; empty if the log is."""
     log = state / LOG
-    said = log.read_text(errors="replace") if log.exists() else ""
-    return next((line for line in reversed(said.splitlines()) if line.strip()), "")
+    return last_line(log.read_text(errors="replace")) if log.exists() else ""

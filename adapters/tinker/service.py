@@ -14,8 +14,8 @@ import tinker
 from renderers.base import Tokenizer
 
 from adapters.errors import EngineDied
-from adapters.process.running_clock import running_clock
-from adapters.process.waiting import FIRST_WORD_SECONDS, Wait, call_in_thread, cancel_and_wait
+from adapters.process.event_loop import call_in_thread, cancel_and_wait
+from adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import (
     TinkerServer,

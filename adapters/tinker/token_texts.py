@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 
 from adapters.errors import ServiceError
 from adapters.tinker.bases import base_folder, is_here
-from adapters.tinker.engines import LOCAL
-from adapters.tinker.preparing import prepare_base
+from adapters.tinker.engines import LOCAL, prepare_base
 
 FILE = "tokenizer.json"
 SPACE = "\u2581"

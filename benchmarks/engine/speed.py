@@ -49,8 +49,9 @@ from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import SCHEMA, to_datums
+from tasks.settings.optimizer import Optimizer
+from tasks.update_method import UpdateMethod
 
 LLAMA = "llama.cpp"
 IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"
@@ -350,7 +351,7 @@ def updating_by(measured: Measured, batch: pa.Table, loss: str) -> Run:
     lora = LoraSpec(measured.base, RANK, 0, train_attn=True, train_mlp=True, train_unembed=True)
     create = service.client.create_lora_training_client
     live = LivePolicy(service, service.create("a training client", create, **vars(lora)))
-    method = UpdateMethod(loss, {}, tinker.AdamParams(learning_rate=1e-5))
+    method = UpdateMethod(loss, {}, Optimizer(learning_rate=1e-5), steps=1)
     units = [[datum] for datum in to_datums(batch, loss)]
     request = method.request(0, method.minibatches(0, [units]))
     return lambda: live.result(live.submit(0, request))

@@ -32,10 +32,11 @@ from benchmarks.measuring import format_table
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty, Placement
 from tasks.algorithm.settings import Settings
-from tasks.algorithm.update_method import DivergenceTerm, UpdateMethod
 from tasks.datums import datums_of, to_datums, units_of
 from tasks.references import SCHEMA as OF_REFERENCES
 from tasks.rewards import rewards_of
+from tasks.settings.optimizer import Optimizer
+from tasks.update_method import DivergenceTerm, UpdateMethod
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "local/tiny-chat"
@@ -211,20 +212,20 @@ def kl_term(step: Step, estimator: str, placement: Placement) -> list[Pass]:
         advantage, regularized=True, penalties=(Penalty(1.0, estimator, placement),)
     )
     term = DivergenceTerm(estimator, 1.0) if placement == "loss" else None
-    method = UpdateMethod("importance_sampling", {}, STILL, divergence=term)
+    method = UpdateMethod("importance_sampling", {}, Optimizer(), 1, divergence=term)
     return step.term(credit, method)
 
 
 def advantage_term(step: Step, loss: str, settings: Settings) -> list[Pass]:
     """Return the passes of k1 in the advantage, with a loss."""
     credit = CreditAssignment("zero", regularized=True, penalties=(Penalty(1.0),))
-    return step.term(credit, UpdateMethod(loss, settings, STILL))
+    return step.term(credit, UpdateMethod(loss, settings, Optimizer(), 1))
 
 
 def entropy_term(step: Step) -> list[Pass]:
     """Return the passes of an entropy bonus alone."""
     credit = CreditAssignment("zero", regularized=True, entropy_coefficient=1.0)
-    return step.term(credit, UpdateMethod("importance_sampling", {}, STILL))
+    return step.term(credit, UpdateMethod("importance_sampling", {}, Optimizer(), 1))
 
 
 def compare_placements(step: Step) -> Iterator[tuple[str, Placement, Beside]]:

@@ -15,7 +15,7 @@ from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from tasks.algorithm.settings import Settings, complete_settings
-from tasks.credit import returns_to_go
+from tasks.rewards import returns_to_go
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import transformers
 import uvicorn
 from safetensors import SafetensorError
 
+from durable.connections import bounded_protocol
 from engine.api.app import create_app
-from engine.api.connections import bounded_protocol
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.model.base_models import BaseModel

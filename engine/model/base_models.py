@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from engine.disk import write_file
+from durable.files import write_file
 from engine.errors import RequestRefused
 from engine.model.gguf_files import SUFFIX, find_fetched, prepare_gguf
 

@@ -1,6 +1,5 @@
 """GGUF files as base models: dequantised once, into a folder of bfloat16 in the user's cache."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from huggingface_hub.errors import StrictDataclassError
 
-from engine.disk import PARTIAL, atomic_folder, sha256_of
+from durable.files import PARTIAL, appearing_folder, lock_file, sha256_of
 from engine.errors import RequestRefused
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _write(file: Path, checksum: str, folder: Path) -> None:
             return
         _check_space(opened, folder)
         shutil.rmtree(folder, ignore_errors=True)  # without its origin it is not whole
-        with atomic_folder(folder) as unfinished:
+        with appearing_folder(folder) as unfinished:
             _dequantise(file, unfinished)
             (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2))
 
@@ -93,8 +92,8 @@ def _write(file: Path, checksum: str, folder: Path) -> None:
 def _only_writer(folders: Path) -> Iterator[None]:
     """Wait until no other process prepares a model, and delete what killed ones have left."""
     folders.mkdir(parents=True, exist_ok=True)
-    with (folders / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, or this process ends
+    with (folders / LOCK).open("w") as file:
+        lock_file(file, wait=True)
         for left in folders.glob(f".*{PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
         yield

@@ -1,7 +1,6 @@
 """Checkpoints: saved weights by tinker:// path, in folders of the state directory."""
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from uuid import uuid4
 
 import tinker.types
 
-from engine.disk import Records, StoredRecord, atomic_folder, remove, sha256_of
+from durable.files import appearing_folder, link_or_copy, remove, sha256_of
+from engine.disk import Records, StoredRecord
 from engine.errors import NotFound, RequestRefused
 from engine.model.lora import LoraConfig
 
@@ -163,7 +163,7 @@ class CheckpointStore:
                 "state only) pass overwrite=True"
             )
         folder = self._folder / address.run / address.kind / f"{address.name}.{uuid4().hex[:8]}"
-        with atomic_folder(folder) as aside:
+        with appearing_folder(folder) as aside:
             write(aside)
         record = CheckpointRecord(
             run=address.run,
@@ -194,7 +194,7 @@ class CheckpointStore:
             if other.damaged(folder):
                 log.warning("%s was damaged, and is mended by %s", other.address, saved.address)
                 remove(folder)
-                with atomic_folder(folder) as aside:
+                with appearing_folder(folder) as aside:
                     _link_all(self._tensors(saved), aside)
 
     def find(self, address: CheckpointAddress) -> CheckpointRecord:
@@ -286,7 +286,4 @@ class CheckpointStore:
 
 def _link_all(source: Path, target: Path) -> None:
     for path in source.iterdir():
-        try:
-            os.link(path, target / path.name)
-        except OSError:  # another file system, or a file system without hard links
-            shutil.copy2(path, target / path.name)
+        link_or_copy(path, target / path.name)

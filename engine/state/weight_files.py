@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from engine.disk import write_file
+from durable.files import write_file
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import ALPHA, LoraConfig, LoraWeights

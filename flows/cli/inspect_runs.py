@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.errors import UserError, did_you_mean
-from adapters.process.streams import is_lost
-from adapters.process.terminal import say, show, terminal_width, write_data
+from adapters.process.terminal import is_lost, say, show, terminal_width, write_data
 from tasks.storage.files import check_output
 from tasks.storage.run_folder import RunFolder, folder_of
 

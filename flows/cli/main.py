@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from adapters.errors import UserError
 from adapters.process.open_files import OutOfFiles, check_files
-from adapters.process.streams import open_streams
-from adapters.process.terminal import say, show
+from adapters.process.terminal import open_streams, say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
 from tasks.storage.files import is_full
 

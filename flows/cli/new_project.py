@@ -10,7 +10,7 @@ from string import Template
 from textwrap import indent
 
 from adapters.errors import UserError, did_you_mean
-from adapters.project.files import EXAMPLES
+from adapters.project.modules import EXAMPLES
 from tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")

@@ -18,15 +18,13 @@ from tasks.algorithm.divergences import (
     check_placement,
     check_teaching,
 )
-from tasks.algorithm.learning_rates import Schedule, ScheduleName
 from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
-from tasks.algorithm.settings import Settings
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
-from tasks.settings.section import MOST_STEPS, Refusals, Section
+from tasks.settings.section import Refusals, Section
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
+    from tasks.update_method import DivergenceTerm
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""
@@ -105,7 +103,7 @@ class Divergence(Section):
         """Return the penalty as a term of the loss; None if it is in another place."""
         if self.coefficient == 0 or self.placement != "loss":
             return None
-        from tasks.algorithm.update_method import DivergenceTerm
+        from tasks.update_method import DivergenceTerm
 
         return DivergenceTerm(self.estimator, self.coefficient)
 
@@ -308,79 +306,4 @@ class Algorithm(Section):
             (self.aggregation == "fixed") != (self.divisor is not None),
             f"aggregation {self.aggregation} with divisor {self.divisor}: one without the other "
             "does nothing; give aggregation fixed and a divisor, or neither",
-        )
-
-
-class Optimizer(Section):
-    """AdamW, as Tinker runs it, and its steps."""
-
-    learning_rate: float | None = Field(default=None, gt=0, le=10)
-    """Step size. A recipe without one takes the Tinker cookbook's rule of thumb for LoRA, by the
-    base model's family and hidden size; for a model that the rule does not know, give one."""
-
-    schedule: ScheduleName = "constant"
-    """Curve by which the learning rate falls over the run's steps."""
-
-    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
-    """Steps over which the learning rate rises, before it falls by the schedule."""
-
-    final_fraction: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the learning rate towards which a linear or cosine schedule falls."""
-
-    substeps: int = Field(default=1, ge=1, le=10_000)
-    """Optimizer steps of each step, each on a part of its datums."""
-
-    epochs: int = Field(default=1, ge=1, le=10_000)
-    """Passes over the datums of a step."""
-
-    scale_by_ess: bool = False
-    """Scale the learning rate of each optimizer step by √(ESS / B), ESS being the effective sample
-    size of its B trajectories (VCPO): less is learnt from what weights far behind have sampled."""
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the mean of gradients."""
-
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of the mean of squared gradients."""
-
-    eps: float = Field(default=1e-8, gt=0, le=1)
-    """Added to the root of the second moment."""
-
-    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
-    """Decoupled decay of the LoRA weights."""
-
-    grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
-    """Gradients with a larger norm are scaled down to it; 0 leaves them."""
-
-    def refusals(self) -> Refusals:
-        yield (
-            self.schedule == "constant" and self.final_fraction > 0,
-            f"final_fraction {self.final_fraction:g} does nothing with schedule constant; give "
-            "schedule linear or cosine, or leave it out",
-        )
-
-    def method(
-        self,
-        loss: str,
-        loss_settings: Settings,
-        steps: int,
-        *,
-        by_batch: bool = False,
-        expert: "ExpertTerm | None" = None,
-    ) -> "UpdateMethod":
-        """Return the method that minimizes a loss by this optimizer, in a run of so many steps."""
-        from tinker import AdamParams
-
-        from tasks.algorithm.update_method import UpdateMethod
-
-        return UpdateMethod(
-            loss,
-            loss_settings,
-            AdamParams(**self.model_dump(include=set(AdamParams.model_fields))),
-            Schedule(self.schedule, steps, self.warmup_steps, self.final_fraction),
-            self.substeps,
-            self.epochs,
-            by_batch,
-            self.scale_by_ess,
-            expert,
         )

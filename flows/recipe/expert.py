@@ -9,8 +9,8 @@ from tasks.settings.given import TRAIN, Batches, Lengths, Origin, TextLoss, Trai
 from tasks.settings.section import MOST_STEPS, Refusals
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import ExpertTerm
     from tasks.given.given import Drawing, GivenSource
+    from tasks.update_method import ExpertTerm
 
 WHERE = "algorithm.expert"
 
@@ -85,7 +85,7 @@ class Expert(Origin, Batches, Lengths):
         """Return the term of a step's loss, None without an expert."""
         if not self.given_texts:
             return None
-        from tasks.algorithm.update_method import ExpertTerm
+        from tasks.update_method import ExpertTerm
 
         valley = self.share if self.final_share is None else self.final_share
         schedule = MixingSchedule(self.share, valley, self.warmup_steps, self.decay_steps)

@@ -16,10 +16,10 @@ from tasks.settings.section import Refusals, Section
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.given.chosen import ChosenRollouts
     from tasks.given.given import GivenSource
     from tasks.given.texts import Texts
+    from tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
 
@@ -185,7 +185,7 @@ class FinetuneRecipe(GivenRecipe):
         return {name: WrittenTexts(rows, trained, reads) for name, rows in self.sources().items()}
 
     def update_method(self) -> "UpdateMethod":
-        return self.optimizer.method(self.divergence() or self.loss, {}, self.steps)
+        return self.minimize(self.divergence() or self.loss, {})
 
     def divergence(self) -> str | None:
         """Return the divergence from the teacher that is lessened; None without a teacher."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from adapters.errors import UserError, did_you_mean
-from adapters.project.files import EXAMPLES
+from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.presets import PRESETS

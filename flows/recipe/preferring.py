@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from flows.recipe.algorithm import BASE, Optimizer, SettingValue
+from flows.recipe.algorithm import BASE, SettingValue
 from flows.recipe.given_examples import GivenDataset, GivenRecipe
 from flows.recipe.run_recipe import HeldOut
 from tasks.algorithm.preferences import (
@@ -15,13 +15,14 @@ from tasks.algorithm.preferences import (
 )
 from tasks.examples.reading import Source
 from tasks.settings.given import PairBatches
+from tasks.settings.optimizer import Optimizer
 from tasks.settings.section import Refusals, Section
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.given.chosen import ChosenPairs
     from tasks.given.pairs import BoundPairs, WrittenPairs
+    from tasks.update_method import UpdateMethod
 
 START = "start"
 """The weights that the run starts with, as the reference."""
@@ -126,4 +127,4 @@ class PreferRecipe(GivenRecipe):
 
     def update_method(self) -> "UpdateMethod":
         method = self.preference
-        return self.optimizer.method(method.loss, method.loss_settings, self.steps)
+        return self.minimize(method.loss, method.loss_settings)

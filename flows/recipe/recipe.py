@@ -1,7 +1,6 @@
 """The recipe of reinforcement learning on an agent's rollouts; its values stand in prefect.yaml."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,9 +23,9 @@ from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.given.given import GivenSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.update_method import UpdateMethod
 
 
 class Recipe(RunRecipe):
@@ -338,9 +337,8 @@ class Recipe(RunRecipe):
 
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
-        loss, settings, term = algorithm.loss, algorithm.loss_settings, algorithm.expert.term()
-        made = self.optimizer.method(loss, settings, self.steps, by_batch=stream, expert=term)
-        return replace(made, divergence=algorithm.kl.term())
+        terms = {"expert": algorithm.expert.term(), "divergence": algorithm.kl.term()}
+        return self.minimize(algorithm.loss, algorithm.loss_settings, by_batch=stream, **terms)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]

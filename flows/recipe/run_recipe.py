@@ -12,16 +12,18 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
 from adapters.rendering.renderer_names import AUTO, resolve_renderer
-from flows.recipe.algorithm import Optimizer, names_checkpoint
+from flows.recipe.algorithm import names_checkpoint
 from tasks.algorithm.learning_rates import default_learning_rate
+from tasks.algorithm.settings import Settings
 from tasks.examples.reading import Source
+from tasks.settings.optimizer import Optimizer
 from tasks.settings.section import LONGEST_SECONDS, MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.algorithm.update_method import UpdateMethod
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.update_method import UpdateMethod
 
 
 STATE = "tinker://"
@@ -299,6 +301,12 @@ class RunRecipe(FlowRecipe, ABC):
     @abstractmethod
     def update_method(self) -> "UpdateMethod":
         """Return the loss, its settings and the optimizer, by which every step is trained."""
+
+    def minimize(self, loss: str, settings: Settings, **more: Any) -> "UpdateMethod":
+        """Return the method that minimizes a loss by the recipe's optimizer."""
+        from tasks.update_method import UpdateMethod
+
+        return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"

@@ -18,12 +18,13 @@ from adapters.door.roles import checkpoint_of
 from adapters.errors import UserError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
+from durable.files import link_or_copy, remove
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
 from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
-from tasks.storage.files import is_written, link_or_copy, remove
+from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 

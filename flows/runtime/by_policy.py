@@ -13,7 +13,6 @@ from prefect import get_run_logger
 from adapters.calls import POLICY
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.datums import build_datums, datums_of_batch
 from tasks.given.given import Drawing, Given, draw_given
 from tasks.judging.verdicts import measure_verdicts, record_verdicts
@@ -131,31 +130,23 @@ def measure_expert(texts: Given | None, drawn: Sequence[ByPolicy]) -> Metrics:
     return name_expert({**texts.measure(of_policy[POLICY]), "tokens": tokens})
 
 
-def accumulate(
-    run: OpenRun, step: int, spans: Path, credit: CreditAssignment, method: UpdateMethod
-) -> None:
+def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
     """Submit the forward-backward pass of a rollout batch, before the step's others have ended."""
     for policy in run.policies:
-        if datums := datums_of_batch(spans, policy.roles, credit, method):
-            policy.updater.accumulate(step, datums, method)
+        datums = datums_of_batch(spans, policy.roles, credit)
+        if datums.num_rows:
+            policy.updater.accumulate(step, datums)
 
 
-def update(
-    run: OpenRun,
-    step: int,
-    datums: Sequence[ByPolicy],
-    method: UpdateMethod,
-    *,
-    with_state: bool,
-) -> ByPolicy:
-    """Train each policy on its datums by a method, and save checkpoint `step` + 1.
+def update(run: OpenRun, step: int, datums: Sequence[ByPolicy], *, with_state: bool) -> ByPolicy:
+    """Train each policy on its datums by the recipe's method, and save checkpoint `step` + 1.
 
     There are datums for each term of the method's loss.
     """
     at = run.folder.update
     return {
         p.name: update_policy(
-            at(p.name, step), p.updater, step, [of[p.name] for of in datums], method, with_state
+            at(p.name, step), p.updater, step, [of[p.name] for of in datums], with_state
         )
         for p in run.policies
     }

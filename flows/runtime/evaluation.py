@@ -22,11 +22,11 @@ from tasks.judging.groups import draw_held_out
 from tasks.judging.verdicts import verdicts_of
 from tasks.recording.scores import Score, headline
 from tasks.reports.artifacts import HELD_OUT
+from tasks.rollouts import check_held_out, reopen_stopped
 from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import EXAMINER, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.yields import check_held_out, reopen_stopped
 
 
 class EvaluationResult(BaseModel, frozen=True):
@@ -143,7 +143,7 @@ def _submit(
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)
-    reopen_stopped(runner.server.run, shard.stem, check_held_out)
+    reopen_stopped(runner.host.run, shard.stem, check_held_out)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
     return shard, [*runner.submit_shard(shard, step, groups).values()]
 

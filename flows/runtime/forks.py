@@ -10,6 +10,7 @@ from uuid import uuid4
 from adapters.door.roles import policy_of
 from adapters.errors import counted
 from adapters.tinker.engines import saved_files
+from durable.files import link_or_copy
 from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Judge
@@ -22,7 +23,7 @@ from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.checksums import Damaged
-from tasks.storage.files import is_written, link_or_copy
+from tasks.storage.files import is_written
 from tasks.storage.manifest import (
     FORK,
     REPLAY,

@@ -26,11 +26,9 @@ from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
 from tasks.judging.groups import draw_groups
-from tasks.playing.server import Play, RolloutServer
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import Play, RolloutHost, check_rewards, collect_rollouts, reopen_stopped
 from tasks.shards import BatchPlan, read_shard
 from tasks.storage.names import BASELINE, JUDGE, shard_name
-from tasks.yields import check_rewards, reopen_stopped
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class RolloutRunner:
     `policies` gives, for a checkpoint, the policies that answer a batch, by name.
     """
 
-    server: RolloutServer
+    host: RolloutHost
     tasks: ThreadPoolTaskRunner[Path]
     play: Play
     policies: Callable[[int], Mapping[str, Policy]]
@@ -107,10 +105,10 @@ class RolloutRunner:
             plan.name: self.tasks.submit(
                 collect_rollouts,
                 {
-                    "path": self.server.run.spans(plan.name),
+                    "path": self.host.run.spans(plan.name),
                     "shard": shard,
                     "plan": plan,
-                    "server": self.server,
+                    "host": self.host,
                     "sampled_by": partial(sampled_by, plan.name, sampling),
                     "play": self.play,
                 },
@@ -149,7 +147,7 @@ def ask_judge(
     StepStopped if it failed at too many of them; a run that is continued asks it anew.
     """
     check = partial(check_rewards, most_failed=most_failed)
-    reopen_stopped(runner.server.run, shard.stem, check)
+    reopen_stopped(runner.host.run, shard.stem, check)
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
     judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
     check(judged)
@@ -213,8 +211,8 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
                 served.agent.door.chat,
             )
         except BaseException:
-            for server in served:
-                server.cancel()
+            for host in served:
+                host.cancel()
             raise
 
 
@@ -222,10 +220,10 @@ class Served(NamedTuple):
     """The door's side of each kind of rollout: the agent's in training, on held-out examples, and
     the judge's of either."""
 
-    agent: RolloutServer
-    judge: RolloutServer
-    held_out: RolloutServer
-    examiner: RolloutServer
+    agent: RolloutHost
+    judge: RolloutHost
+    held_out: RolloutHost
+    examiner: RolloutHost
 
 
 @contextmanager
@@ -237,9 +235,9 @@ def _serving(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Served]
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
         limits = concurrency, rollouts.timeout_seconds
 
-        def side(by: Judge | None = None, *, judged: bool = False) -> RolloutServer:
+        def side(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
             settings, recall = PlaySettings(*recipe.plays(by), *limits), rollouts.recall
-            return RolloutServer(run.folder, door, run.service, settings, recall, judged=judged)
+            return RolloutHost(run.folder, door, run.service, settings, recall, judged=judged)
 
         yield Served(
             side(judged=judge.judges),

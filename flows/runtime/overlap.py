@@ -20,11 +20,11 @@ from flows.runtime.by_policy import accumulate
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
 from flows.runtime.open_run import OpenRun
 from tasks.examples.reading import Source
+from tasks.rollouts import check_step, measure_yield
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.yields import check_step, measure_yield
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
@@ -50,16 +50,16 @@ def iterate_steps(
 def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[int, list[Path]]]:
     """Yield each step with the sealed spans of its batches, when they have ended.
 
-    By a method by batch, the pass of each batch is submitted when it has ended, in their order.
+    If the rollouts stream, the pass of each batch is submitted when it has ended, in their order.
     StepStopped ends a run of which a step has too few rewards, or no answer of a policy.
     """
-    credit, method = recipe.credit(), recipe.update_method()
+    credit = recipe.credit()
     for step, batches in steps:
-        for batch in batches if method.by_batch else ():
+        for batch in batches if recipe.rollouts.stream else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
-            accumulate(run, step, batch.result(), credit, method)
+            accumulate(run, step, batch.result(), credit)
         spans = wait_for_batches(batches)
         check_step(spans, recipe.rollouts.most_failed)
         yield step, spans

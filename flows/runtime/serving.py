@@ -179,7 +179,7 @@ def _merged(weights: Weights) -> Iterator[Weights]:
     if weights.adapter is None:
         yield weights
         return
-    from adapters.tinker.preparing import prepare_base
+    from adapters.tinker.engines import prepare_base
     from adapters.weights.network import merge_folder
 
     base = prepare_base(weights.model.base)

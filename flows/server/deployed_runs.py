@@ -37,7 +37,7 @@ from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from adapters.errors import UserError, counted
-from adapters.process.waiting import Wait
+from adapters.process.running_clock import Wait
 from flows.server.prefect_startup import check_prefect
 
 LOOK_SECONDS = 2.0

@@ -21,9 +21,9 @@ from prefect.settings import (
 )
 
 from adapters.network.addresses import LOOPBACK
-from adapters.process.children import end_with_this_process
+from adapters.process.child import end_with_this_process
+from adapters.process.running_clock import Wait
 from adapters.process.terminal import show
-from adapters.process.waiting import Wait
 
 ANSWER_SECONDS = 5.0
 LOOK_SECONDS = 0.2

@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL
 
 from adapters.network.addresses import LOOPBACK
-from adapters.project.own_names import check_folder
+from adapters.project.modules import check_folder
 
 POOL = "ratchet"
 """The work pool of the deployments."""

@@ -11,9 +11,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
-from adapters.network.addresses import check_listener
-from adapters.network.proxies import check_proxies
-from adapters.process.waiting import Wait
+from adapters.network.addresses import check_listener, check_proxies
+from adapters.process.running_clock import Wait
 from tasks.storage.files import check_output
 
 DATABASE = "prefect.db"

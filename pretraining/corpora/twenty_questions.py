@@ -5,7 +5,7 @@ import re
 from functools import cache
 from random import Random
 
-from adapters.project.files import EXAMPLES
+from adapters.project.modules import EXAMPLES
 from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, with_article
 
 TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"

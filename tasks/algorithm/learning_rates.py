@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi, sqrt
-from typing import Literal
 
 import numpy as np
 
@@ -34,8 +33,6 @@ CALIBRATED: Mapping[str, tuple[int, float]] = {
 }
 """Model of a Tinker service → its hidden size, and the exponent of its family."""
 
-ScheduleName = Literal["constant", "linear", "cosine"]
-
 
 def default_learning_rate(base: str) -> float:
     """Return 5e-5 × 10 × (2000 / hidden size)^exponent; ValueError for any other base model.
@@ -53,28 +50,6 @@ def default_learning_rate(base: str) -> float:
         )
     hidden, exponent = CALIBRATED[base]
     return float(f"{FULL_TRAINING * LORA * (WIDTH / hidden) ** exponent:.3g}")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Shares of the learning rate over the `steps` of a run.
-
-    The share rises linearly over `warmup` steps to 1, and falls by the named curve towards
-    `floor`, which it would reach at the step after the last.
-    """
-
-    name: ScheduleName
-    steps: int
-    warmup: int = 0
-    floor: float = 0.0
-
-    def share(self, step: int) -> float:
-        """Return the share of a step, which counts from 0."""
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        passed = (step - self.warmup) / (self.steps - self.warmup)
-        left = {"constant": 1.0, "linear": 1 - passed, "cosine": (1 + cos(pi * passed)) / 2}
-        return self.floor + (1 - self.floor) * left[self.name]
 
 
 @dataclass(frozen=True)

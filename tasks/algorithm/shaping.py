@@ -16,7 +16,7 @@ from math import isfinite
 import duckdb
 
 from adapters.errors import UserError, counted
-from adapters.process.limited import LimitedChild, LimitMet, answer_questions
+from adapters.process.child import LimitedChild, LimitMet, answer_questions
 
 TABLE = """
     create table rewards (

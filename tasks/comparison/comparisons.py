@@ -13,8 +13,8 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from adapters.errors import UserError
-from tasks.comparison.differences import Difference, find_difference
-from tasks.recording.views import COMPARISONS, SPOKEN
+from tasks.comparison.statistics import Difference, find_difference
+from tasks.recording.views import COMPARISONS
 from tasks.storage.checksums import verified
 from tasks.storage.files import is_written
 from tasks.storage.json_files import read_json, write_json
@@ -22,7 +22,7 @@ from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
 from tasks.storage.tables import query_beside, read, select, write
 
-QUERY = SPOKEN + query_beside(str(Path(__file__).with_name("played")))
+QUERY = query_beside(str(Path(__file__).with_name("played")))
 
 MOST_DIFFERENT = 3
 """Examples that are shown of a pair of targets: those on which they differ most."""

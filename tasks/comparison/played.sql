@@ -9,14 +9,7 @@ with spans as (
 
 attempts as (
 
-    -- The attempt that earned the reward, or else the last one.
-    select
-        rollout_id,
-        coalesce(max(attempt) filter (where reward_name = 'reward'), max(attempt)) as attempt
-
-    from spans
-    group by rollout_id
-    having not bool_or(kind = 'left_out')
+    select * from rollout_attempts('spans') where not left_out
 
 ),
 
@@ -68,7 +61,7 @@ rollouts as (
         rollout_id,
         any_value(attributes ->> '$.example_id')::bigint as example_id,
         any_value(attributes ->> '$.example') as example,
-        any_value(reward) filter (where reward_name = 'reward') as reward
+        any_value(attempts.reward) as reward
 
     from spans
     join attempts using (rollout_id, attempt)

@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from adapters.errors import UserError
 from adapters.tinker.known_models import KNOWN
-from tasks.comparison.differences import Difference
+from tasks.comparison.statistics import Difference
 from tasks.storage.files import is_written
 from tasks.storage.json_files import JsonRow, append_row, read_log
 from tasks.storage.manifest import read_manifest

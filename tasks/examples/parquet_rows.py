@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from adapters.process.limited import LimitedChild, LimitMet, answer_questions
+from adapters.process.child import LimitedChild, LimitMet, answer_questions
 from tasks.examples.bounds import (
     LONGEST_ROW,
     BadFile,

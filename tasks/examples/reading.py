@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from adapters.errors import counted, did_you_mean, listed
-from adapters.project.files import locate
+from adapters.project.modules import locate
 from tasks.examples.curricula import Curriculum
 from tasks.examples.rows import READERS, DatasetError, kind_of, name_file, read_rows
 

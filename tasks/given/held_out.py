@@ -10,7 +10,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel
 
-from tasks.evaluations import Z95, Gain, find_gain, find_unpaired_gain
+from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
 from tasks.storage.json_files import read_json
 
 

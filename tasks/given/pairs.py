@@ -25,8 +25,8 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.algorithm.settings import Settings
+from tasks.comparison.statistics import Z95, interval_of
 from tasks.datums import OF_PAIRS, given_datum
-from tasks.evaluations import Z95, interval_of
 from tasks.examples.reading import DatasetError
 from tasks.given.given import (
     Drawing,

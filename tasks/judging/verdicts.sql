@@ -13,12 +13,13 @@ ended as (
 
     select
         rollout_id as judged_by,
-        max(attempt) as attempt,
-        json_keys(any_value(attributes -> '$.example.criteria')) as criteria
+        attempt,
+        json_keys(attributes -> '$.example.criteria') as criteria,
+        json_extract_string(attributes, '$.example.rollouts[*].id') as shown
 
     from spans
+    join rollout_attempts('spans') using (rollout_id, attempt)
     where reward_name = 'reward'
-    group by rollout_id
 
 ),
 
@@ -53,12 +54,10 @@ measures as (
 shown as (
 
     select
-        spans.rollout_id as judged_by,
-        unnest(json_extract_string(attributes, '$.example.rollouts[*].id')) as rollout_id
+        judged_by,
+        unnest(shown) as rollout_id
 
-    from spans
-    join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
-    where reward_name = 'reward'
+    from ended
 
 )
 

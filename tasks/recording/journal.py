@@ -1,7 +1,6 @@
 """spans → journal → Parquet: a span is a line with its CRC-32, on disk before an answer leaves."""
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -18,9 +17,10 @@ import orjson
 import pyarrow as pa
 
 from adapters.errors import UserError
-from adapters.process.children import keep_from_children
+from adapters.process.child import keep_from_children
+from durable.files import lock_file, sync
 from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
-from tasks.storage.files import is_full, is_written, sync
+from tasks.storage.files import is_full, is_written
 from tasks.storage.tables import read, write
 
 OPENING = b'{"crc32": "%08x", "span": '
@@ -210,11 +210,9 @@ def _open(path: Path) -> tuple[FileIO, list[Span]]:
     file = path.open("ab+", buffering=0)
     keep_from_children(file)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock_file(file):
+            raise JournalError(f"{path} is being written by another process; wait for it")
         spans = read_journal(path)
-    except BlockingIOError as error:
-        file.close()
-        raise JournalError(f"{path} is being written by another process; wait for it") from error
     except JournalError:
         file.close()
         raise

@@ -7,15 +7,15 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
 from adapters.calls import Begun, CallId, Completion, RefusedCall
 from adapters.dialects.instructions import instruction_of
-from adapters.player_protocol import Failure
+from adapters.player_protocol import Failure, RolloutEnd
 from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
@@ -91,12 +91,12 @@ TIMES = ("started", "ended")
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
 
 
-def call_span(completion: Completion, run_id: str | None = None) -> Span:
+def call_span(completion: Completion) -> Span:
     call, request, sampling = completion.id, completion.request, completion.sampling
     reused, (asked, answered) = completion.kept_call, completion.token_counts
     said = instruction_of(request) if completion.usage is None else ""
     return {
-        **_of_call(call, LLM, run_id),
+        **_of_call(call, LLM),
         "started": completion.started,
         "ended": completion.ended,
         "status": "ok",
@@ -131,9 +131,9 @@ def call_span(completion: Completion, run_id: str | None = None) -> Span:
     }
 
 
-def begun_span(begun: Begun, run_id: str | None = None) -> Span:
+def begun_span(begun: Begun) -> Span:
     return {
-        **_of_call(begun.id, BEGUN, run_id),
+        **_of_call(begun.id, BEGUN),
         "started": begun.started,
         "gen_ai_request_seed": begun.seed,
         "request_sha": begun.request_sha,
@@ -141,14 +141,14 @@ def begun_span(begun: Begun, run_id: str | None = None) -> Span:
     }
 
 
-def refused_span(refused: RefusedCall, run_id: str | None = None) -> Span:
+def refused_span(refused: RefusedCall) -> Span:
     """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
 
     `call` counts the refused calls of the role, not its answered ones.
     """
     call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {
-        **_of_call(call, REFUSED, run_id),
+        **_of_call(call, REFUSED),
         "started": refused.started,
         "ended": refused.ended,
         "status": "error",
@@ -171,53 +171,16 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
     return kept + [end for span in closed for end in _left_out_spans(span)]
 
 
-@dataclass(frozen=True, slots=True)
-class EndedAttempt:
-    """A rollout attempt that has ended, and when it began and ended."""
-
-    rollout_id: str
-    attempt: int
-    started: datetime
-    ended: datetime
-    run_id: str | None = None
-
-
-def reward_span(end: EndedAttempt, reward: float | None) -> Span:
-    """Record a finished rollout: its reward, if it has one, and when it began and ended."""
-    return {**_end_span(end, REWARD), "reward_name": REWARD, "reward": reward}
-
-
-def credit_span(end: EndedAttempt, reward: float, role: str, call: int | None = None) -> Span:
-    """Record the reward of a role of a finished rollout, or of one call of the role.
-
-    The span is written before the rollout's reward, and counts only if the same attempt has one.
-    """
-    return {
-        **_end_span(end, CREDIT, f"{role}." if call is None else f"{role}.{call}."),
-        "role": role,
-        "call": call,
-        "reward_name": "role" if call is None else "call",
-        "reward": reward,
-    }
-
-
-def error_span(end: EndedAttempt, failure: Failure) -> Span:
-    """Record a failed rollout. It has no reward, which is not the same as a reward of 0."""
-    return {
-        **_end_span(end, ERROR),
-        "status": "error",
-        "error_type": failure.kind,
-        "error_message": failure.message,
-    }
-
-
-def closed_span(end: EndedAttempt, stragglers: Mapping[str, Mapping[str, Any]]) -> Span:
+def closed_span(
+    rollout_id: str, attempt: int, now: datetime, stragglers: Mapping[str, Mapping[str, Any]]
+) -> Span:
     """Record that enough rollouts of a batch have ended, by the end that made them enough.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
     line of the journal, so that a crash keeps all of the decision or none of it.
     """
-    return {**_end_span(end, CLOSED), "attributes": {LEFT_OUT: stragglers}}
+    end = _end_span(rollout_id, attempt, CLOSED, now)
+    return {**end, "attributes": {LEFT_OUT: stragglers}}
 
 
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
@@ -228,34 +191,38 @@ def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence
     return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
 
-def end_spans(
-    end: EndedAttempt,
-    outcome: Reward | Failure,
-    calls: Mapping[str, Sequence[int]],
-    *,
-    judged: bool = False,
-) -> list[Span]:
+def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[Span]:
     """Return the spans of an end, in the order in which they are recorded.
 
-    The last is the error or the reward. Without it the others count for nothing, so a rollout is
-    never half rewarded. A reward that does not fit the roles and their `calls`, which are the
-    numbers of the answered calls of every role, is an error, and so is none of a rollout that is
-    not `judged`.
+    The last is the reward or the error: a failed rollout has no reward, which is not a reward of 0.
+    Before a reward come the credits of roles and of their calls. They count only with it, so a
+    rollout is never half rewarded. A reward for an unknown role or call is an error. So is a
+    missing reward, unless the rollout is `judged`.
     """
+    started, outcome = now - timedelta(seconds=end.seconds), end.outcome
+
+    def span(kind: str, of: str = "", **columns: object) -> Span:
+        made = _end_span(end.rollout_id, end.attempt, kind, now, started, of)
+        return {**made, **columns}
+
     if isinstance(outcome, Reward):
         try:
             if not judged:
                 check_reward(outcome)
-            check_roles(outcome, {role: len(numbers) for role, numbers in calls.items()})
+            check_roles(outcome, {role: len(numbers) for role, numbers in end.calls.items()})
         except RewardError as error:
             outcome = Failure(type(error).__name__, str(error))
     if isinstance(outcome, Failure):
-        return [error_span(end, outcome)]
-    credits = [credit_span(end, reward, role) for role, reward in outcome.roles.items()]
-    for role, rewards in outcome.calls.items():
-        answered = zip(sorted(calls[role]), rewards, strict=True)
-        credits += [credit_span(end, reward, role, call) for call, reward in answered]
-    return [*credits, reward_span(end, outcome.value)]
+        return [span(ERROR, status="error", error_type=outcome.kind, error_message=outcome.message)]
+    credits = [
+        span(CREDIT, f"{role}.", role=role, call=None, reward_name="role", reward=reward)
+        for role, reward in outcome.roles.items()
+    ] + [
+        span(CREDIT, f"{role}.{call}.", role=role, call=call, reward_name="call", reward=reward)
+        for role, rewards in outcome.calls.items()
+        for call, reward in zip(sorted(end.calls[role]), rewards, strict=True)
+    ]
+    return [*credits, span(REWARD, reward_name=REWARD, reward=outcome.value)]
 
 
 def identity(span: Span) -> tuple[Any, ...]:
@@ -310,10 +277,9 @@ def _check_tokens(span: Span) -> None:
         raise ValueError(f"{who} keeps {kept} tokens of a prompt of {asked}")
 
 
-def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
+def _of_rollout(rollout_id: str, attempt: int) -> Span:
     named = parse_rollout(rollout_id)
     return {
-        "run_id": run_id,
         "shard": named.shard,
         "step": named.step,
         "group_id": named.group,
@@ -322,9 +288,9 @@ def _of_rollout(rollout_id: str, attempt: int, run_id: str | None) -> Span:
     }
 
 
-def _of_call(call: CallId, kind: str, run_id: str | None) -> Span:
+def _of_call(call: CallId, kind: str) -> Span:
     return {
-        **_of_rollout(call.rollout_id, call.attempt, run_id),
+        **_of_rollout(call.rollout_id, call.attempt),
         "role": call.role,
         "call": call.number,
         "span_id": _call_id(call) if kind == LLM else f"{_call_id(call)}.{kind}",
@@ -336,24 +302,31 @@ def _call_id(call: CallId) -> str:
     return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
 
 
-def _end_span(end: EndedAttempt, kind: str, of: str = "") -> Span:
+def _end_span(
+    rollout_id: str,
+    attempt: int,
+    kind: str,
+    ended: datetime,
+    started: datetime | None = None,
+    of: str = "",
+) -> Span:
     """Record an end; `of` is the part of its name that tells several of one kind apart."""
     return {
-        **_of_rollout(end.rollout_id, end.attempt, end.run_id),
-        "span_id": f"{end.rollout_id}.{end.attempt}.{of}{kind}",
+        **_of_rollout(rollout_id, attempt),
+        "span_id": f"{rollout_id}.{attempt}.{of}{kind}",
         "kind": kind,
-        "started": end.started,
-        "ended": end.ended,
+        "started": started or ended,
+        "ended": ended,
         "status": "ok",
     }
 
 
 def _left_out_spans(closed: Span) -> Iterable[Span]:
     """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
-    attempt, now, run_id = closed["attempt"], closed["ended"], closed["run_id"]
     for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
-        span = _end_span(EndedAttempt(rollout_id, attempt, now, now, run_id), LEFT_OUT)
-        yield span | {"started": None, "status": LEFT_OUT, "attributes": attributes}
+        span = _end_span(rollout_id, closed["attempt"], LEFT_OUT, closed["ended"])
+        own = {"run_id": closed.get("run_id"), "started": None, "status": LEFT_OUT}
+        yield span | own | {"attributes": attributes}
 
 
 def _call_of(span: Span) -> tuple[Any, ...]:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from adapters.calls import POLICY
-from tasks.recording.views import SPOKEN
 from tasks.storage.checksums import verified
 from tasks.storage.tables import query_beside, select
 
-QUERY = SPOKEN + query_beside(__file__)
+QUERY = query_beside(__file__)
 
 
 class Transcript(TypedDict):

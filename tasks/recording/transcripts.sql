@@ -8,23 +8,11 @@ spans as (
 
 ),
 
-attempts as (
-
-    -- The attempt that earned the reward, or else the last one.
-    select
-        rollout_id,
-        coalesce(max(attempt) filter (where reward_name = 'reward'), max(attempt)) as attempt
-
-    from spans
-    group by rollout_id
-
-),
-
 kept as (
 
     select spans.*
     from spans
-    join attempts using (rollout_id, attempt)
+    join rollout_attempts('spans') using (rollout_id, attempt)
 
 ),
 

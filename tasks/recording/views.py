@@ -16,11 +16,9 @@ from tasks.storage.json_files import read_json, read_log
 from tasks.storage.manifest import compared_files
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
-from tasks.storage.tables import NAMES, query_beside, scan
+from tasks.storage.tables import PRELUDE, query_beside, scan
 
 QUERY = query_beside(__file__)
-SPOKEN = query_beside(str(Path(__file__).with_name("spoken")))
-"""The macro `spoken`, which comes before a query that uses it."""
 
 OF_SPANS = ("spans", "calls", "rollouts", "groups", "failures")
 LEARNED = ("trajectories", "verdicts", "datums", "expert")
@@ -102,7 +100,7 @@ def open_views(
     connection.execute(LOCKS)
     if {*names} & {*OF_SPANS}:
         _register_spans(connection, runs, played)
-        connection.execute(NAMES + SPOKEN + QUERY)
+        connection.execute(PRELUDE + QUERY)
     learned = {name: dict(_learned(runs, name)) for name in LEARNED if {name, "tokens"} & {*names}}
     for name, files in learned.items():
         if files:

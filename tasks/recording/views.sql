@@ -54,32 +54,17 @@ where kind = 'llm' and error_type is null;
 -- way, or was interrupted.
 create temp view rollouts as
 
-with
-
-attempts as (
-
-    select
-        run,
-        rollout_id,
-        coalesce(max(attempt) filter (where reward_name = 'reward'), max(attempt)) as attempt,
-        max(attempt) + 1 as attempts
-
-    from spans
-    group by run, rollout_id
-
-)
-
 select
     run,
-    split_of(any_value(group_id)) as split,
+    split_of(any_value(spans.group_id)) as split,
     any_value(step) as step,
     any_value(batch) as batch,
-    any_value(group_id) as group_id,
+    any_value(spans.group_id) as group_id,
     rollout_id,
     attempt,
     any_value(attempts) as attempts,
-    any_value(reward) filter (where reward_name = 'reward') as reward,
-    coalesce(bool_or(reward_name = 'reward'), false) as ended,
+    any_value(counted.reward) as reward,
+    any_value(has_ended) as ended,
     any_value(error_type) filter (where kind = 'error') as error_type,
     any_value(error_message) filter (where kind = 'error') as error_message,
     bool_or(kind = 'left_out') as left_out,
@@ -89,7 +74,7 @@ select
     any_value(attributes -> '$.example')::json as example
 
 from spans
-join attempts using (run, rollout_id, attempt)
+join rollout_attempts('spans') as counted using (run, rollout_id, attempt)
 group by run, rollout_id, attempt;
 
 -- groups: one row per group, with the rewards of its rollouts. A uniform group has equal rewards,

@@ -11,9 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from tinker import Datum
 
-from adapters.errors import UserError
 from adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import read_datums, units_of
 from tasks.storage.checksums import verified
@@ -22,13 +20,10 @@ from tasks.storage.json_files import read_json
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
+from tasks.update_method import UpdateMethod
 
 FIRST_LOGPROBS = "probe/first_logprobs"
 """Key, in an update's file, of the first datum's log-probabilities before the update."""
-
-
-class MethodError(UserError):
-    """Refusal to train a step by another method than the manifest records."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +125,9 @@ class RecordedSteps:
     methods: Eras[UpdateMethod]
     source: StepSource
 
-    def read(self, step: int, paths: Sequence[Path], method: UpdateMethod) -> StepDatums:
-        """Read the files of a step's datums that are to be trained by a method.
-
-        MethodError if the manifest records another method, by which a rebuild would train.
-        """
-        recorded = self.methods.at(step)
-        if method != recorded:
-            raise MethodError(
-                f"step {step} of {self.run.path} is to be trained by {method}, and its manifest "
-                f"records {recorded}; resume the run by its own recipe, or fork it"
-            )
+    def read(self, step: int, paths: Sequence[Path]) -> StepDatums:
+        """Read the files of a step's datums, as they are trained by the step's method."""
+        method = self.methods.at(step)
         terms = method.terms(step)
         of_terms = [
             read_datums(paths[term.file], term.loss, term.settings, term.factor) for term in terms
@@ -159,15 +146,14 @@ class RecordedSteps:
     def restored(self, step: int) -> StepDatums:
         """Read the datums of a trained step; CheckpointError if they cannot be restored."""
         self.source.restore(step)
-        method = self.methods.at(step)
-        paths = datum_files(self.run, self.policy.name, step, method)
+        paths = datum_files(self.run, self.policy.name, step, self.methods.at(step))
         for path in paths:
             if not is_written(path):
                 raise CheckpointError(
                     f"{path} is gone, but step {step} must be applied again; put the file back, or "
                     "fork the run at an earlier step"
                 )
-        return self.read(step, paths, method)
+        return self.read(step, paths)
 
     def evidence(self, datums: StepDatums) -> Evidence | None:
         """Return evidence of the weights that a step begins with, before it is applied."""

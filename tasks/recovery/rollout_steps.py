@@ -8,7 +8,6 @@ import pyarrow as pa
 from tinker import Datum
 
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import SCHEMA, build_datums, to_datums
 from tasks.judging.verdicts import record_verdicts
@@ -23,6 +22,7 @@ from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
 from tasks.trajectories import assemble_trajectories
+from tasks.update_method import UpdateMethod
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
-from tasks.recording.views import SPOKEN
 from tasks.reports.failures import read_failures
 from tasks.reports.tables import aligned, fitted
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
-QUERY = SPOKEN + query_beside(__file__)
+QUERY = query_beside(__file__)
 KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
 MOST_SPANS = 40
 LONGEST_QUESTION = 240

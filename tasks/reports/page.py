@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
-from tasks.evaluations import Gain, find_reward_gain
+from tasks.comparison.statistics import Gain
+from tasks.evaluations import find_reward_gain
 from tasks.given.given import describe_counts
 from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.given.texts import Texts

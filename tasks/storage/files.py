@@ -16,15 +16,13 @@ from typing import IO, TypeAlias
 from uuid import uuid4
 
 from adapters.errors import UserError
+from durable import files
 
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 LOOK_SECONDS = 1.0
-
-PARTIAL = ".partial"
-"""End of the name of a file that is being written."""
 
 FileVersions: TypeAlias = tuple[tuple[int, int] | None, ...]
 """Time of the last change and size of each file; None of one that is not there."""
@@ -34,20 +32,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; on a clean exit the file becomes `path`, durably.
-
-    The temporary name is hidden and ends in PARTIAL, so that no reader's glob finds it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Yield a path to write to, as `durable.files` does, once the disk has space for it."""
     wait_for_space(path.parent)
-    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
-    try:
+    with files.appearing(path) as aside:
         yield aside
-        sync(aside)
-        aside.replace(path)
-        sync(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -58,16 +46,10 @@ def appearing_folder(path: Path) -> Iterator[Path]:
     """
     check_absent(path)
     check_output(path, "another folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex[:8]}{PARTIAL}")
     try:
-        aside.mkdir()
-        yield aside
-        for written in [*aside.rglob("*"), aside]:
-            sync(written)
-        check_absent(path)
-        aside.rename(path)
-        sync(path.parent)
+        with files.appearing_folder(path, f".{uuid4().hex[:8]}") as aside:
+            yield aside
+            check_absent(path)
     except OSError as error:
         if not is_full(error):
             raise
@@ -75,8 +57,6 @@ def appearing_folder(path: Path) -> Iterator[Path]:
             f"the disk of {path.parent} is full, and nothing is left of {path.name}; make space, "
             "or give another folder"
         ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_absent(path: Path) -> None:
@@ -102,14 +82,6 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def remove(path: Path) -> None:
-    """Remove what is at a path, whatever it is: a file, a folder, a link, or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def remove_folder(path: Path) -> None:
     """Remove a folder with its files, as far as it is there."""
     shutil.rmtree(path, ignore_errors=True)
@@ -130,21 +102,11 @@ def version_of(paths: Iterable[Path]) -> FileVersions:
     return tuple(_version(path) for path in paths)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Share a file between two runs by a hard link, or copy it where links are impossible."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
-
-
 def append_line(path: Path, line: str) -> None:
     """Append one line durably: the line is on disk when this returns.
 
     The torn end of an interrupted write is removed first.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     wait_for_space(path.parent)
     path.touch()
     with path.open("r+b") as file:
@@ -166,7 +128,8 @@ def write_note(file: IO[str], text: str) -> None:
 
 
 def wait_for_space(folder: Path) -> None:
-    """Wait until the folder's disk has RESERVE_BYTES free; log the wait once."""
+    """Wait until the disk of a folder, which is made, has RESERVE_BYTES free; log the wait once."""
+    folder.mkdir(parents=True, exist_ok=True)
     told = False
     while (free := shutil.disk_usage(folder).free) < RESERVE_BYTES:
         if not told:
@@ -219,12 +182,3 @@ def _version(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_mtime_ns, found.st_size
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 A shard is `<split>-<step>`, its batch `<shard>.<number>`, a group of its rollouts
 `<shard>-<example>`, and a rollout `<group>-<k>`: train-00003, train-00003.1, train-00003-0012 and
-train-00003-0012-01. `names.sql` has what queries read of them.
+train-00003-0012-01. `prelude.sql` has what queries read of them.
 """
 
 import re

@@ -1,6 +1,5 @@
 """A run on disk: where each of its files lies, and the lock that gives it one process at a time."""
 
-import fcntl
 import logging
 import os
 import re
@@ -15,8 +14,9 @@ import psutil
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from adapters.process.children import keep_from_children
-from tasks.storage.files import PARTIAL, check_writable, write_note
+from adapters.process.child import keep_from_children
+from durable.files import PARTIAL, lock_file
+from tasks.storage.files import check_writable, write_note
 from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
@@ -283,11 +283,7 @@ class RunFolder:
         if not lock.exists():
             return False
         with lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not lock_file(file, shared=True)
 
     def is_held(self) -> bool:
         """Return whether a process of this host has the run open, without touching its lock.
@@ -322,13 +318,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a+") as file:
             keep_from_children(file)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not lock_file(file):
                 file.seek(0)
-                raise RunError(
-                    f"the run {self.path} is open in {file.read().strip()}; wait for it"
-                ) from error
+                raise RunError(f"the run {self.path} is open in {file.read().strip()}; wait for it")
             file.truncate(0)
             serves = f", {SERVES}" if to_serve else ""
             write_note(file, f"process {os.getpid()} on {socket.gethostname()}{serves}")

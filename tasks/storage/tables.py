@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
-from tasks.storage import names
 from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
 from tasks.storage.files import appearing
 
@@ -27,10 +26,8 @@ def query_beside(module: str) -> str:
     return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
 
 
-NAMES = query_beside(names.__file__)
-"""Macros that read the names of groups."""
-FILES = query_beside(__file__)
-"""Macros that read files; a query reads them by nothing else."""
+PRELUDE = query_beside(str(Path(__file__).with_name("prelude")))
+"""Macros that every query may use; it reads files by nothing else."""
 PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
 
@@ -42,7 +39,7 @@ def select(query: str, **parameters: object) -> pa.Table:
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with duckdb.connect() as connection:
-        connection.execute(NAMES + FILES)
+        connection.execute(PRELUDE)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.disk import PARTIAL
+from durable.files import PARTIAL
 from engine.errors import RequestRefused
 from engine.model.gguf_files import LOCK, prepare_gguf
 from tests.support.gguf_models import write_gguf

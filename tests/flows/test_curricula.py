@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from adapters.player_protocol import Failure
 from adapters.project.modules import load_agent_file
+from adapters.rewards import Reward
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
@@ -23,14 +24,14 @@ from flows.train import train
 from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_example_rewards
 from tasks.examples.reading import DatasetError, Example, Source
 from tasks.recording.journal import seal
-from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
+from tasks.recording.spans import Span
 from tasks.shards import choose, read_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
-from tests.tasks.test_journal import NOON, written
+from tests.tasks.test_journal import ended, written
 
 hello = load_agent_file("hello")
 
@@ -99,9 +100,8 @@ def test_a_target_prefers_easier_examples() -> None:
 
 
 def end(kind: str, example: int, rollout: int, attempt: int = 0, reward: float = 0.0) -> Span:
-    ended = EndedAttempt(f"train-00000-000{example}-0{rollout}", attempt, NOON, NOON)
-    failed = error_span(ended, Failure("ValueError", "no"))
-    span = failed if kind == "error" else reward_span(ended, reward)
+    outcome = Failure("ValueError", "no") if kind == "error" else Reward(reward)
+    span = ended(f"train-00000-000{example}-0{rollout}", outcome, attempt)
     return {**span, "attributes": {"example_id": example, "example": {}}}
 
 

@@ -8,10 +8,10 @@ from adapters.calls import POLICY
 from flows.recipe.recipe import Recipe
 from tasks.recording.spans import SCHEMA
 from tasks.recording.step_log import read_metrics
+from tasks.rollouts import Yield, measure_yield
 from tasks.shards import read_shard
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
-from tasks.yields import Yield, measure_yield
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update

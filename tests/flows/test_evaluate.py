@@ -21,9 +21,9 @@ from tasks.recording.journal import Journal, read_journal
 from tasks.recording.scores import read_evaluation
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.transcripts import read_games
+from tasks.rollouts import StepStopped
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, RunFolder
-from tasks.yields import StepStopped
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
 

@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 from adapters.errors import ServiceError
 from adapters.tinker import bases
 from adapters.tinker.engines import engines_kept
-from adapters.tinker.fetching import largest_file
-from adapters.tinker.known_models import KNOWN, KnownModel
+from adapters.tinker.known_models import KNOWN, KnownModel, largest_file
 from engine.model import base_models
 from engine.model.gguf_files import prepare_gguf
 from flows.cli.commands import app

@@ -13,9 +13,9 @@ from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.forks import describe_origin, fork_run, replay_run
 from flows.train import train
-from tasks.playing.server import Play, RolloutServer
 from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import read_metrics, spent_seconds
+from tasks.rollouts import Play, RolloutHost
 from tasks.storage.manifest import lineage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
@@ -35,13 +35,13 @@ def parent(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the names of the batches that are sampled from now on."""
-    batches, play = [], RolloutServer.play
+    batches, play = [], RolloutHost.play
 
-    def collect_names(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
+    def collect_names(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         batches.append(batch.name)
         play(server, batch, how)
 
-    monkeypatch.setattr(RolloutServer, "play", collect_names)
+    monkeypatch.setattr(RolloutHost, "play", collect_names)
     return batches
 
 

@@ -18,7 +18,6 @@ from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater, Update
@@ -47,11 +46,10 @@ def train_with(weights: str, run: str, monkeypatch: pytest.MonkeyPatch, runs: Pa
         updater: PolicyUpdater,
         step: int,
         paths: Sequence[Path],
-        method: UpdateMethod,
         *,
         with_state: bool,
     ) -> Update:
-        updated = update(updater, step, paths, method, with_state=with_state)
+        updated = update(updater, step, paths, with_state=with_state)
         UPDATED.set()
         return updated
 

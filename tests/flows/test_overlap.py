@@ -21,8 +21,8 @@ from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard
 from flows.train import train
-from tasks.playing.server import RolloutServer
 from tasks.recording.step_log import read_metrics
+from tasks.rollouts import RolloutHost
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.door_batches import ListRecorder, batch_at
 from tests.support.door.played_batch import service_without_engine
@@ -160,7 +160,7 @@ def test_a_batch_that_begins_after_the_others_were_cancelled_is_not_played(
         played.append(given)
 
     settings = PlaySettings("hello", [POLICY], 4, 60)
-    server = RolloutServer(RunFolder(tmp_path), open_door, service_without_engine(), settings)
+    server = RolloutHost(RunFolder(tmp_path), open_door, service_without_engine(), settings)
     sampled_by: Any = None
     server.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.own_packages import OTHERS
+from flows import OTHERS
 from tests.support.processes import ROOT
 
 COMMAND = Path(sys.executable).parent / "ratchet"

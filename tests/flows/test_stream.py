@@ -14,8 +14,8 @@ from adapters.tinker.live_policy import LivePolicy, LoraSpec, Pass
 from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
-from tasks.playing.server import Play, RolloutServer
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from tasks.rollouts import Play, RolloutHost
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tests.support.credited import recorded_steps
@@ -37,14 +37,14 @@ def whole(
 ) -> Iterator[RunFolder]:
     """A streamed run in which the last batch of each step waits for the first one's pass."""
     passes = 0
-    accumulate, play = LivePolicy.accumulate, RolloutServer.play
+    accumulate, play = LivePolicy.accumulate, RolloutHost.play
 
     def count(live: LivePolicy, asked: Pass) -> None:
         nonlocal passes
         accumulate(live, asked)
         passes += 1
 
-    def wait_for_the_pass(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
+    def wait_for_the_pass(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         name, _, number = batch.name.partition(".")
         if name.startswith("train-") and int(number) == BATCHES - 1:
             before = int(name[-5:]) * BATCHES
@@ -53,7 +53,7 @@ def whole(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LivePolicy, "accumulate", count)
-        patch.setattr(RolloutServer, "play", wait_for_the_pass)
+        patch.setattr(RolloutHost, "play", wait_for_the_pass)
         with train_whole(STREAMED, tmp_path_factory.mktemp("runs")) as run:
             patch.undo()
             yield run

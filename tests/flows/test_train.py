@@ -15,10 +15,9 @@ from flows.runtime.open_run import open_run
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.examples.reading import DatasetError
-from tasks.playing.server import RolloutServer
 from tasks.recording.step_log import read_metrics
+from tasks.rollouts import RolloutHost, StepStopped
 from tasks.storage.run_folder import RunError
-from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 
@@ -81,7 +80,7 @@ def test_a_run_that_is_whole_is_read_and_not_repeated(
     def refuse(*_: object) -> None:
         raise AssertionError("a rollout was started")
 
-    monkeypatch.setattr(RolloutServer, "play", refuse)
+    monkeypatch.setattr(RolloutHost, "play", refuse)
     outcome = train(small_recipe(), run="one")
     assert outcome.steps == 2
     assert outcome.before is not None

@@ -17,8 +17,8 @@ from flows.train import train
 from tasks.recording.journal import read_journal
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
+from tasks.rollouts import StepStopped
 from tasks.storage.run_folder import RunFolder
-from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address, serving
 from tests.support.servers.fault_proxy import Fault, FaultProxy, proxied

@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from tasks import datums
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.rewards import MeanRewards, compute_rewards, rewards_of
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
+from tasks.update_method import UpdateMethod
 
 
 def build(

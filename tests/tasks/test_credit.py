@@ -8,8 +8,7 @@ import pytest
 
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.comparisons import Earned
-from tasks.credit import Unit, calls_of, group_earnings, returns_to_go
-from tasks.rewards import rewards_of
+from tasks.rewards import Unit, calls_of, group_earnings, returns_to_go, rewards_of
 from tests.support.credited import build
 from tests.support.trajectory_rows import table
 

@@ -23,11 +23,10 @@ from flows.cli.main import plain_errors
 from flows.recipe.loading import named_recipe
 from flows.runtime.checks import check_run
 from flows.runtime.open_run import staying
-from tasks.playing.server import RolloutServer
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage import files
 from tasks.storage.files import appearing_folder
 from tasks.storage.manifest import write_manifest
@@ -185,7 +184,7 @@ def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
     settings = PlaySettings(f"{talks.__module__}:{talks.__name__}", ["policy"], 2, 5)
     freeing = free_later(fill(small_disk), lambda: time.sleep(7))
     with Door(stage.chat, {}, run_seed=0) as door:
-        server = RolloutServer(journals_on, door, stage.service, settings)
+        server = RolloutHost(journals_on, door, stage.service, settings)
         collect_rollouts.make(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
     freeing.join()
     rows = read(rest.spans(BATCH)).to_pylist()

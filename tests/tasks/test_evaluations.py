@@ -10,8 +10,6 @@ from tasks.evaluations import (
     PlayedShard,
     ScoredRollout,
     find_reward_gain,
-    interval_of,
-    pass_at,
     score,
     score_rollouts,
     score_spans,
@@ -53,35 +51,9 @@ def test_a_failed_rollout_is_counted_and_stated_both_ways() -> None:
     assert result.failed_as_zero.pass_at == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}
 
 
-def test_pass_at_k_is_the_unbiased_estimate() -> None:
-    # Of 4 rollouts 1 passed: a pair holds it in 3 of the 6 pairs.
-    assert pass_at(2, rollouts=4, passed=1) == 0.5
-    assert [pass_at(k, 4, 1) for k in (1, 3, 4)] == [0.25, 0.75, 1.0]
-    assert pass_at(1, 4, 0) == 0.0
-    assert pass_at(3, 4, 2) == 1.0
-    with pytest.raises(ValueError, match="pass@5 needs k of 1 to 4"):
-        pass_at(5, 4, 1)
-
-
 def test_pass_at_is_told_for_doublings_of_k() -> None:
     result = score(outcomes(a=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], b=[0.0] * 6))
     assert result.finished.pass_at == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 0.5})
-
-
-def test_the_interval_of_zeros_and_ones_is_wilsons() -> None:
-    # 5 of 10: .5 ± 1.96 / 1.384 * sqrt(.025 + .0096), as Wilson (1927) has it.
-    assert interval_of([1.0, 0.0] * 5) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    low, high = interval_of([0.0] * 10) or (1.0, 0.0)
-    assert low == pytest.approx(0.0)
-    assert high == pytest.approx(0.2775, abs=1e-4)
-
-
-def test_the_interval_of_other_rewards_is_by_the_standard_error() -> None:
-    # A deviation of .25 over three examples.
-    half = 1.96 * 0.25 / sqrt(3)
-    assert interval_of([0.75, 0.25, 0.5]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
-    assert interval_of([0.75]) is None
-    assert interval_of([]) is None
 
 
 def test_a_rollout_passes_at_its_threshold() -> None:

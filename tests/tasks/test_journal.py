@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.player_protocol import Outcome, RolloutEnd
+from adapters.rewards import Reward
 from tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
-from tasks.recording.spans import EndedAttempt, Span, reward_span
+from tasks.recording.spans import Span, end_spans
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -37,6 +39,11 @@ def call(number: int, rollout: int = 0) -> Span:
     }
 
 
+def ended(rollout: str, outcome: Outcome, attempt: int = 0, now: datetime = NOON) -> Span:
+    """Return the last span of the end of a rollout attempt."""
+    return end_spans(RolloutEnd(outcome, 0.0, rollout, attempt), now)[-1]
+
+
 def written(path: Path, *spans: Span) -> Path:
     with Journal(path) as journal:
         for span in spans:
@@ -45,7 +52,7 @@ def written(path: Path, *spans: Span) -> Path:
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    spans = [call(0), call(1), reward_span(EndedAttempt("train-00000-0000-00", 0, NOON, NOON), 0.1)]
+    spans = [call(0), call(1), ended("train-00000-0000-00", Reward(0.1))]
     assert read_journal(written(tmp_path / "new" / "j.jsonl", *spans)) == spans
 
 

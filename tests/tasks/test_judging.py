@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from adapters.player_protocol import RolloutEnd
 from adapters.rewards import read_reward
 from tasks.judging.groups import Judging
 from tasks.recording.recorded_rollouts import describe_end
-from tasks.recording.spans import EndedAttempt, end_spans, scored_names
+from tasks.recording.spans import end_spans, scored_names
 
 
 def opponents_of_each(count: int, opponents: int) -> list[int]:
@@ -58,7 +59,8 @@ A, B = "train-00000-0000-00", "train-00000-0000-01"
 )
 def test_the_rollout_of_a_judge_has_ended_with_its_verdict(returned: object, said: str) -> None:
     now, reward = datetime.now(UTC), read_reward(returned)
-    ended = EndedAttempt("judge-00000-0000-00", 0, now, now)
-    described = describe_end(end_spans(ended, reward, scored_names([A, B], reward)))
+    calls = scored_names([A, B], reward)
+    end = RolloutEnd(reward, 0.0, "judge-00000-0000-00", calls=calls)
+    described = describe_end(end_spans(end, now))
     assert described.startswith(said)
     assert described == said or "RewardError" in said

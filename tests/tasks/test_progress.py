@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from adapters.player_protocol import Failure
+from adapters.player_protocol import Failure, Outcome
+from adapters.rewards import Reward
 from flows.cli.progress_bar import show_progress, watch_folder
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.journal import Journal, seal
-from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
+from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.reports.progress import (
     Progress,
@@ -28,6 +29,7 @@ from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write
 from tests.support.runs.small_recipe import small_recipe
+from tests.tasks.test_journal import ended
 
 NOW = datetime.now(UTC)
 
@@ -50,13 +52,15 @@ def journal(run: RunFolder) -> Iterator[Journal]:
         yield journal
 
 
-def rollout(number: int, shard: str = "train-00000") -> EndedAttempt:
-    return EndedAttempt(f"{shard}-0000-{number:02d}", 0, NOW, NOW)
+ONE = Reward(1.0)
+
+
+def rollout(number: int, outcome: Outcome = ONE, shard: str = "train-00000") -> Span:
+    return ended(f"{shard}-0000-{number:02d}", outcome, now=NOW)
 
 
 def call(number: int, kind: str, tokens: int = 0) -> Span:
-    end = rollout(number)
-    asked = {"rollout_id": end.rollout_id, "attempt": 0, "role": "policy", "call": 0}
+    asked = {"rollout_id": rollout(number)["rollout_id"], "attempt": 0, "role": "policy", "call": 0}
     span = {**asked, "kind": kind, "span_id": f"{number}.{kind}", "started": NOW}
     lists = {name: [1] * tokens for name in ("response_token_ids", "logprobs")}
     answer = {"prompt_token_ids": [1], "kept_tokens": 0, **lists, "ended": datetime.now(UTC)}
@@ -75,7 +79,7 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
         journal.append_now(call(number, "begun"))
     assert (reader.look().doing, reader.look().in_flight) == ("step 1 of 2: 0 of 8 rollouts", 2)
     journal.append_now(call(0, "llm", tokens=60))
-    journal.append_now(reward_span(rollout(0), 1.0))
+    journal.append_now(rollout(0))
     now = reader.look()
     assert (now.doing, now.in_flight, now.share) == ("step 1 of 2: 1 of 8 rollouts", 1, 1 / 8)
     assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
@@ -85,7 +89,7 @@ def test_tokens_of_a_batch_that_was_sealed_between_two_looks_are_counted(
     run: RunFolder, journal: Journal
 ) -> None:
     journal.append_now(call(0, "llm", tokens=60))
-    journal.append_now(reward_span(rollout(0), 1.0))
+    journal.append_now(rollout(0))
     journal.close()
     seal(journal.path, run.spans("train-00000.0"))
     with Journal(run.journal("train-00000.1")) as second:
@@ -112,7 +116,7 @@ def test_tokens_a_second_are_those_since_the_run_was_opened(
 def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(error_span(rollout(0), Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
+    journal.append_now(rollout(0, Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
     shown = describe_run("hello-1", "open", read_facts(run, progress), is_open=True).splitlines()
@@ -134,7 +138,7 @@ def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
 def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(error_span(rollout(0), Failure("KeyError", "'city'\nTraceback")))
+    journal.append_now(rollout(0, Failure("KeyError", "'city'\nTraceback")))
     journal.close()
     seal(journal.path, run.spans("train-00000.0"))
     assert ProgressReader(run).look().failure == "KeyError: 'city'", "it has stopped the run"
@@ -145,13 +149,13 @@ def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
 def test_a_batch_that_is_played_anew_is_counted_anew(run: RunFolder, journal: Journal) -> None:
     reader = ProgressReader(run)
     for number in (0, 1):
-        journal.append_now(reward_span(rollout(number), 1.0))
+        journal.append_now(rollout(number))
     assert reader.look().doing.endswith("2 of 8 rollouts")
     journal.close()
     run.set_aside("train-00000.0")
     assert reader.look().doing == "step 1 of 2"
     with Journal(run.journal("train-00000.0")) as again:
-        again.append_now(reward_span(rollout(0), 1.0))
+        again.append_now(rollout(0))
         assert reader.look().doing.endswith("1 of 8 rollouts")
 
 
@@ -159,7 +163,7 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
     run: RunFolder, journal: Journal
 ) -> None:
     with Journal(run.journal("test-00000.1")) as evaluation:
-        evaluation.append_now(reward_span(rollout(0, "test-00000"), 1.0))
+        evaluation.append_now(rollout(0, shard="test-00000"))
         said = ProgressReader(run).look().doing
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
 

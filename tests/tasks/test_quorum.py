@@ -26,11 +26,10 @@ from adapters.rewards import Reward
 from tasks import rollouts
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
-from tasks.playing.recorder import JournalRecorder
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
 from tasks.reports.transcripts import read_games, transcripts
+from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
@@ -236,13 +235,13 @@ def record_ends(
 ) -> list[str]:
     """Report the ends of the rollouts that are left, all at once, in an order; return those."""
     nothing: Any = None
-    server = RolloutServer(run, nothing, service_without_engine(), PlaySettings("", [], 1, 1.0))
+    server = RolloutHost(run, nothing, service_without_engine(), PlaySettings("", [], 1, 1.0))
     with Journal(run.journal(BATCH)) as journal:
         recorder = JournalRecorder(server, plan, run.shard(SHARD), journal)
         attempt, planned = recorder.plan()
         left = [rollout.id for rollout in planned]
         ends = [
-            RolloutEnd(name, attempt, outcome_of(name, failed), 0.1, {}, 0)
+            RolloutEnd(outcome_of(name, failed), 0.1, name, attempt)
             for name in order
             if name in left
         ]

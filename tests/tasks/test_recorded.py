@@ -11,21 +11,20 @@ from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
+from adapters.player_protocol import Failure, PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_calls import recorded_calls
-from tasks.recording.spans import EndedAttempt, Span, reward_span
+from tasks.recording.spans import Span
 from tasks.recording.step_log import Metrics
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
-from tests.tasks.test_journal import NOON
+from tests.tasks.test_journal import ended
 
 EXAMPLE = {"turns": ["one", "two", "three"]}
 SAMPLING = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
@@ -82,7 +81,7 @@ def collect(stage: Stage) -> Collect:
         sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
-            server = RolloutServer(run, door, stage.service, settings, recall)
+            server = RolloutHost(run, door, stage.service, settings, recall)
             collect_rollouts.make(
                 run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
             )
@@ -291,8 +290,7 @@ def test_an_answer_that_was_lost_does_not_end_recall(
 def test_a_rollout_that_failed_begins_anew(whole: RunFolder) -> None:
     spans = read_journal(whole.journal(BATCH))
     first = [span for span in spans if span["rollout_id"].endswith("-00")]
-    ended = EndedAttempt(first[0]["rollout_id"], 0, NOON, NOON)
-    failed = reward_span(ended, 1.0) | {"kind": "error"}
+    failed = ended(first[0]["rollout_id"], Failure("KeyError", "'name'"))
     assert [call.id.number for call in recorded_calls(first)[first[0]["rollout_id"]]] == [0, 1, 2]
     assert recorded_calls([*first, failed]) == {}
 

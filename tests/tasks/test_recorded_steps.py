@@ -4,7 +4,6 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from tinker import AdamParams
 
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import LoraSpec
@@ -12,15 +11,16 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import build_datums
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rewards import compute_rewards
+from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read, write
+from tasks.update_method import UpdateMethod
 from tests.support.credited import recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe
@@ -28,7 +28,7 @@ from tests.support.trajectory_rows import table
 from tests.tasks.test_datums import trajectory
 
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
-METHOD = UpdateMethod("importance_sampling", {}, AdamParams(learning_rate=0.1))
+METHOD = UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), steps=9)
 RUNNING = CreditAssignment("running_mean")
 POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import CallId, Completion, Message, Refused, Request, Usage
+from adapters.calls import CallId, Completion, Message, Request, Usage
 from adapters.door.batches import RolloutEnd
 from adapters.door.call_sequence import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.tinker.faults import ServiceRefused
-from tasks.playing.recorder import JournalRecorder
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import Journal, read_journal
+from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -38,11 +37,10 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
     shard = write_examples(run, [{"number": 0}])
     refused, other = [name for name, _ in plan.examples(shard)]
     no_door: Any = None
-    server = RolloutServer(run, no_door, service_without_engine(), PlaySettings("", [], 1, 1.0))
-    end = RolloutEnd(
-        *(refused, 0, Failure("BadRequestError", "no"), 0.1, {}, 0),
-        Refused(400, "the service reads no such request", code=SAMPLER_REFUSED),
-    )
+    server = RolloutHost(run, no_door, service_without_engine(), PlaySettings("", [], 1, 1.0))
+    unanswered = Failure(SAMPLER_REFUSED, "the service reads no such request")
+    failure = Failure("BadRequestError", "no")
+    end = RolloutEnd(failure, 0.1, refused, unanswered=unanswered)
     with Journal(run.journal(BATCH)) as journal:
         recorder = JournalRecorder(server, plan, shard, journal)
         asyncio.run(recorder.ended(end))

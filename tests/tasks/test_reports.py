@@ -16,10 +16,10 @@ from tasks.recording.spans import Span, table
 from tasks.reports.failures import ask_failures, read_failures
 from tasks.reports.tables import scores_table
 from tasks.reports.transcripts import transcripts
+from tasks.rollouts import StepStopped, check_rewards
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.storage.tables import write
-from tasks.yields import StepStopped, check_rewards
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 

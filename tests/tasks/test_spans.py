@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -5,18 +6,15 @@ import pyarrow as pa
 import pytest
 
 from adapters.calls import CallId, Completion, Request, Sampling, Usage
-from adapters.player_protocol import Failure
-from adapters.rewards import read_reward
+from adapters.player_protocol import Failure, Outcome, RolloutEnd
+from adapters.rewards import Reward, read_reward
 from tasks.recording.spans import (
     SCHEMA,
-    EndedAttempt,
+    Span,
     call_span,
     check,
-    credit_span,
     end_spans,
-    error_span,
     identity,
-    reward_span,
     table,
     without_secrets,
 )
@@ -52,15 +50,14 @@ def completion(call: int = 0, rollout_id: str = ROLLOUT, **changed: Any) -> Comp
     return Completion(**values | changed)
 
 
-def ended(attempt: int = 0) -> EndedAttempt:
-    return EndedAttempt(ROLLOUT, attempt, NOON, NOON)
+def ends(outcome: Outcome, attempt: int = 0, **calls: Sequence[int]) -> list[Span]:
+    return end_spans(RolloutEnd(outcome, 0.0, ROLLOUT, attempt, calls), NOON)
 
 
 def test_a_span_says_where_it_belongs() -> None:
-    span = call_span(completion(call=2, kept_tokens=3, kept_call=1), "my-run")
-    where = ("run_id", "shard", "step", "group_id", "rollout_id", "attempt", "role", "call")
+    span = call_span(completion(call=2, kept_tokens=3, kept_call=1))
+    where = ("shard", "step", "group_id", "rollout_id", "attempt", "role", "call")
     assert [span[name] for name in where] == [
-        "my-run",
         "train-00003",
         3,
         "train-00003-0012",
@@ -80,8 +77,8 @@ def test_a_span_shows_no_secrets() -> None:
 
 
 def test_spans_fill_the_schema_whatever_their_kind() -> None:
-    error = error_span(ended(0), Failure("TimeoutError", "too long"))
-    spans = table([reward_span(ended(1), 0.1), call_span(completion()), error])
+    error, reward = ends(Failure("TimeoutError", "too long")), ends(Reward(0.1), attempt=1)
+    spans = table([*reward, call_span(completion()), *error])
     assert spans.schema == SCHEMA
     assert spans["kind"].to_pylist() == ["error", "llm", "reward"]
     assert spans["reward"].to_pylist() == [None, None, 0.1]
@@ -90,17 +87,17 @@ def test_spans_fill_the_schema_whatever_their_kind() -> None:
 
 
 def test_a_role_and_each_of_its_calls_have_a_credit_of_their_own() -> None:
-    spans = [credit_span(ended(), 0.5, role="judge", call=call) for call in (None, 0, 1)]
+    *spans, _ = ends(read_reward({"judge": [0.5, 0.5]}), judge=[0, 1])
     assert len({identity(span) for span in spans}) == len({span["span_id"] for span in spans}) == 3
     assert [span["reward_name"] for span in spans] == ["role", "call", "call"]
     assert table(spans)["kind"].to_pylist() == ["credit"] * 3
     with pytest.raises(ValueError, match=r"judge\.credit has the reward nan"):
-        check(credit_span(ended(), float("nan"), role="judge"))
+        check(ends(Reward(0.0, {"judge": float("nan")}), judge=[])[0])
 
 
 def test_the_end_of_a_rollout_is_its_credits_and_last_its_reward() -> None:
     reward = read_reward({"judge": 0.25, "policy": [0.5, 0.75]})
-    spans = end_spans(ended(), reward, {"policy": [3, 1], "judge": []})
+    spans = ends(reward, policy=[3, 1], judge=[])
     assert [(span["kind"], span.get("role"), span.get("call")) for span in spans] == [
         ("credit", "judge", None),
         ("credit", "policy", None),
@@ -112,9 +109,9 @@ def test_the_end_of_a_rollout_is_its_credits_and_last_its_reward() -> None:
 
 def test_an_end_whose_reward_does_not_fit_its_calls_is_an_error_alone() -> None:
     reward = read_reward({"policy": [0.5, 0.75]})
-    (span,) = end_spans(ended(), reward, {"policy": [0]})
+    (span,) = ends(reward, policy=[0])
     assert (span["kind"], span["error_type"]) == ("error", "RewardError")
-    (span,) = end_spans(ended(), Failure("TimeoutError", "too long"), {"policy": [0]})
+    (span,) = ends(Failure("TimeoutError", "too long"), policy=[0])
     assert (span["error_type"], span["error_message"]) == ("TimeoutError", "too long")
 
 
@@ -157,12 +154,12 @@ def test_an_unknown_column_or_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="not 'turn'"):
         check({**call_span(completion()), "kind": "turn"})
     with pytest.raises(ValueError, match="must be finite"):
-        check(reward_span(ended(), float("inf")))
+        check(ends(Reward(float("inf")))[0])
 
 
 def test_a_name_that_says_no_step_is_refused() -> None:
     with pytest.raises(ValueError, match="train-00003-0012-01"):
-        reward_span(EndedAttempt("my rollout", 0, NOON, NOON), 1.0)
+        end_spans(RolloutEnd(Reward(1.0), 0.0, "my rollout"), NOON)
 
 
 def test_tokens_may_not_be_missing_in_parquet() -> None:

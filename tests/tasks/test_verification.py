@@ -8,12 +8,12 @@ from shutil import copytree
 import pytest
 from typer.testing import CliRunner
 
+from durable.files import remove
 from engine.state.registry import find_damaged_state
 from flows.cli.commands import app
 from flows.finetune import finetune
 from flows.prefer import prefer
 from tasks.reports.verification import find_damage
-from tasks.storage.files import remove
 from tasks.storage.run_folder import UNSEALED, RunFolder
 from tests.support.damages import DAMAGES
 from tests.support.runs import finetuned, preferred

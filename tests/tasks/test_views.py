@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from adapters.errors import UserError
+from adapters.rewards import Reward
 from tasks.recording.journal import Journal, seal
-from tasks.recording.spans import EndedAttempt, Span, reward_span
+from tasks.recording.spans import Span
 from tasks.recording.views import open_views
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
-from tests.tasks.test_journal import NOON, call
+from tests.tasks.test_journal import NOON, call, ended
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
@@ -28,7 +29,7 @@ def batch(step: int) -> list[Span]:
         first,
         begun | {"call": 2, "span_id": "begun 2"},
         first | {"attempt": 1, "span_id": "again", "recalled": True},
-        reward_span(EndedAttempt(name, 1, NOON, NOON), 0.5),
+        ended(name, Reward(0.5), attempt=1),
     ]
 
 

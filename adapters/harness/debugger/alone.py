@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from adapters.clients.tls import tls
+from adapters.clients.libraries import tls
 from adapters.harness.agents import contained_task
 from adapters.harness.player import Batch, failure_of, load_for_roles, read_answer
 from adapters.harness.programs.process import MORE_VARIABLES

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from adapters.errors import UserError
-from adapters.process.children import end_with_this_process, has_ended
+from adapters.process.child import end_with_this_process, has_ended
 from adapters.process.open_files import users_limit
 
 PASSED_ON = re.compile(

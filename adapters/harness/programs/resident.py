@@ -27,7 +27,7 @@ from adapters.harness.programs.process import (
     start_program,
 )
 from adapters.process.event_loop import RunningLoop
-from adapters.process.waiting import Wait
+from adapters.process.running_clock import Wait
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""

@@ -41,7 +41,7 @@ for thread in threads:
 waiting = [model for model in openai.BaseModel.__subclasses__() if not model.__pydantic_complete__]
 print(len(failed), len(waiting))
 """
-BUILD = "from adapters.clients.imports import build_client_models; build_client_models()"
+BUILD = "from adapters.clients.libraries import build_client_models; build_client_models()"
 
 
 def first_use(before: str = "", after: str = "") -> list[int]:

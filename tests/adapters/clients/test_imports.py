@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.clients.imports import when_imported
+from adapters.clients.libraries import when_imported
 
 
 @pytest.fixture

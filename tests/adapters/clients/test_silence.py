@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from adapters.clients.silence import TELEMETRY
+from adapters.clients.libraries import TELEMETRY
 from tests.support.processes import ROOT
 
 SCRIPT = "import flows, os, sys; print('prefect' in sys.modules, *(os.environ[n] for n in {names}))"

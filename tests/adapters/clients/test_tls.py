@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from adapters.clients.tls import SharedContext, share_contexts
+from adapters.clients.libraries import SharedContext, share_contexts
 from adapters.door.door import Door
 from adapters.network.addresses import Certificate, Listener
 from adapters.network.app_server import AppServer

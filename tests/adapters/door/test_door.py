@@ -20,7 +20,7 @@ from adapters.door.door import Door
 from adapters.network.addresses import Listener
 from adapters.network.app_server import CannotListen
 from adapters.player_protocol import ROLE
-from adapters.process.waiting import cancel_and_wait
+from adapters.process.event_loop import cancel_and_wait
 from tests.support.door.door_batches import ListRecorder, bearer
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from adapters.door.door import Door
-from adapters.process.aside import SHORT
+from adapters.process.event_loop import SHORT
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.door_batches import bearer

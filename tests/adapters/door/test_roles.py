@@ -20,10 +20,9 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read
@@ -111,7 +110,7 @@ def collect(tmp_path: Path) -> Collect:
         agent = "tests.adapters.door.test_roles:tells_and_listens"
         with Door(CHAT, create_backends(roles, run_seed=0), run_seed=0) as door:
             settings = PlaySettings(agent, list(door.roles), concurrency=1, timeout_seconds=60.0)
-            server = RolloutServer(run, door, service_without_engine(), settings)
+            server = RolloutHost(run, door, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
             collect_rollouts.make(

@@ -1,7 +1,6 @@
 """Rollouts that were lost with their player, played again in processes of their own."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 from adapters.calls import POLICY
 from adapters.door.batches import RolloutEnd
 from adapters.door.door import Door
-from adapters.harness.isolated import PROGRAM
 from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, shorten_message
 from adapters.rewards import Reward
@@ -102,22 +100,19 @@ def test_a_blocked_event_loop_is_ended_when_its_time_is_over(open_door: Door) ->
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     """The parent is a program of its own, which starts the process as a player does, and dies."""
     started = tmp_path / "process"
-    given = {
-        "path": sys.path,
-        "agent": "tests.adapters.harness.test_isolated:waits",
-        "example": {"file": str(started)},
-        "endpoints": {POLICY: {"base_url": "http://127.0.0.1:9", "api_key": KEY, "model": "m"}},
-    }
-    script = (
-        "import json, os, subprocess, sys\n"
-        "given = json.loads(sys.argv[1]) | {'parent': os.getpid()}\n"
-        f"words = [sys.executable, '-m', '{PROGRAM}']\n"
-        "child = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)\n"
-        "child.stdin.write(json.dumps(given).encode() + b'\\n')\n"
-        "child.stdin.close()\n"
-        "child.wait()\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script, json.dumps(given)], cwd=ROOT)
+    agent = "tests.adapters.harness.test_isolated:waits"
+    endpoints = {POLICY: {"base_url": "http://127.0.0.1:9", "api_key": KEY, "model": "m"}}
+    script = f"""
+import asyncio
+from adapters.harness.isolated import own_process
+
+async def play():
+    async with own_process({agent!r}, {{"file": {str(started)!r}}}, {endpoints}) as end:
+        await end
+
+asyncio.run(play())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     wait_until("the agent", lambda: started.exists() and started.read_text() != "")
     child = psutil.Process(int(started.read_text()))
     parent.kill()

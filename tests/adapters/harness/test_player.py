@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from adapters.calls import POLICY, Policy
-from adapters.clients.tls import tls
+from adapters.clients.libraries import tls
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import BatchRefused, play_batch

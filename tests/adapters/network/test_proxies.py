@@ -11,8 +11,12 @@ import pytest
 
 from adapters.errors import UserError
 from adapters.harness.programs.process import program_environment
-from adapters.network.addresses import check_listener
-from adapters.network.proxies import check_proxies, exempt_loopback, spare_loopback
+from adapters.network.addresses import (
+    check_listener,
+    check_proxies,
+    exempt_loopback,
+    spare_loopback,
+)
 from tests.support.processes import ROOT
 
 LOOPBACK = "127.0.0.1,localhost,::1"

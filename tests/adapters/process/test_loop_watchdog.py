@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from adapters.process.loop_watchdog import watch_event_loop
+from adapters.process.event_loop import watch_event_loop
 
 
 async def blocking(records: list[logging.LogRecord]) -> None:
@@ -32,4 +32,4 @@ def test_a_running_loop_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
             await asyncio.sleep(0.3)
 
     asyncio.run(work())
-    assert not [record for record in caplog.records if record.name.endswith("loop_watchdog")]
+    assert not [record for record in caplog.records if record.name.endswith("event_loop")]

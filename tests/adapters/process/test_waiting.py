@@ -15,7 +15,7 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from adapters.errors import EngineDied, PassingError
-from adapters.process.waiting import Wait
+from adapters.process.running_clock import Wait
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.faults import (
     ServiceFailed,
@@ -30,7 +30,7 @@ from adapters.tinker.service import PatientSampler, Service, open_session
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     stopped = SimpleNamespace(seconds=lambda: now[0])
-    for module in ("adapters.process.waiting", "adapters.tinker.service"):
+    for module in ("adapters.process.running_clock", "adapters.tinker.service"):
         monkeypatch.setattr(f"{module}.running_clock", lambda: stopped)
     return now
 

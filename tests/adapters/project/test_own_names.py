@@ -9,7 +9,7 @@ import pytest
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.project import modules
-from adapters.project.own_names import OWN, NameTaken, check_folder
+from adapters.project.modules import OWN, NameTaken, check_folder
 from tests.support.processes import ROOT
 
 PLAY = "async def play(example, **_):\n    return 1.0\n"

@@ -15,8 +15,7 @@ from adapters.clients.current_rollout import Endpoint
 from adapters.door.backends import load_function
 from adapters.harness.agents import load_agent
 from adapters.project import modules
-from adapters.project.files import EXAMPLES, locate
-from adapters.project.modules import AgentError, load_agent_file, load_module
+from adapters.project.modules import EXAMPLES, AgentError, load_agent_file, load_module, locate
 
 ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 ROOT = Path(__file__).parents[3]

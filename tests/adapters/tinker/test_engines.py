@@ -29,7 +29,7 @@ def test_an_engine_started_early_serves_from_a_folder_named_later(
 ) -> None:
     monkeypatch.setattr(engines, "_kept", [])
     with engine_begun(MODEL):
-        begun = engines._begun[MODEL].process.pid
+        begun = engines._begun[MODEL].child.process.pid
         with running_engine(MODEL, tmp_path / "state") as server:
             assert server.process == begun
             assert str(server.url).startswith("http://127.0.0.1:")
@@ -56,7 +56,7 @@ def test_an_engine_that_is_never_opened_ends_with_the_block(
 ) -> None:
     monkeypatch.setattr(engines, "_kept", [])
     with engine_begun(MODEL):
-        begun = engines._begun[MODEL].process.pid
+        begun = engines._begun[MODEL].child.process.pid
     assert not is_alive(begun)
     assert not engines._begun
 

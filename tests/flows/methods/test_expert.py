@@ -95,7 +95,7 @@ def passes_alone(run: RunFolder, step: int) -> list[Pass]:
     """Return the passes of the same rollouts by the recipe without an expert."""
     alone = small_recipe(steps=4, algorithm={"advantage": "centred", "aggregation": "token_mean"})
     steps = recorded_steps(alone, read_lineage(run, alone), run, POLICY)
-    return steps.read(step, [run.datums(POLICY, step)], alone.update_method()).request.passes
+    return steps.read(step, [run.datums(POLICY, step)]).request.passes
 
 
 def test_a_minibatch_has_its_part_of_both_sources() -> None:

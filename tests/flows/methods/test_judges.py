@@ -29,12 +29,12 @@ from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.page import SPENDING
+from tasks.rollouts import StepStopped
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.manifest import ancestors
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
-from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch

@@ -20,16 +20,16 @@ from flows.recipe.recipe import Recipe
 from flows.server.watched_runs import open_server_run
 from flows.train import train
 from tasks.recording.journal import Journal
-from tasks.recording.spans import EndedAttempt, error_span
 from tasks.recording.step_log import record_metrics
 from tasks.reports.artifacts import Artifacts
+from tasks.rollouts import StepStopped
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.stages import write_sweep
-from tasks.yields import StepStopped
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
+from tests.tasks.test_journal import ended
 
 NOW = datetime.now(UTC)
 SMALL = {"rollouts": {"groups": 2, "group_size": 2, "max_tokens": 8}, "evaluation": {"every": 0}}
@@ -102,8 +102,8 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
         with Journal(run.journal("train-00001.0")) as journal, Artifacts(run, 2):
             begun = {"attempt": 0, "role": "policy", "call": 0, "kind": "begun", "started": NOW}
             journal.append_now({"rollout_id": "train-00001-0000-01", "span_id": "1", **begun})
-            end = EndedAttempt("train-00001-0000-00", 0, NOW, NOW)
-            journal.append_now(error_span(end, Failure("KeyError", "'\x1b[2Jcity'")))
+            failure = Failure("KeyError", "'\x1b[2Jcity'")
+            journal.append_now(ended("train-00001-0000-00", failure, now=NOW))
             with open_server_run("trains") as look:
                 while "in flight" not in (said := look().said):
                     pass

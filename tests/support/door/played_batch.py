@@ -15,9 +15,8 @@ from adapters.player_protocol import PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_journal
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
@@ -55,7 +54,7 @@ class Stage:
         name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
-            server = RolloutServer(run, door, self.service, settings)
+            server = RolloutHost(run, door, self.service, settings)
             collect_rollouts.make(
                 run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch
             )

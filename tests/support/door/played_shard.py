@@ -16,10 +16,9 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.network.addresses import Listener
 from adapters.player_protocol import PlaySettings
-from tasks.playing.server import Play, RolloutServer
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import Span
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import Play, RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.json_files import write_rows
 from tasks.storage.run_folder import RunFolder
@@ -87,9 +86,9 @@ class PlayedShard:
         self._exit.close()
 
     @property
-    def server(self) -> RolloutServer:
+    def server(self) -> RolloutHost:
         """The run's side of the rollouts, behind which there is no engine."""
-        return RolloutServer(self.run, self.door, service_without_engine(), self._settings)
+        return RolloutHost(self.run, self.door, service_without_engine(), self._settings)
 
     def play(self, play: Play) -> list[Span]:
         """Play all batches side by side; return the spans of their journals."""

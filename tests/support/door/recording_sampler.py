@@ -16,9 +16,8 @@ from adapters.door.door import Door
 from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
-from tasks.playing.server import RolloutServer
 from tasks.recording.journal import read_spans
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
@@ -118,7 +117,7 @@ class RecordedRollouts:
 
         with Door(chat, {}, RUN_SEED) as door:
             settings = PlaySettings("", [POLICY], concurrency=1, timeout_seconds=0)
-            server = RolloutServer(run, door, service_without_engine(), settings)
+            server = RolloutHost(run, door, service_without_engine(), settings)
             parquet = run.spans(plan.name)
             collect_rollouts.make(parquet, shard, plan, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)

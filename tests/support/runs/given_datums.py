@@ -17,7 +17,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.by_policy import record_step, update
 from flows.runtime.flow_runs import name_of_run
 from flows.runtime.open_run import open_run
-from tasks.algorithm.update_method import UpdateMethod
+from tasks.update_method import UpdateMethod
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import SCHEMA
 from tasks.metrics import StepFiles
@@ -44,18 +44,17 @@ class CountingRecipe(RunRecipe):
     flow: str = "count"
 
     def update_method(self) -> UpdateMethod:
-        return self.optimizer.method("cross_entropy", {}, self.steps)
+        return self.minimize("cross_entropy", {})
 
 
 @flow(flow_run_name=name_of_run)
 def count(recipe: CountingRecipe, run: str) -> None:
     """Train a model to count."""
-    method = recipe.optimizer.method("cross_entropy", {}, recipe.steps)
     with open_run(recipe, run) as opened:
         for step in opened.steps_left():
             datums = {"policy": count_on(opened.folder.datums("policy", step), step)}
             saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(opened, step, [datums], method, with_state=saves_state)
+            updates = update(opened, step, [datums], with_state=saves_state)
             record_step(opened, step, StepFiles([], {}, {}, datums, updates))
 
 

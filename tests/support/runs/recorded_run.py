@@ -5,11 +5,10 @@ from pathlib import Path
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.recording.journal import seal
-from tasks.recording.spans import EndedAttempt, reward_span
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
-from tests.tasks.test_journal import NOON, call, written
+from tests.tasks.test_journal import call, ended, written
 
 BATCH = "train-00000.0"
 CENTRED = CreditAssignment("centred")
@@ -21,8 +20,7 @@ def record_run(folder: Path) -> RunFolder:
     group = {"group_id": "train-00000-0000", "kept_how": "new", "policy_version": "00000"}
     spans = [call(number, rollout) | group for number in (1, 2) for rollout in (0, 1)]
     for rollout in (0, 1):
-        end = EndedAttempt(f"train-00000-0000-0{rollout}", 0, NOON, NOON)
-        spans.append(reward_span(end, float(rollout)))
+        spans.append(ended(f"train-00000-0000-0{rollout}", Reward(float(rollout))))
     sealed = seal(written(run.journal(BATCH), *spans), run.spans(BATCH))
     assemble_trajectories.make(run.trajectories(POLICY, 0), [sealed])
     write_datums(run.datums(POLICY, 0), run.trajectories(POLICY, 0), CENTRED)

@@ -9,11 +9,11 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import PlayedShard, score_rollouts
 from tasks.recording.step_log import record_metrics
 from tasks.recording.journal import seal
-from tasks.recording.spans import EndedAttempt, Span, error_span, reward_span
+from tasks.recording.spans import Span
 from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.names import batch_name, rollout_name, shard_name
 from tasks.storage.run_folder import RunFolder
-from tests.tasks.test_journal import NOON, call, written
+from tests.tasks.test_journal import NOON, call, ended, written
 
 WRITTEN = 1_790_000_000
 """Time at which each update was made."""
@@ -51,11 +51,10 @@ class GrowingRun:
         example = {"example_id": 7, "example": {"question": "Who?"}}
         spans: list[Span] = [
             self._call(good, "I am a fox.") | {"shard": shard},
-            reward_span(EndedAttempt(good, 0, NOON, NOON), reward) | {"attributes": example},
+            ended(good, Reward(reward)) | {"attributes": example},
         ]
         if split == "train":
-            failure = Failure("ValueError", "no answer")
-            end = error_span(EndedAttempt(bad, 0, NOON, NOON), failure)
+            end = ended(bad, Failure("ValueError", "no answer"))
             spans += [self._call(bad, "…"), end | {"attributes": example}]
         batch = batch_name(shard, 0)
         group = {"group_id": f"{shard}-0000"}

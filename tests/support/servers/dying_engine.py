@@ -13,21 +13,21 @@ from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from flows.train import train
-from tasks.playing.server import Play, RolloutServer
+from tasks.rollouts import Play, RolloutHost
 
 
 @contextmanager
 def dying_in_batch(name: str) -> Iterator[None]:
     """Kill a run's engine as soon as the batch is to be played for the first time."""
-    play, killed = RolloutServer.play, list[int]()
+    play, killed = RolloutHost.play, list[int]()
 
-    def die(server: RolloutServer, batch: OpenBatch, how: Play) -> None:
+    def die(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         if batch.name == name and not killed:
             killed.append(_kill_engine(server.service))
         play(server, batch, how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolloutServer, "play", die)
+        patch.setattr(RolloutHost, "play", die)
         yield
     assert killed
 

@@ -141,7 +141,7 @@ def test_a_query_that_is_planned_without_end_is_refused_in_time(
 
 
 def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.process.limited.LONGEST_WAIT", 2)
+    monkeypatch.setattr("adapters.process.child.LONGEST_WAIT", 2)
     with pytest.raises(ShapingError, match="takes more than 2 s; let it end sooner"):
         check_query("select 'a' as rollout_id, 'policy' as role, sleep_ms(100000) as reward")
 

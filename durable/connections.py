@@ -1,7 +1,4 @@
-"""Connections of a server whose clients have shown no key: bounded in time and in number.
-
-`engine/api` has the same file, since neither layer may import the other.
-"""
+"""Connections of a server whose clients have shown no key: bounded in time and in number."""
 
 import asyncio
 import resource

@@ -1,5 +1,6 @@
 """Learning-rate schedules and the minibatches of an update, by numbers."""
 
+from dataclasses import replace
 from math import log, sqrt
 from typing import Any
 
@@ -8,44 +9,38 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinker import AdamParams
 
 from adapters.tinker.live_policy import Pass
-from tasks.algorithm.learning_rates import (
-    MixingSchedule,
-    Schedule,
-    ScheduleName,
-    share_by_sample,
-)
-from tasks.algorithm.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
+from tasks.algorithm.learning_rates import MixingSchedule, share_by_sample
 from tasks.datums import OF_PAIRS, OF_REFERRED, SCHEMA, to_datums, units_of
-
-ADAM = AdamParams(learning_rate=0.1)
+from tasks.settings.optimizer import Optimizer, ScheduleName
+from tasks.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:
-    return UpdateMethod("ppo", {}, ADAM, None, substeps, epochs, by_batch)
+    optimizer = Optimizer(learning_rate=0.1, substeps=substeps, epochs=epochs)
+    return UpdateMethod("ppo", {}, optimizer, 7, by_batch)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "shares"),
+    ("schedule", "warmup", "final", "shares"),
     [
-        (Schedule("constant", 4), [1.0, 1.0, 1.0, 1.0]),
-        (Schedule("linear", 4), [1.0, 0.75, 0.5, 0.25]),
-        (Schedule("linear", 4, floor=0.2), [1.0, 0.8, 0.6, 0.4]),
-        (Schedule("cosine", 4), [1.0, 0.853553, 0.5, 0.146447]),
-        (Schedule("linear", 6, warmup=2), [1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25]),
-        (Schedule("constant", 4, warmup=3), [0.25, 0.5, 0.75, 1.0]),
+        ("constant", 0, 0, [1.0, 1.0, 1.0, 1.0]),
+        ("linear", 0, 0, [1.0, 0.75, 0.5, 0.25]),
+        ("linear", 0, 0.2, [1.0, 0.8, 0.6, 0.4]),
+        ("cosine", 0, 0, [1.0, 0.853553, 0.5, 0.146447]),
+        ("linear", 2, 0, [1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25]),
+        ("constant", 3, 0, [0.25, 0.5, 0.75, 1.0]),
     ],
 )
-def test_shares_of_the_learning_rate(schedule: Schedule, shares: list[float]) -> None:
-    assert [schedule.share(step) for step in range(schedule.steps)] == pytest.approx(
-        shares, abs=1e-6
+def test_shares_of_the_learning_rate(
+    schedule: ScheduleName, warmup: int, final: float, shares: list[float]
+) -> None:
+    optimizer = Optimizer(
+        learning_rate=0.1, schedule=schedule, warmup_steps=warmup, final_fraction=final
     )
-    rates = [
-        UpdateMethod("ppo", {}, ADAM, schedule).request(step, []).optimizer.learning_rate
-        for step in range(schedule.steps)
-    ]
+    method = UpdateMethod("ppo", {}, optimizer, len(shares))
+    rates = [method.request(step, []).optimizer.learning_rate for step in range(len(shares))]
     assert rates == pytest.approx([0.1 * share for share in shares], abs=1e-6)
 
 
@@ -69,13 +64,13 @@ def test_the_share_of_effective_samples_is_by_trajectories_and_their_sampled_tar
 def test_a_share_is_never_0_and_never_more_than_1(
     name: ScheduleName, steps: int, warmup: int, floor: float
 ) -> None:
-    schedule = Schedule(name, steps, min(warmup, steps - 1), floor)
-    assert all(0 < schedule.share(step) <= 1 for step in range(steps))
+    final, warmup = 0 if name == "constant" else floor, min(warmup, steps - 1)
+    optimizer = Optimizer(schedule=name, warmup_steps=warmup, final_fraction=final)
+    assert all(0 < optimizer.share(step, steps) <= 1 for step in range(steps))
 
 
 def test_a_constant_learning_rate_is_exactly_the_recipe_s() -> None:
-    constant = UpdateMethod("ppo", {}, ADAM, Schedule("constant", 7))
-    assert {constant.request(step, []).optimizer.learning_rate for step in range(7)} == {0.1}
+    assert {method().request(step, []).optimizer.learning_rate for step in range(7)} == {0.1}
 
 
 @given(count=st.integers(0, 40), substeps=st.integers(1, 9), epochs=st.integers(1, 3))
@@ -130,7 +125,7 @@ def test_a_minibatch_of_rollouts_has_its_part_of_the_step_s_mean() -> None:
     """Four datums of one token each; the step's loss is their mean."""
     rows = pa.Table.from_pylist([ROW] * 4, schema=SCHEMA)
     for substeps, each in ((1, 1.0), (2, 0.5), (4, 0.25)):
-        made = UpdateMethod("cross_entropy", {}, ADAM, substeps=substeps)
+        made = replace(method(substeps), loss="cross_entropy")
         units = units_of(to_datums(rows, "cross_entropy"), "cross_entropy")
         assert [*map(weights_sent, made.minibatches(0, [units]))] == [each] * substeps
 
@@ -144,7 +139,7 @@ def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
     ]
     rows = pa.Table.from_pylist(sides, schema=OF_PAIRS)
     for substeps in (1, 2, 4):
-        made = UpdateMethod("dpo", {"beta": 0.1}, ADAM, substeps=substeps)
+        made = replace(method(substeps), loss="dpo", loss_settings={"beta": 0.1})
         units = units_of(to_datums(rows, "dpo", {"beta": 0.1}), "dpo")
         found = [*map(weights_sent, made.minibatches(0, [units]))]
         assert found == pytest.approx([0.1] * substeps)
@@ -155,7 +150,7 @@ def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
     rows = pa.Table.from_pylist([ROW | {"references": [0.0, -2.0]}] * 4, schema=OF_REFERRED)
     penalty = DivergenceTerm("k2", 0.5)
     expert = ExpertTerm("cross_entropy", MixingSchedule(0.2, 0.2))
-    made = UpdateMethod("ppo", {}, ADAM, substeps=2, divergence=penalty, expert=expert)
+    made = replace(method(2), divergence=penalty, expert=expert)
     main, kept, texts = made.terms(0)
     assert (kept.loss, kept.factor, kept.file) == ("kl", 0.4, 0)
     assert (main.file, texts.file, made.files) == (0, 1, 2)

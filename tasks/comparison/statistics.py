@@ -1,10 +1,11 @@
-"""rewards of the same examples by two policies → their difference, with its uncertainty.
+"""Means over examples and the difference of two means, with their uncertainty.
 
 Each example counts once: its rewards are averaged first, since its rollouts are not independent.
 """
 
 from collections.abc import Iterator, Sequence
-from math import fsum, nextafter, sqrt
+from dataclasses import dataclass
+from math import comb, fsum, hypot, nextafter, sqrt
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -13,12 +14,78 @@ from pydantic import BaseModel
 from adapters.errors import counted
 
 Z95 = NormalDist().inv_cdf(0.975)
+"""1.96: the standard errors on either side of a mean that make its 95 % interval."""
 CERTAIN = 0.05
 """Largest p-value of a difference that is not put down to chance."""
 
 MOST_ENUMERATED = 14
 """Most differences whose signs are all tried; of more, DRAWS of their signs are drawn."""
 DRAWS, DRAWN_AT_ONCE = 20_000, 500
+
+
+def pass_at(k: int, rollouts: int, passed: int) -> float:
+    """Estimate pass@k without bias: 1 - C(n - c, k) / C(n, k), for k <= n (Chen et al. 2021)."""
+    if not 1 <= k <= rollouts:
+        raise ValueError(f"pass@{k} needs k of 1 to {rollouts}, the number of rollouts")
+    return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
+
+
+def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of examples; None if there are too few.
+
+    If every example is 0 or 1, it is Wilson's score interval (1927), which also holds for few
+    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller
+    2024), from two examples on.
+    """
+    count = len(means)
+    if count and set(means) <= {0.0, 1.0}:
+        won, spread = fmean(means), Z95**2 / count
+        centre = (won + spread / 2) / (1 + spread)
+        half = sqrt(won * (1 - won) * spread + spread**2 / 4) / (1 + spread)
+        return centre - half, centre + half
+    if count < 2:
+        return None
+    half = Z95 * stdev(means) / sqrt(count)
+    return fmean(means) - half, fmean(means) + half
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
+
+    It is `paired` if both values are known of each example. Otherwise the interval is that of two
+    measures of other examples, which is too wide.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    paired: bool = True
+
+    def __str__(self) -> str:
+        lower, upper = self.interval
+        unpaired = "" if self.paired else ", as if of other examples"
+        return f"{self.value:+.2f} ({lower:+.2f} to {upper:+.2f} with 95 % confidence{unpaired})"
+
+
+def find_gain(
+    before: Sequence[float], after: Sequence[float], weights: Sequence[float]
+) -> Gain | None:
+    """Find the gain of Σ values / Σ weights over the same examples; None if they are too few."""
+    differences = [last - first for first, last in zip(before, after, strict=True)]
+    if not differences or (interval := interval_of_ratio(differences, weights)) is None:
+        return None
+    return Gain(fsum(differences) / fsum(weights), interval)
+
+
+def find_unpaired_gain(
+    before: tuple[float | None, float | None], after: tuple[float | None, float | None]
+) -> Gain | None:
+    """Find the gain of two values, each with its standard error; None if one is not known."""
+    (first, error), (last, other) = before, after
+    if first is None or last is None or error is None or other is None:
+        return None
+    gain, margin = last - first, Z95 * hypot(error, other)
+    return Gain(gain, (gain - margin, gain + margin), paired=False)
 
 
 class Difference(BaseModel, frozen=True):

@@ -11,10 +11,7 @@ spans as (
 
 ended as (
 
-    select rollout_id, max(attempt) as attempt
-    from spans
-    where reward_name = 'reward'
-    group by rollout_id
+    select * exclude (group_id, reward) from rollout_attempts('spans') where has_ended
 
 ),
 

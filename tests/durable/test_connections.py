@@ -3,17 +3,15 @@
 import resource
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from adapters.network import connections
 from adapters.network.app_server import AppServer
+from durable import connections
 
-ROOT = Path(__file__).parents[3]
 HEAD = "POST /asked HTTP/1.1\r\nhost: x\r\nkey: {}\r\ncontent-length: 4\r\n\r\n"
 KNOWN, STRANGE = (HEAD.format(key).encode() for key in ("right", "wrong"))
 
@@ -114,8 +112,3 @@ def test_many_silent_connections_keep_nobody_with_a_key_away(
     assert [read(one) for one in silent[:60]] == [b""] * 60
     for one in silent:
         one.close()
-
-
-def test_the_engine_s_api_has_the_same_bounds() -> None:
-    ours, engines = (ROOT / at / "connections.py" for at in ("adapters/network", "engine/api"))
-    assert ours.read_text(encoding="utf-8") == engines.read_text(encoding="utf-8")

@@ -1,14 +1,16 @@
-"""Differences of paired examples: their intervals hold, and a tie is no gain."""
+"""Means and differences of paired examples: their intervals hold, and a tie is no gain."""
 
 import math
 
 import numpy as np
 import pytest
 
-from tasks.comparison.differences import (
+from tasks.comparison.statistics import (
     find_difference,
+    interval_of,
     interval_of_mean,
     interval_of_ratio,
+    pass_at,
     sign_flip_p_value,
     student95,
 )
@@ -114,3 +116,29 @@ def test_examples_of_one_weight_have_the_interval_of_their_mean() -> None:
     expected = interval_of_mean(differences)
     assert expected is not None
     assert interval_of_ratio([3 * one for one in differences], [3.0] * 4) == expected
+
+
+def test_pass_at_k_is_the_unbiased_estimate() -> None:
+    # Of 4 rollouts 1 passed: a pair holds it in 3 of the 6 pairs.
+    assert pass_at(2, rollouts=4, passed=1) == 0.5
+    assert [pass_at(k, 4, 1) for k in (1, 3, 4)] == [0.25, 0.75, 1.0]
+    assert pass_at(1, 4, 0) == 0.0
+    assert pass_at(3, 4, 2) == 1.0
+    with pytest.raises(ValueError, match="pass@5 needs k of 1 to 4"):
+        pass_at(5, 4, 1)
+
+
+def test_the_interval_of_zeros_and_ones_is_wilsons() -> None:
+    # 5 of 10: .5 ± 1.96 / 1.384 * sqrt(.025 + .0096), as Wilson (1927) has it.
+    assert interval_of([1.0, 0.0] * 5) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    low, high = interval_of([0.0] * 10) or (1.0, 0.0)
+    assert low == pytest.approx(0.0)
+    assert high == pytest.approx(0.2775, abs=1e-4)
+
+
+def test_the_interval_of_other_rewards_is_by_the_standard_error() -> None:
+    # A deviation of .25 over three examples.
+    half = 1.96 * 0.25 / math.sqrt(3)
+    assert interval_of([0.75, 0.25, 0.5]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
+    assert interval_of([0.75]) is None
+    assert interval_of([]) is None

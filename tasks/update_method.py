@@ -8,9 +8,10 @@ from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
 from tasks.algorithm.divergences import DIVERGENCE
-from tasks.algorithm.learning_rates import MixingSchedule, Schedule, share_by_sample
+from tasks.algorithm.learning_rates import MixingSchedule, share_by_sample
 from tasks.algorithm.losses import service_loss
 from tasks.algorithm.settings import Settings
+from tasks.settings.optimizer import Optimizer
 
 Units = Sequence[Sequence[Datum]]
 """Datums of a file, in units that are never split between optimizer steps."""
@@ -50,25 +51,21 @@ class DivergenceTerm:
 
 @dataclass(frozen=True)
 class UpdateMethod:
-    """Method of an update: the loss with its settings, the optimizer, and its steps.
+    """Method of an update: the loss with its settings, and the optimizer, in a run of `steps`.
 
-    The datums are split evenly, in their order, into `substeps` minibatches with an optimizer step
-    each, `epochs` times over; those of a pair stay together. `by_batch` makes a forward-backward
-    pass of each rollout batch instead, and one optimizer step. `scale_by_ess` scales the learning
-    rate of each optimizer step by its effective sample size (`tasks.algorithm.learning_rates`).
-    With an `expert`, a step has a second file of datums, which each minibatch has its part of. A
-    `divergence` is a second term of the datums of the first one, of the log-probabilities that the
-    pass of the first term returns.
+    The datums are split evenly, in their order, into the optimizer's `substeps` minibatches with an
+    optimizer step each, `epochs` times over; those of a pair stay together. `by_batch` makes a
+    forward-backward pass of each rollout batch instead, and one optimizer step. With an `expert`, a
+    step has a second file of datums, which each minibatch has its part of. A `divergence` is a
+    second term of the datums of the first one, of the log-probabilities that the pass of the first
+    term returns.
     """
 
     loss: str
     loss_settings: Settings
-    optimizer: AdamParams
-    schedule: Schedule | None = None
-    substeps: int = 1
-    epochs: int = 1
+    optimizer: Optimizer
+    steps: int
     by_batch: bool = False
-    scale_by_ess: bool = False
     expert: ExpertTerm | None = None
     divergence: DivergenceTerm | None = None
 
@@ -90,19 +87,18 @@ class UpdateMethod:
 
     def request(self, step: int, optimizer_steps: Sequence[Sequence[Pass]]) -> UpdateRequest:
         """Request the optimizer steps of a step by its learning rate."""
-        optimizer, schedule = self.optimizer, self.schedule
-        if schedule is not None:
-            rate = optimizer.learning_rate * schedule.share(step)
-            optimizer = optimizer.model_copy(update={"learning_rate": rate})
-        share = share_by_sample if self.scale_by_ess else None
-        return UpdateRequest(optimizer_steps, optimizer, share)
+        optimizer = self.optimizer
+        adam = optimizer.model_dump(include={*AdamParams.model_fields})
+        adam["learning_rate"] *= optimizer.share(step, self.steps)
+        share = share_by_sample if optimizer.scale_by_ess else None
+        return UpdateRequest(optimizer_steps, AdamParams(**adam), share)
 
     def minibatches(self, step: int, units: Sequence[Units]) -> list[list[Pass]]:
         """Split the units of each term of a step; return the passes before each optimizer step."""
         terms = self.terms(step)
         losses = [term.service_loss() for term in terms]
         beside = [term.loss == DIVERGENCE for term in terms]
-        parts = min(self.substeps, max(map(len, units)))
+        parts = min(self.optimizer.substeps, max(map(len, units)))
         split = zip(*(_split(of_term, parts) for of_term in units), strict=True)
         epoch = [
             [
@@ -112,11 +108,12 @@ class UpdateMethod:
             ]
             for of_terms in split
         ]
-        return epoch * self.epochs
+        return epoch * self.optimizer.epochs
 
     def optimizer_steps(self, datums: int) -> int:
         """Count the optimizer steps of a step by the datums of its largest file."""
-        return 1 if self.by_batch and datums else min(self.substeps, datums) * self.epochs
+        one = self.by_batch and datums
+        return 1 if one else min(self.optimizer.substeps, datums) * self.optimizer.epochs
 
 
 def _split(units: Units, parts: int) -> list[list[Datum]]:

@@ -1,0 +1,214 @@
+"""The libraries by which agents call models, and what each import of one is made to do.
+
+They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic leave it to a
+response model's first use to build its validator, and Pydantic builds without a lock: a thread that
+uses the model meanwhile finds none, and raises a PydanticUserError. Agents of one process play in
+several threads, so that error would end a rollout, now and then. Both clients also read the
+certificates, which takes tens of milliseconds, whenever one is created, and an agent creates one in
+each rollout.
+"""
+
+import logging
+import os
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, wraps
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from threading import Lock
+from types import ModuleType
+
+from pydantic import BaseModel
+
+SILENT = {
+    "ANONYMIZED_TELEMETRY": "False",  # chromadb, which CrewAI imports
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_VERSION_CHECK": "true",
+    "CREWAI_TESTING": "true",  # no question whether to send the first run to its makers
+    "CREWAI_TRACING_ENABLED": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched at import
+}
+"""Variables that CrewAI and LiteLLM read when they are imported. Without them CrewAI also replaces
+signal handlers."""
+
+CHATTER = "crewai.llms.base_llm"
+"""A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
+
+
+TELEMETRY = {
+    "DO_NOT_TRACK": "1",  # what Prefect's client sends to its makers, and MLflow
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TINKER_TELEMETRY": "0",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""Variables by which libraries send nothing to their makers but what a recipe asks for."""
+
+CLIENTS = ("openai._models", "anthropic._models")
+"""Modules that define the base of each client's models."""
+
+TRANSPORTS = ("httpx._transports.default", "httpx2._transports.default")
+"""Modules in which a client's transports get their context."""
+
+HTTP_1 = ["http/1.1"]
+"""Protocols that a client offers, unless it asks for HTTP/2."""
+
+_reading = Lock()
+"""Held while a context is looked up, since threads that miss it together would each read it."""
+
+
+def send_no_telemetry() -> None:
+    """Set the variables that the user has not set; some are read when a library is imported."""
+    for name, value in TELEMETRY.items():
+        os.environ.setdefault(name, value)
+
+
+def keep_silent() -> None:
+    """Set the variables that the user has not set, and the logger's level.
+
+    The variables also reach the processes that this one starts.
+    """
+    for name, value in SILENT.items():
+        os.environ.setdefault(name, value)
+    if logging.getLogger(CHATTER).level == logging.NOTSET:
+        logging.getLogger(CHATTER).setLevel(logging.ERROR)
+
+
+def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
+    """Call `then` with the module `name` when it has been imported: now, if it already is."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
+@cache
+def build_client_models() -> None:
+    """Have the models of each client built when they are defined, before any thread uses them."""
+    for name in CLIENTS:
+        when_imported(name, _build)
+
+
+def _build(module: ModuleType) -> None:
+    module.BaseModel.model_config["defer_build"] = False
+    _rebuild_descendants(module.BaseModel)
+
+
+def _rebuild_descendants(base: type[BaseModel]) -> None:
+    for model in base.__subclasses__():
+        model.model_rebuild()
+        _rebuild_descendants(model)
+
+
+@dataclass(frozen=True, eq=False)
+class _Finder(MetaPathFinder):
+    """A finder of one module, which asks the later finders. To find is not yet to import."""
+
+    name: str
+    then: Callable[[ModuleType], object]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (other.find_spec(fullname, path, target) for other in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)  # which belongs to this import alone
+        return spec
+
+    def _follow(self, loader: Loader) -> None:
+        execute = loader.exec_module
+
+        def execute_and_tell(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then(module)
+
+        loader.exec_module = execute_and_tell  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """Return the context of the player's own clients."""
+    return ssl.create_default_context()
+
+
+class SharedContext(ssl.SSLContext):
+    """TLS context of all clients that give none of their own, which none of them can change."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name.startswith(("load_", "set_")) and name != "set_alpn_protocols":
+            raise _refuse_change(name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise _refuse_change(name)
+
+    def set_alpn_protocols(self, alpn_protocols: object) -> None:
+        """Keep the protocols: each connection sets them again, which is not safe beside threads."""
+        if alpn_protocols != HTTP_1:
+            raise _refuse_change("set_alpn_protocols")
+
+
+@cache
+def share_contexts() -> None:
+    """Have the clients of httpx that give no context, certificate or HTTP/2 share one context.
+
+    `verify=` and `httpx.create_ssl_context()` give each client its own, as before.
+    """
+    for name in TRANSPORTS:
+        when_imported(name, _share)
+
+
+def _share(module: ModuleType) -> None:
+    for transport in (module.HTTPTransport, module.AsyncHTTPTransport):
+        transport.__init__ = _sharing(transport.__init__, module.create_ssl_context)
+
+
+@lru_cache(maxsize=16)
+def _shared_context(
+    create: Callable[..., ssl.SSLContext], trust_env: object, _environment: tuple[object, ...]
+) -> ssl.SSLContext | bool:
+    """Create the context of clients that give none; True where the system's own is cheap."""
+    context = create(trust_env=trust_env)
+    if type(context) is not ssl.SSLContext:
+        return True
+    context.set_alpn_protocols(HTTP_1)
+    context.__class__ = SharedContext
+    return context
+
+
+def _sharing(
+    init: Callable[..., None], create: Callable[..., ssl.SSLContext]
+) -> Callable[..., None]:
+    @wraps(init)
+    def init_sharing(self: object, *args: object, **options: object) -> None:
+        own = args or options.get("cert") or options.get("http2")
+        if not own and options.get("verify", True) is True:
+            with _reading:
+                trusts = options.get("trust_env", True)
+                options["verify"] = _shared_context(create, trusts, _environment())
+        init(self, *args, **options)
+
+    return init_sharing
+
+
+def _environment() -> tuple[object, ...]:
+    """Return what a new context would depend on, so that a change of it has its effect."""
+    file = Path(os.environ.get("SSL_CERT_FILE", ""))
+    changed = file.stat().st_mtime_ns if file.is_file() else None
+    return file, changed, os.environ.get("SSL_CERT_DIR"), os.environ.get("SSLKEYLOGFILE")
+
+
+def _refuse_change(name: str) -> AttributeError:
+    return AttributeError(
+        f"{name} would change the TLS context that all HTTP clients of this process share; give "
+        "the client its own: verify=ssl.create_default_context()"
+    )

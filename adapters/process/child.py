@@ -1,0 +1,285 @@
+"""Child processes: each ends with this process, whatever ends that, and keeps none of its files.
+
+A program that is started anew has no file of this process, since Python closes them at `exec`. A
+child that only forks would keep the lock of a run whose own process died, and keep its engine
+alive, so locks, journals and the pipes of other children are taken from it.
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from select import POLLIN, poll
+from tempfile import TemporaryFile
+from threading import Lock
+from typing import IO, Any, TypeAlias
+from weakref import WeakSet
+
+import psutil
+
+from adapters.process.running_clock import running_clock
+
+LONGEST_WAIT = 60.0
+"""Bound on the time until an answer, in seconds of this process, for a child that does not run."""
+LOOK_SECONDS = 1.0
+SHARE_SECONDS = 0.1
+"""Time between two looks at what a program has done."""
+TAIL_BYTES = 4096
+"""End of what a program says, in which its newest bar stands."""
+
+BAR = re.compile(r"\d+%\|[^|\r\n]*\| (\d+)/(\d+)")
+"""A bar as tqdm draws it: what is done, of how much."""
+
+ERRNO = re.compile(r"(?:Errno|os error) (\d+)")
+
+Tell: TypeAlias = Callable[[float | None, int], None]
+"""Function that takes the share that is done, if it is known, and the bytes of memory in use."""
+
+_ours: "WeakSet[IO[bytes] | IO[str]]" = WeakSet()
+
+
+def keep_from_children(file: IO[bytes] | IO[str]) -> None:
+    """Point the file to /dev/null in every process that is forked from now on."""
+    _ours.add(file)
+
+
+class Child:
+    """A program that is told lines and answers by lines, and that ends when its stdin does.
+
+    Only this process holds that stdin. Ctrl-C does not reach the program.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env and {**env},
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._told, self._answers = self.process.stdin, self.process.stdout
+        keep_from_children(self._told)
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to the program, unless it has ended."""
+        with suppress(BrokenPipeError):
+            self._told.write(line + b"\n")
+            self._told.flush()
+
+    def hear(self, seconds: float | None = None) -> bytes | None:
+        """Return the program's next line, empty if it has ended; None if it says none in time.
+
+        Time in which this process stood still does not count.
+        """
+        until = None if seconds is None else running_clock().seconds() + seconds
+        answered = poll()  # unlike select(), for descriptors of any number
+        answered.register(self._answers, POLLIN)
+        while until is not None and not answered.poll(1000 * LOOK_SECONDS):
+            if running_clock().seconds() > until:
+                return None
+        return self._answers.readline()
+
+    def end(self, seconds: float) -> int:
+        """Close the program's stdin, and kill it if it has not ended in time; return its status."""
+        with self.process as process:
+            with suppress(BrokenPipeError):
+                self._told.close()
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return process.returncode
+
+
+class LimitMet(Exception):
+    """The end of a child by a question: its exit status, which is negative if a signal ended it."""
+
+    def __init__(self, status: int, took: str) -> None:
+        super().__init__(f"ended with status {status}")
+        self.took = took
+        """What the question took more of."""
+
+
+class LimitedChild:
+    """A child that runs a module of ours, by `answer_questions` and with so many bytes of memory.
+
+    It is for what a user's few lines can make endless or huge, such as a schema or a query: no
+    thread can be stopped, and no library holds its own limits in every function. The process
+    starts with the first question and after each death.
+    """
+
+    def __init__(self, module: str, memory: int) -> None:
+        self._memory = memory
+        self._command = [sys.executable, "-P", "-m", module]
+        self._child: Child | None = None
+        self._asking = Lock()
+
+    def ask(self, question: object, seconds: float) -> Any:
+        """Return the answer to a question; LimitMet if it takes more processor time, or memory."""
+        with self._asking:
+            child = self._child = self._child or Child(self._command)
+            child.tell(json.dumps([seconds, question]).encode())
+            answer = child.hear(LONGEST_WAIT)
+            if answer:
+                return json.loads(answer)
+            self._child = None
+            status = child.end(0)
+            took = f"{self._memory >> 20} MiB of memory"
+            if status == -signal.SIGPROF:
+                took = f"{seconds:g} s of processor time"
+            raise LimitMet(status, f"{LONGEST_WAIT:g} s" if answer is None else took)
+
+    def close(self) -> None:
+        """Wait for the question under way, and end the process."""
+        with self._asking:
+            child, self._child = self._child, None
+            if child is not None:
+                child.end(0)  # it may be stopped, and would not see the end of its stdin
+
+
+def answer_questions(answer: Callable[[Any], object], memory: int) -> None:
+    """Answer each question of a parent, in this process, which may use so many bytes."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin.buffer:
+        seconds, question = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+        answered = json.dumps(answer(question))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(answered, flush=True)  # noqa: T201
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended: its exit status and what it said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def last_line(self) -> str:
+        """Return the last line of its log, or else how it was ended."""
+        if self.status < 0:
+            return f"it was ended by signal {-self.status}"
+        return last_line(self.stderr) or f"it ended with status {self.status}"
+
+    def errno(self) -> int | None:
+        """Return the number of the system's error that it ended with, if its last line has one."""
+        found = ERRNO.search(self.last_line())
+        return int(found[1]) if found else None
+
+
+def run_watched(
+    command: Sequence[str],
+    tell: Tell,
+    share: Callable[[], float] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a program; `share` measures what it has done, which else its own bars say.
+
+    It is killed when this process ends, or leaves the block by an error.
+    """
+    with TemporaryFile() as out, TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=env and {**env}
+        )
+        end_with_this_process(process.pid)
+        try:
+            while process.poll() is None:
+                with suppress(psutil.Error):  # it may just have ended
+                    memory = psutil.Process(process.pid).memory_info().rss
+                    tell(share() if share else _share_of_bar(log), memory)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SHARE_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+            has_ended(process.pid)
+        return Ended(process.returncode, _read(out), _read(log))
+
+
+def _share_of_bar(log: IO[bytes]) -> float | None:
+    """Return the share that the newest bar in a program's log shows, if there is one."""
+    descriptor = log.fileno()
+    end = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, TAIL_BYTES, max(0, end - TAIL_BYTES)).decode(errors="replace")
+    bars = BAR.findall(tail)
+    return int(bars[-1][0]) / max(1, int(bars[-1][1])) if bars else None
+
+
+def _read(file: IO[bytes]) -> str:
+    """Read what a program wrote, whose place in the file is the program's own."""
+    descriptor = file.fileno()
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text that is not blank, without what surrounds it, or nothing."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "").strip()
+
+
+class _Watcher:
+    """Shell that kills what it has been told of when its input ends, which this process holds."""
+
+    SCRIPT = """
+        left=" "
+        while read -r sign target; do
+            case $sign in
+                +) left="$left$target " ;;
+                -) left="${left%% $target *} ${left#* $target }" ;;
+            esac
+        done
+        for target in $left; do kill -s KILL -- "$target" 2>/dev/null; done
+    """
+
+    def __init__(self) -> None:
+        self._telling = Lock()
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def tell(self, sign: str, target: int) -> None:
+        with self._telling:
+            if self._shell is None or self._shell.poll() is not None:
+                self._shell = subprocess.Popen(
+                    ["/bin/sh", "-c", self.SCRIPT], stdin=subprocess.PIPE, start_new_session=True
+                )
+            assert self._shell.stdin is not None
+            keep_from_children(self._shell.stdin)
+            with suppress(BrokenPipeError):
+                self._shell.stdin.write(f"{sign} {target}\n".encode())
+                self._shell.stdin.flush()
+
+
+_watcher = _Watcher()
+
+
+def end_with_this_process(target: int) -> None:
+    """Have a child process killed when this process ends, whatever ends it.
+
+    `target` is the child's id or, for all of its process group, the id with a minus.
+    """
+    _watcher.tell("+", target)
+
+
+def has_ended(target: int) -> None:
+    """Have nothing killed for a target that has ended, whose id may be another process's next."""
+    _watcher.tell("-", target)
+
+
+def _point_to_devnull() -> None:
+    # The file object stays usable, since the child's own exit may flush it.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in list(_ours):
+        if not file.closed:
+            os.dup2(nowhere, file.fileno(), inheritable=False)
+    os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_point_to_devnull)

@@ -1,0 +1,1 @@
+"""What lasts: files that outlive a crash, and servers that outlive strangers."""

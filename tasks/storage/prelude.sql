@@ -1,0 +1,50 @@
+-- Macros that every query may use.
+
+-- Rows of files, each as it is: no folder's name is a column.
+create temp macro parquet_rows(files) as table
+    select * from read_parquet(files, hive_partitioning = false);
+create temp macro named_parquet_rows(files) as table
+    select * from read_parquet(files, hive_partitioning = false, filename = true);
+create temp macro json_lines(files) as table
+    select * from read_ndjson_objects(files, hive_partitioning = false);
+
+-- Parts of a group's name, <split>-<step>-<example>, as `names.py` writes it.
+create temp macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
+create temp macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
+create temp macro baseline_of(group_id) as
+    regexp_replace(group_id, '^.+(-\d{5,}-\d{4,})$', 'baseline\1');
+
+-- One row per rollout of the table of spans with this name, and per run or file if the spans name
+-- that: the attempt that counts, which is the last one that earned a reward, or else the last one;
+-- its reward, and whether it ended with one; null is the reward of an agent that gives none.
+create temp macro rollout_attempts(spans) as table
+    select
+        columns(lambda name: name in ('run', 'filename', 'rollout_id')),
+        any_value(group_id) as group_id,
+        coalesce(
+            max(attempt) filter (where reward_name = 'reward'), max(attempt)
+        ) as attempt,
+        max(attempt) + 1 as attempts,
+        arg_max_null(reward, attempt) filter (where reward_name = 'reward') as reward,
+        coalesce(bool_or(reward_name = 'reward'), false) as has_ended,
+        bool_or(kind = 'left_out') as left_out
+    from query_table(spans)
+    group by all;
+
+-- What a reply says: its words, and each tool that it calls as name(arguments), a line each.
+create temp macro spoken(reply) as concat_ws(
+    chr(10),
+    nullif(reply ->> '$.content', ''),
+    nullif(
+        array_to_string(
+            list_transform(
+                json_extract(reply, '$.tool_calls[*]'),
+                lambda called: concat(
+                    called ->> '$.function.name', '(', called ->> '$.function.arguments', ')'
+                )
+            ),
+            chr(10)
+        ),
+        ''
+    )
+);
