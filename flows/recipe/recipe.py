@@ -310,7 +310,8 @@ class Recipe(RunRecipe):
 
     def teachers(self) -> Teachers:
         teacher = self.algorithm.teacher
-        return Teachers("algorithm.teacher.models", teacher.named(), teacher.reads)
+        models, splits = teacher.named(), (TRAIN,)
+        return Teachers("algorithm.teacher.models", models, teacher.reads, teacher.by, splits)
 
     def named_checkpoints(self) -> dict[str, str]:
         name = self.algorithm.kl.reference

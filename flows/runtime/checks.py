@@ -29,7 +29,6 @@ from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind
 from tasks.comparison.promotions import refuse_promoted
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
-from tasks.settings.given import TRAIN
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -284,14 +283,12 @@ def check_choices(recipe: RunRecipe) -> None:
     Held-out rollouts have no teacher; held-out texts have one.
     """
     teachers, sources = recipe.teachers(), recipe.sources()
-    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
-    if by is None and teachers.reads is None:
+    if teachers.by is None and teachers.reads is None:
         return
-    if isinstance(recipe, Recipe):
-        sources = {TRAIN: sources[TRAIN]}
-    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
-        if by is not None:
-            choose_teacher(row["example"], by, teachers.models)
+    taught = [sources[split] for split in teachers.splits or sources]
+    for row in chain.from_iterable(rows.examples() for rows in taught):
+        if teachers.by is not None:
+            choose_teacher(row["example"], teachers.by, teachers.models)
         if teachers.reads is not None:
             fill_reads(teachers.reads, row["example"])
 

@@ -116,6 +116,9 @@ class Given(ABC):
     schema: ClassVar[pa.Schema]
     """Schema of the file: a row for each sequence."""
 
+    refuses_broken: ClassVar[bool]
+    """Whether a broken row ends a run, and is not left out."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -157,6 +160,12 @@ class Given(ABC):
         """Refuse (UserError) a first update that another policy shows to be wrong; most do not."""
 
     @abstractmethod
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield what is trained of the units of a source, and count what is lost of them."""
+
+    @abstractmethod
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> list[Row]:
@@ -173,6 +182,9 @@ class Given(ABC):
     def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
         """Measure a policy on held-out units."""
 
+
+TOO_LONG = "too long and left out"
+"""What is counted of units that are left out for their length."""
 
 COUNTS = b"counts"
 """Key of a file's metadata: what there is of the units of each source, and what is lost."""

@@ -29,6 +29,7 @@ from tasks.comparison.statistics import Z95, interval_of
 from tasks.datums import OF_PAIRS, given_datum
 from tasks.examples.reading import DatasetError
 from tasks.given.given import (
+    TOO_LONG,
     Drawing,
     Given,
     GivenSource,
@@ -93,6 +94,7 @@ class BoundPairs(Given):
     """
 
     schema = SCHEMA
+    refuses_broken = False
 
     def __init__(
         self,
@@ -120,6 +122,39 @@ class BoundPairs(Given):
     def drawn(self) -> pa.Schema:
         return OF_PAIRS
 
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield the pairs that can be compared, each whole."""
+        for number, unit in source.units(chat):
+            if isinstance(unit, DatasetError):
+                if counts["left out: broken"] < MOST_TOLD:
+                    log.warning("left out: %s", unit)
+                unit = "broken"
+            if isinstance(unit, str):
+                counts["pairs"] += 1
+                counts[f"left out: {unit}"] += 1
+                continue
+            counts["labelled answers" if unit.labelled else "pairs"] += 1
+            longest = max((len(one.tokens) for one in unit.sequences()), default=0)
+            if leaves_out(lengths, longest, f"pair {number} of {source.name} has a side of"):
+                counts[TOO_LONG] += 1
+                continue
+            sides = {side: _cut(own, lengths.most_tokens) for side, own in unit.sides.items()}
+            kept = Unit({side: own for side, own in sides.items() if own}, unit.labelled)
+            if len(kept.sides) < 2 - kept.labelled:
+                counts["left out: a side without a trained token"] += 1
+            elif not kept.labelled and kept.sides[CHOSEN] == kept.sides[REJECTED]:
+                counts["left out: identical sides"] += 1
+            else:
+                counts["cut"] += longest > lengths.most_tokens
+                counts["sides without their end"] += sum(
+                    side[-1].tokens[-1] not in chat.stop_tokens for side in kept.sides.values()
+                )
+                counts["tokens"] += sum(len(one.tokens) for one in kept.sequences())
+                counts["trained tokens"] += sum(len(one.trained()) for one in kept.sequences())
+                yield number, kept
+
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> list[Row]:
@@ -129,7 +164,7 @@ class BoundPairs(Given):
         to the next other prompt, one for each of its own.
         """
         row, kept = find_preference(self.loss), list[tuple[int, Unit]]()
-        for number, unit in kept_pairs(source, chat, lengths, counts):
+        for number, unit in self.kept(source, chat, lengths, counts):
             if unit.labelled and not row.labelled:
                 _refuse_labelled(f"row {number} of {source.name}", self.loss)
             kept.append((number, unit))
@@ -206,38 +241,6 @@ class BoundPairs(Given):
                 f"{tolerance:g}: the service trains in another precision than it samples. Give a "
                 "larger checkpoints.probe_tolerance, if pairs may be compared that roughly"
             )
-
-
-def kept_pairs(
-    source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
-) -> Iterator[tuple[int, Unit]]:
-    """Yield the pairs that can be compared, each with its number."""
-    for number, unit in source.units(chat):
-        if isinstance(unit, DatasetError):
-            if counts["left out: broken"] < MOST_TOLD:
-                log.warning("left out: %s", unit)
-            unit = "broken"
-        if isinstance(unit, str):
-            counts["pairs"] += 1
-            counts[f"left out: {unit}"] += 1
-            continue
-        counts["labelled answers" if unit.labelled else "pairs"] += 1
-        longest = max((len(one.tokens) for one in unit.sequences()), default=0)
-        if leaves_out(lengths, longest, f"pair {number} of {source.name} has a side of"):
-            counts["left out: too long"] += 1
-            continue
-        sides = {side: _cut(own, lengths.most_tokens) for side, own in unit.sides.items()}
-        kept = Unit({side: own for side, own in sides.items() if own}, unit.labelled)
-        if len(kept.sides) < 2 - kept.labelled:
-            counts["left out: a side without a trained token"] += 1
-        elif not kept.labelled and kept.sides[CHOSEN] == kept.sides[REJECTED]:
-            counts["left out: identical sides"] += 1
-        else:
-            counts["cut"] += longest > lengths.most_tokens
-            counts["sides without their end"] += sum(
-                side[-1].tokens[-1] not in chat.stop_tokens for side in kept.sides.values()
-            )
-            yield number, kept
 
 
 def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:

@@ -21,6 +21,7 @@ from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import fill_reads
 from tasks.given.given import (
     COUNTS,
+    TOO_LONG,
     Drawing,
     Given,
     GivenSource,
@@ -31,7 +32,7 @@ from tasks.given.given import (
     leaves_out,
 )
 from tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
-from tasks.given.tokenizing import tokenize
+from tasks.given.tokenizing import WeightedTokens, tokenize
 from tasks.recording.step_log import Metrics
 from tasks.references import from_first
 from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
@@ -101,6 +102,7 @@ class Texts(Given):
     """
 
     schema = SCHEMA
+    refuses_broken = True
 
     def __init__(
         self,
@@ -145,6 +147,14 @@ class Texts(Given):
 
     def names(self, rows: pa.Table) -> list[tuple[str, int]]:
         return [*zip(*(rows[name].to_pylist() for name in KEYS[1:3]), strict=True)]
+
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield the sequences that train something, each as a unit."""
+        for row in trained_rows(source, chat, lengths, counts):
+            one = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
+            yield row["example_id"], Unit({"": [one]})
 
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
@@ -239,7 +249,7 @@ def trained_rows(
         for part, whole in enumerate(unit.sequences()):
             length = len(whole.tokens)
             if leaves_out(lengths, length, f"row {number} of {source.name} has"):
-                counts["too long and left out"] += 1
+                counts[TOO_LONG] += 1
                 continue
             kept = whole.cut(most)
             trained = kept.trained()

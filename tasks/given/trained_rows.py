@@ -2,20 +2,16 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from textwrap import indent
-from typing import Any
 
 from adapters.errors import counted
 from adapters.process.terminal import visible
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.given.given import GivenSource, Read, Unit
-from tasks.given.pairs import kept_pairs
-from tasks.given.texts import trained_rows
+from tasks.given.given import TOO_LONG, Given, GivenSource, Read, Unit
 from tasks.given.tokenizing import WeightedTokens
 from tasks.settings.given import Lengths
 
@@ -40,6 +36,7 @@ class TrainedRow:
 class Tally:
     """Counts of a split, its first rows, its longest one, and what is refused of it."""
 
+    shown: int
     counts: Counter[str] = field(default_factory=Counter[str])
     first: list[TrainedRow] = field(default_factory=list[TrainedRow])
     longest: tuple[int, int] = (0, 0)
@@ -51,8 +48,8 @@ class Tally:
         for one in sequences:
             self.longest = max(self.longest, (len(one.tokens), -number))
 
-    def show(self, row: TrainedRow, shown: int) -> None:
-        if len(self.first) < shown:
+    def show(self, row: TrainedRow) -> None:
+        if len(self.first) < self.shown:
             self.first.append(row)
 
     def refuse(self, why: DatasetError) -> None:
@@ -63,11 +60,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Counted:
-    """Source whose rows are counted as they are read, until the time is over."""
+    """Source whose rows are counted as they are read, until the time is over.
+
+    If broken rows are refused, it goes on behind them.
+    """
 
     source: GivenSource
     tally: Tally
-    goes_on: Callable[[], bool]
+    until: float
+    refuses_broken: bool
 
     @property
     def name(self) -> str:
@@ -78,49 +79,23 @@ class _Counted:
 
     def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
         for number, unit in self.source.units(chat):
-            if not self.goes_on():
+            if time.monotonic() >= self.until:
                 return
             self.tally.read_row(number, unit.sequences() if isinstance(unit, Unit) else ())
-            yield number, unit
-
-
-class _CountedTexts(_Counted):
-    """Source of texts that goes on behind a row that is refused."""
-
-    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
-        for number, unit in super().units(chat):
-            if isinstance(unit, DatasetError):
+            if self.refuses_broken and isinstance(unit, DatasetError):
                 self.tally.refuse(unit)
             else:
                 yield number, unit
 
 
-def tally_texts(
-    source: GivenSource, chat: Chat, lengths: Lengths, shown: int, goes_on: Callable[[], bool]
-) -> Tally:
-    """Make tokens of texts, as a run would, and count them; a row that would end it is counted."""
-    tally = Tally()
-    counting = _CountedTexts(source, tally, goes_on)
-    for row in trained_rows(counting, chat, _lenient(lengths), tally.counts):
-        sequence = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
-        tally.show(TrainedRow(row["example_id"], (("", sequence),)), shown)
-    _name_refused(tally, "too long and left out", lengths)
-    return tally
-
-
-def tally_pairs(
-    source: GivenSource, chat: Chat, lengths: Lengths, shown: int, goes_on: Callable[[], bool]
-) -> Tally:
-    """Make tokens of pairs, as a run would, and count them."""
-    tally = Tally()
-    counting = _Counted(source, tally, goes_on)
-    for number, unit in kept_pairs(counting, chat, _lenient(lengths), tally.counts):
-        given = [(side, one) for side, parts in unit.sides.items() for one in parts]
-        for _, one in given:
-            tally.counts["tokens"] += len(one.tokens)
-            tally.counts["trained tokens"] += len(one.trained())
-        tally.show(TrainedRow(number, tuple(given)), shown)
-    _name_refused(tally, "left out: too long", lengths)
+def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:
+    """Make tokens of units, as a run would, and count them; a row that would end it is counted."""
+    tally = source.tally
+    for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
+        own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
+        tally.show(TrainedRow(number, own))
+    if lengths.too_long == "refuse" and (count := tally.counts.pop(TOO_LONG, 0)):
+        tally.counts["too long, which is refused"] = count
     return tally
 
 
@@ -129,27 +104,15 @@ def _lenient(lengths: Lengths) -> Lengths:
     return Lengths(most_tokens=lengths.most_tokens, too_long=lenient)
 
 
-def _name_refused(tally: Tally, left_out: str, lengths: Lengths) -> None:
-    """Say of rows that are too long that they would end a run, if they would."""
-    if lengths.too_long == "refuse" and (count := tally.counts.pop(left_out, 0)):
-        tally.counts["too long, which is refused"] = count
-
-
-Tallying = Callable[[Any, Chat, Lengths, int, Callable[[], bool]], Tally]
-
-
 def describe_rows(
-    sources: Mapping[str, Sized], tally: Tallying, chat: Chat, lengths: Lengths, shown: int
+    given: Given, sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths, shown: int
 ) -> str:
-    """Describe the splits of a recipe: the first rows with what is trained marked, and counts.
-
-    `tally` makes the tokens of a source.
-    """
+    """Describe the splits of a recipe: the first rows with what is trained marked, and counts."""
     tallies: dict[str, Tally] = {}
     for split, source in sources.items():
-        over = time.monotonic() + SECONDS / len(sources)
-        goes_on = partial(_is_before, over)
-        tallies[split] = tally(source, chat, lengths, shown, goes_on)
+        until = time.monotonic() + SECONDS / len(sources)
+        counting = _Counted(source, Tally(shown), until, given.refuses_broken)
+        tallies[split] = tally_units(given, counting, chat, lengths)
     parts = [f"# rows as they are trained\n\nWhat is trained stands in {BEGINS}…{ENDS}."]
     for split, one in tallies.items():
         for row in one.first:
@@ -160,10 +123,6 @@ def describe_rows(
                 parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
     counts = [_count(name, one, len(sources[name]), chat, lengths) for name, one in tallies.items()]
     return "\n\n".join([*parts, "# counts", *counts])
-
-
-def _is_before(end: float) -> bool:
-    return time.monotonic() < end
 
 
 def _mark(sequence: WeightedTokens, chat: Chat) -> str:

