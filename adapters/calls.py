@@ -220,7 +220,7 @@ class Completion:
     `response_token_ids` and `logprobs` are aligned and exactly as they were sampled, with the
     end-of-turn token. The first `kept_tokens` tokens of the prompt are the unchanged prompt and
     sampled tokens of this role's call `kept_call`; `kept_how` says how that call was found, or
-    why there is none (see `adapters.door.kept_calls.Prompt`).
+    why there is none (see `adapters.door.role_calls.Prompt`).
 
     A call that no policy answered has a `usage`, no tokens and no `sampling`; its `policy_version`
     names the model or function that answered it.
@@ -245,7 +245,7 @@ class Completion:
     renderer: str = ""
     tokenizer_sha: str = ""
     request_sha: str = ""
-    """The digest of all that can change the answer (`adapters.door.memory.request_sha`)."""
+    """The digest of all that can change the answer (`adapters.door.role_calls.request_sha`)."""
     recalled: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None

@@ -26,8 +26,8 @@ UserError               an error that its user can mend
     RunError            a run that cannot be opened or changed
     CheckpointError     a checkpoint that a run does not have
     ComparisonError     targets that have not played the same examples
+    NotBetter           a target of a comparison that is not shown to be better
     PromotionRefused    a name that a checkpoint cannot have
-        NotBetter       a checkpoint that is not shown to be better
     RequestDiffers      a request that differs from the recorded one
     TakenOver           a run that another process has opened since
     Damaged             a file that is not as it was written

@@ -33,6 +33,32 @@ BESIDE = "centred REINFORCE"
 PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
 """Centred REINFORCE, of one update a step."""
 
+DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
+MORE_KL = "adds KL k2 with 0.001"
+IN_TRINITY = {
+    "grpo": f"{DUAL_CLIP}; averages over tokens. The paper has KL k3 with 0.04",
+    "grpo_verl": "is `grpo`, with advantages computed in the trainer",
+    "dr_grpo": "has no such name",
+    "dapo": "clips at 1.2 unless its file says otherwise, and plays one round",
+    "rloo": "has PPO's clip, an average over tokens, and KL in the loss",
+    "reinforceplusplus": "has KL in the loss",
+    "asymre": "halves the loss, by the loss `opmd` with τ 1",
+    "topr": f"takes each token's ratio; {MORE_KL}",
+    "cispo": f"clips at 1.28; {MORE_KL}. The paper names no clip, and 4 is Tinker's",
+    "gspo": f"averages over tokens; {MORE_KL}",
+    "sapo": f"has no derivative through the gate; averages over tokens; {MORE_KL}",
+    "rec": MORE_KL,
+    "multi_step_grpo": DUAL_CLIP,
+    "on_policy_distill": "has the loss ppo, and an average over tokens",
+    "jsd": "has the opposite sign: it raises the tokens that the teacher rejects",
+    "mix": f"{DUAL_CLIP}; {MORE_KL}, of the expert's tokens as well",
+    "mix_chord": f"{DUAL_CLIP}; {MORE_KL}, and has no number where a step has no expert's text. "
+    "The paper's µ without φ falls: `share` 0.9, `final_share` 0.05, `decay_steps` 200, and the "
+    "loss `cross_entropy`",
+    "gigpo": DUAL_CLIP,
+}
+"""Preset → what Trinity-RFT 0.6.0 does under the same name, where that differs."""
+
 UNMASKED = ("algorithm.advantage=centred", "algorithm.loss=unmasked_dro")
 """Tinker's own dro, on-policy."""
 
@@ -89,7 +115,7 @@ def describe_estimators() -> str:
 def describe_presets() -> str:
     """Describe the table of presets."""
     rows = [
-        (f"`{name}`", row.source, _describe_values(row), row.lacks, row.differs)
+        (f"`{name}`", row.source, _describe_values(row), row.lacks, IN_TRINITY.get(name, ""))
         for name, row in PRESETS.items()
     ]
     header = ("name", "source", "values", "lacks", "Trinity-RFT 0.6.0")

@@ -15,12 +15,12 @@ from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
 from flows.recipe.loading import named_recipe
+from flows.recipe.plan import StagesRecipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from flows.recipe.stages import StagesRecipe
 from flows.stages import FLOWS, stages
 from tasks.checkpoints import read_held_out
+from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of, name_run
-from tasks.storage.stages import stage_results
 
 Measured = Mapping[str, float]
 """Number of a checkpoint, or name of a stage → what is held out after it."""
@@ -32,8 +32,8 @@ def train_by(example: str, settings: Sequence[str], seed: int) -> Measured:
     run = name_run(example, *settings, str(seed))
     if isinstance(recipe, StagesRecipe):
         stages(named_recipe(example, [*settings, f"shared.seed={seed}"], StagesRecipe), run=run)
-        results = stage_results(folder_of(run))
-        return {one.stage: one.reward for one in results if one.reward is not None}
+        results = read_plan(folder_of(run)).results
+        return {one.stage: one.measured for one in results if one.measured is not None}
     FLOWS[recipe.flow](named_recipe(example, [*settings, f"seed={seed}"], RunRecipe), run=run)
     return {str(step): value for step, value in read_held_out(folder_of(run)).by_step.items()}
 

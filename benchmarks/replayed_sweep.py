@@ -16,8 +16,8 @@ from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
 from flows.recipe.loading import named_recipe
+from flows.recipe.plan import SweepRecipe, name_child
 from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.sweeps.sweep import SweepRecipe, name_child
 from flows.sweep import sweep
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of

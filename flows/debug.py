@@ -13,12 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Self, cast
 
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
-from adapters.door.backends import Backend, create_backends
+from adapters.door.backends import Backend, RecordedBackend, create_backends
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.door.memory import Answer
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.recorded_backend import RecordedBackend
+from adapters.door.role_calls import Answer
 from adapters.errors import UserError, counted
 from adapters.harness.debugger.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings

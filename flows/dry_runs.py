@@ -26,9 +26,7 @@ class OfflineError(UserError):
 
 def shrink(recipe: Recipe, examples: int) -> Recipe:
     """Return the recipe with one step of `examples` examples, two rollouts each."""
-    rollouts = recipe.rollouts.model_copy(
-        update={"groups": examples, "group_size": 2, "minimum_group": 2}
-    )
+    rollouts = recipe.rollouts.model_copy(update={"groups": examples, "group_size": 2})
     changes = {"steps": 1, "epochs": 0, "rollouts": rollouts, "tracking": Tracking()}
     return recipe.model_copy(update=changes)
 

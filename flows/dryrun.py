@@ -8,22 +8,20 @@ from flows.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model
 from flows.runtime.bound_checkpoints import open_references
-from flows.runtime.by_policy import assemble, build, conclude, refer, reward
 from flows.runtime.checks import check_start
+from flows.runtime.extras import Extras
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_rollouts import (
-    judge_groups,
-    open_rollouts,
-    training_groups,
-    wait_for_batches,
-)
+from flows.runtime.open_rollouts import open_rollouts, training_groups
 from flows.runtime.open_run import open_run
+from tasks.datums import build_datums
 from tasks.evaluations import score_spans
 from tasks.reports.artifacts import Artifacts
 from tasks.reports.dryruns import LearnedFrom, describe
+from tasks.rewards import compute_rewards
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
+from tasks.trajectories import assemble_trajectories
 
 
 @flow(name="dryrun", flow_run_name=name_of_run)
@@ -38,23 +36,27 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
-        open_references(recipe, opened.folder, opened.service) as others,
+        open_references(recipe, opened.folder, opened.service) as scorers,
         Artifacts(opened.folder) as artifacts,
     ):
         artifacts.tag("dryrun")
-        path = opened.folder.shard(shard_name("train", 0))
-        size, source = ShardSize(recipe.rollouts.groups), recipe.train_split()
+        at, source = opened.folder, recipe.train_split()
+        size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)
         groups = replace(training_groups(recipe), quorum=1.0)
-        spans = wait_for_batches(runners.evaluation.submit_shard(shard, 0, groups).values())
-        trajectories = assemble(opened, 0, spans)
-        verdicts = conclude(opened, 0, judge_groups(opened, recipe, 0, spans, runners.judging))
-        rewards = reward(opened, 0, trajectories, recipe.algorithm.rewards, verdicts)
-        references = refer(opened, 0, spans, trajectories, others)
-        datums = build(opened, 0, trajectories, rewards, references, recipe.credit())
-    learned = {
-        name: LearnedFrom(trajectories[name], rewards[name], datums[name]) for name in datums
-    }
+        runner = replace(runners.evaluation, check=lambda _: None)  # what fails is shown
+        spans = runner.wait_for(runner.submit_shard(shard, 0, groups).values())
+        extras = Extras(opened, recipe, runners.judging, scorers)
+        learned, scores = dict[str, LearnedFrom](), extras.scores(0, spans)
+        for policy in opened.policies:
+            name, query = policy.name, recipe.algorithm.rewards
+            trajectories = assemble_trajectories(at.trajectories(name, 0), spans, policy.roles)
+            rewards = compute_rewards(at.rewards(name, 0), trajectories, query, scores)
+            logprobs = extras.logprobs(policy, 0, spans, trajectories)
+            datums = build_datums(
+                at.datums(name, 0), trajectories, rewards, recipe.credit(), logprobs
+            )
+            learned[name] = LearnedFrom(trajectories, rewards, datums)
     context, tiny = runners.chat.read_context, recipe.model.base == Model().base
     score = score_spans(spans, shard)
     return DryRun(

@@ -76,7 +76,7 @@ def evaluate(
         result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
         artifacts.tag(result.tag)
         artifacts.publish_evaluations()
-    return completed(result, result.outcome)
+    return completed(result)
 
 
 def evaluate_once(

@@ -5,21 +5,19 @@ it: an update is submitted beside the result of the one before.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from adapters.calls import POLICY
 from flows.recipe.given_examples import GivenRecipe
-from flows.runtime.by_policy import record_step, update
 from flows.runtime.checks import check_start
-from flows.runtime.flow_runs import RunSummary, completed, name_of_run, summarize_run
-from flows.runtime.open_run import OpenRun, open_run
+from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
+from flows.runtime.open_run import OpenRun, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
 from tasks.storage.run_folder import folder_of
-from tasks.updates import PlannedUpdate
+from tasks.updates import update_policy
 
 R = TypeVar("R", bound=GivenRecipe)
 
@@ -36,34 +34,30 @@ def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], No
         have_read(opened, recipe)
         learn(opened, recipe, given, artifacts)
         artifacts.publish()
-    summary = summarize_run(opened.folder)
-    return completed(summary, summary.outcome)
+    return end_run(opened.folder)
 
 
 def learn(run: OpenRun, recipe: GivenRecipe, given: Given, artifacts: Artifacts) -> None:
     """Train the policy of a run on the units of each step, and score what is due."""
-    drawing, at = recipe.drawing(), run.folder.datums
-    left, saves_state = run.steps_left(), partial(recipe.checkpoints.due, steps=recipe.steps)
+    drawing, left, updater = recipe.drawing(), run.steps_left(), run.policies.main.updater
 
-    def draw(step: int) -> Path | None:
-        return draw_given(at(POLICY, step), given, drawing, step) if step in left else None
+    def draw(step: int) -> Path:
+        return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
 
     run.tracking.follow()
     score(run, recipe, given, left.start)
-    following = draw(left.start)
+    following: Path | None = None
     for step in left:
-        drawn, following = following, draw(step + 1)
-        assert drawn is not None, "each step that is left is drawn"
-        if following is not None:
-            planned = PlannedUpdate(step + 1, [following], saves_state(step + 2))
-            run.policies.main.updater.plan(planned)
-        datums = {POLICY: drawn}
-        updates = update(run, step, [datums], with_state=saves_state(step + 1))
+        datums, following = following or draw(step), None
+        if step + 1 in left:
+            following = draw(step + 1)
+            updater.plan(step + 1, [following])
+        updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
-            given.check_first(updates[POLICY], recipe.checkpoints.probe_tolerance)
+            given.check_first(updated, recipe.checkpoints.probe_tolerance)
         score(run, recipe, given, step + 1)
-        files = StepFiles([], {}, {}, datums, updates, run.folder.measure(step + 1))
-        artifacts.show(step, record_step(run, step, files, known=given.measure(drawn)))
+        files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
+        artifacts.show(step, record_step(run, step, {POLICY: files}, known=given.measure(datums)))
 
 
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:

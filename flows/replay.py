@@ -10,13 +10,8 @@ from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.flow_runs import (
-    RunSummary,
-    again_if_engine_dies,
-    completed,
-    name_of_run,
-    summarize_run,
-)
+from flows.runtime.extras import open_extras
+from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from flows.runtime.forks import replay_run
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
@@ -42,6 +37,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     with (
         open_run(recipe, name, on_policy=False) as opened,
         open_rollouts(opened, recipe) as runners,
+        open_extras(opened, recipe, runners.judging) as extras,
     ):
         folder = opened.folder
         steps = (
@@ -49,6 +45,5 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             for step in opened.steps_left()
         )
         evaluations = HeldOutEvaluations(recipe, opened, runners, first=recipe.steps)
-        learn(opened, recipe, steps, evaluations, runners.judging)
-    summary = summarize_run(folder)
-    return completed(summary, summary.outcome)
+        learn(opened, recipe, steps, evaluations, extras)
+    return end_run(folder)

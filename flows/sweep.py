@@ -5,43 +5,44 @@ the same unless seeds draw them. One that fails is a result, and the others go o
 finished is never repeated.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
-from adapters.errors import UserError
-from adapters.tinker.engines import engines_kept
+from adapters.errors import UserError, counted
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
+from flows.recipe.plan import (
+    Child,
+    Plan,
+    SweepRecipe,
+    Values,
+    as_overrides,
+    measured_by,
+    name_child,
+)
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.stages import StageRun
-from flows.recipe.sweeps.measured import measured_by
-from flows.recipe.sweeps.sweep import SweepRecipe, Values, as_overrides, name_child
-from flows.replay import replay
-from flows.runtime.checks import check_start, is_finished, refuse_deleted, refuse_left_out
-from flows.runtime.flow_runs import SweepSummary, completed, name_of_run
-from flows.runtime.forks import check_replay
+from flows.runtime.checks import check_plan, is_finished
+from flows.runtime.flow_runs import completed, name_of_run
 from flows.server.deployed_runs import (
     Deployment,
-    Parameters,
     cancel_deployed,
     check_under_way,
     choose_deployment,
     describe_failure,
     train_deployed,
 )
-from flows.stages import FLOWS
-from tasks.comparison.promotions import refuse_promoted
+from flows.stages import FLOWS, PlanSummary, train_plan
 from tasks.given.held_out import read_measure
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.manifest import differences, recipe_of
+from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.storage.stages import ChildResult, write_sweep
 
 MEASURES: Mapping[str, Sequence[str]] = {
     "train": ("reward", "greedy", "judged"),
@@ -59,45 +60,42 @@ def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> No
 
 
 @flow(name="sweep", flow_run_name=name_of_run, on_cancellation=[cancel_children])
-def sweep(recipe: SweepRecipe, run: str | None = None) -> SweepSummary:
+def sweep(recipe: SweepRecipe, run: str | None = None) -> PlanSummary:
     """Train a recipe with several values of its keys, a run for each combination.
 
     Args:
         recipe: The recipe that is varied, and the values.
         run: Its name; the runs are RUN-KEYVALUE-…, and go on where they stopped.
     """
-    run = run or name_of_run()
-    children, folder = check_sweep(recipe, run), folder_of(run)
-    select = selected(recipe, children[0].recipe)
-    values, names = recipe.model_dump(mode="json"), [child.name for child in children]
-    write_sweep(folder, values, names, [])
-    ended = dict[str, ChildResult]()
-    with engines_kept(), Artifacts(folder) as artifacts:
-        for child, error in train_children(recipe, run, children):
-            ended[child.name] = measure(child, select, error)
-            results = [ended[name] for name in names if name in ended]
-            write_sweep(folder, values, names, results)
-        results = choose([ended[name] for name in names], select)
-        write_sweep(folder, values, names, results, describe_draws(children, results))
-        artifacts.publish_stages()
-    summary = SweepSummary(run=run, select=select, results=tuple(results))
-    return completed(summary, summary.outcome)
+    plan = check_sweep(recipe, run or name_of_run())
+    select = selected(recipe, plan.children[0].recipe)
+
+    def conclude(record: PlanRecord) -> PlanRecord:
+        results = choose(record.results, select)
+        return replace(record, results=results, note=describe_draws(plan.children, results))
+
+    record = train_plan(plan, partial(train_children, recipe), partial(measure, select), conclude)
+    return completed(PlanSummary(run=plan.run, results=record.results, outcome=describe(record)))
 
 
-def train_children(
-    recipe: SweepRecipe, run: str, children: Sequence[StageRun]
-) -> Iterator[tuple[StageRun, str]]:
+def train_children(recipe: SweepRecipe, children: Sequence[Child]) -> Iterator[tuple[Child, str]]:
     """Train the runs of a sweep that have not finished, in turn or by workers.
 
     Yields each run when it has ended, and why it failed, or nothing.
     """
     if recipe.at_once == 1:
         for child in children:
-            yield child, "" if is_finished(child) else train_child(child, recipe.replay)
+            error = ""
+            if not is_finished(child):
+                trained: Flow[..., Any] = FLOWS[child.flow]
+                given = {**child.parameters, "recipe": child.recipe}
+                error = describe_failure(trained(**given, return_state=True))
+            yield child, error
         return
     left = {child.name: child for child in children if not is_finished(child)}
     yield from ((child, "") for child in children if child.name not in left)
-    deployment, parameters = deployment_of(recipe, run), parameters_of(recipe, left.values())
+    deployment = deployment_of(recipe, children[0])
+    parameters = {name: child.parameters for name, child in left.items()}
     for name, error in train_deployed(parameters, deployment, recipe.at_once):
         if not error and not is_finished(left[name]):
             raise RunError(
@@ -108,43 +106,39 @@ def train_children(
         yield left[name], error
 
 
-def deployment_of(recipe: SweepRecipe, run: str) -> Deployment:
+def deployment_of(recipe: SweepRecipe, child: Child) -> Deployment:
     """Return the deployment of the runs of a sweep; UserError if workers cannot train them."""
-    first = _child(recipe, run, recipe.values()[0])
-    flow = first.recipe.flow if recipe.replay is None else replay.name
     base = recipe.base if isinstance(recipe.base, str) else None
-    return choose_deployment(flow, recipe.at_once, recipe.deployment, base)
+    return choose_deployment(child.flow, recipe.at_once, recipe.deployment, base)
 
 
-def parameters_of(recipe: SweepRecipe, children: Iterable[StageRun]) -> dict[str, Parameters]:
-    """Map runs of a sweep to the parameters of their flow runs."""
-    parent = {} if recipe.replay is None else {"parent": recipe.replay}
-    return {
-        one.name: {"recipe": one.recipe.model_dump(mode="json"), "run": one.name, **parent}
-        for one in children
-    }
-
-
-def train_child(child: StageRun, replayed: str | None) -> str:
-    """Train a run of a sweep; return why it failed, or nothing."""
-    trained: Flow[..., Any] = FLOWS[child.recipe.flow] if replayed is None else replay
-    parent = {} if replayed is None else {"parent": replayed}
-    return describe_failure(trained(child.recipe, run=child.name, return_state=True, **parent))
-
-
-def measure(child: StageRun, select: str, error: str) -> ChildResult:
-    """Return what a run has come to, by the held-out examples of its last checkpoint."""
+def measure(select: str, child: Child, error: str) -> Iterator[ChildResult]:
+    """Yield what a run has come to, by the held-out examples of its last checkpoint."""
     folder = folder_of(child.name)
+    steps = len(read_metrics(folder.metrics)) if folder.exists() else 0
     if error:
-        done = len(read_metrics(folder.metrics)) if folder.exists() else 0
-        return ChildResult(child.name, done, error=error)
-    steps = count_steps(child.recipe).steps
+        yield ChildResult(child.name, steps, error=error)
+        return
     if isinstance(child.recipe, Recipe):
         scores = read_evaluation(folder.evaluation(f"{steps:05d}"))
-        scored = headline(scores) if select == "reward" else scores[select].finished
-        return ChildResult(child.name, steps, scored.mean, scored.interval)
-    measured = read_measure(folder.measure(steps))
-    return ChildResult(child.name, steps, measured.value, measured.interval)
+        found = headline(scores) if select == "reward" else scores[select].finished
+        measured = found.mean
+    else:
+        found = read_measure(folder.measure(steps))
+        measured = found.value
+    yield ChildResult(child.name, steps, measured=measured, interval=found.interval)
+
+
+def describe(record: PlanRecord) -> str:
+    """Return the run that is chosen, with its measure and the 95 % interval of that, in words."""
+    (best,) = (one for one in record.results if one.chosen)
+    interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
+    failed = sum(one.error != "" for one in record.results)
+    return (
+        f"{record.measure} {best.measured:.3g}{interval and f' ({interval})'} is the best of "
+        f"{counted(len(record.results), 'run')}{f', {failed} of which failed' if failed else ''}: "
+        f"{best.run}"
+    )
 
 
 def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
@@ -159,7 +153,7 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     return [replace(one, chosen=one is best) for one in results]
 
 
-def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult]) -> str:
+def describe_draws(children: Sequence[Child], results: Sequence[ChildResult]) -> str:
     """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
@@ -173,7 +167,7 @@ def describe_draws(children: Sequence[StageRun], results: Sequence[ChildResult])
     )
 
 
-def _draws(child: StageRun) -> bool:
+def _draws(child: Child) -> bool:
     """Return whether a finished run was measured on some of its held-out examples, not on all."""
     recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
     if isinstance(recipe, Recipe):
@@ -181,19 +175,12 @@ def _draws(child: StageRun) -> bool:
     return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
 
 
-def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> list[StageRun]:
-    """Return the runs of a sweep; refuse (UserError) what would end one before its first step.
+def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
+    """Return the plan of a sweep; refuse (UserError) what would end a run before its first step.
 
     Runs that are to be `deleted` first count as absent.
     """
-    if run not in deleted and (folder := folder_of(run)).exists():
-        raise RunError(f"the run {folder.path} exists, and is no sweep; give another name")
-    refuse_promoted(run)
     children = [_child(recipe, run, values) for values in recipe.values()]
-    names = [child.name for child in children]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
-    refuse_left_out(run, [*names, *deleted])
     select = selected(recipe, children[0].recipe)
     if unmeasured := [child.name for child in children if not child.recipe.holds_out()]:
         raise RecipeError(
@@ -201,20 +188,19 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
             "dataset.held_out a share"
         )
     first, *others = (measured_by(child.recipe, select) for child in children)
-    for name, other in zip(names[1:], others, strict=True):
+    for child, other in zip(children[1:], others, strict=True):
         if apart := differences(first, other):
             raise RecipeError(
-                f"{name} is measured otherwise than {names[0]}, so that they cannot be compared "
-                f"({'; '.join(apart)}); vary no key of evaluation, nor one by which held-out "
-                "examples are played, chosen or scored; train such runs apart, and `ratchet "
-                "compare` has one agent play the same examples with each"
+                f"{child.name} is measured otherwise than {children[0].name}, so that they cannot "
+                f"be compared ({'; '.join(apart)}); vary no key of evaluation, nor one by which "
+                "held-out examples are played, chosen or scored; train such runs apart, and "
+                "`ratchet compare` has one agent play the same examples with each"
             )
-    for child in children:
-        _check(child, recipe.replay, deleted)
+    plan = check_plan(Plan(run, recipe, children, f"held-out {select}"), deleted)
     if recipe.at_once > 1:
-        deployment_of(recipe, run)
-        check_under_way(parameters_of(recipe, children))
-    return children
+        deployment_of(recipe, children[0])
+        check_under_way({child.name: child.parameters for child in children})
+    return plan
 
 
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
@@ -232,7 +218,7 @@ def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
     return select
 
 
-def _child(recipe: SweepRecipe, run: str, values: Values) -> StageRun:
+def _child(recipe: SweepRecipe, run: str, values: Values) -> Child:
     name, given = name_child(run, values), as_overrides(values)
     try:
         if isinstance(recipe.base, str):
@@ -242,16 +228,4 @@ def _child(recipe: SweepRecipe, run: str, values: Values) -> StageRun:
             made = changed_recipe(base, given, RunRecipe)
     except UserError as error:
         raise RecipeError(f"{name}: {error}") from error
-    return StageRun(name, name, made, None, "")
-
-
-def _check(child: StageRun, replayed: str | None, deleted: Collection[str]) -> None:
-    folder = folder_of(child.name)
-    try:
-        if replayed is not None and (child.name in deleted or not folder.exists()):
-            refuse_deleted([replayed], deleted)
-            recipe = count_steps(child.recipe)
-            check_replay(folder_of(replayed), recipe.model_dump(mode="json"))
-        check_start(child.recipe, folder, deleted)
-    except UserError as error:
-        raise RecipeError(f"{child.name}: {error}") from error
+    return Child(name, made, replayed=recipe.replay)

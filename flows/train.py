@@ -9,53 +9,27 @@ after s updates or, with `rollouts.lag`, after exactly that many fewer; by `roll
 may be made of batches as they arrive instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from prefect import flow
 
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import open_references
-from flows.runtime.by_policy import (
-    assemble,
-    build,
-    conclude,
-    draw,
-    measure_expert,
-    measure_judge,
-    record_step,
-    refer,
-    reward,
-    update,
-)
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.flow_runs import (
-    RunSummary,
-    again_if_engine_dies,
-    completed,
-    name_of_run,
-    summarize_run,
-)
-from flows.runtime.open_rollouts import (
-    CheckpointAtBegin,
-    RolloutRunner,
-    Spans,
-    judge_groups,
-    open_rollouts,
-    training_groups,
-)
-from flows.runtime.open_run import OpenRun, open_run
-from flows.runtime.overlap import end_batches, iterate_steps, train_split_at
-from tasks.given.given import bind_given
-from tasks.given.texts import Texts
+from flows.runtime.extras import Extras, open_extras
+from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from flows.runtime.open_rollouts import open_rollouts
+from flows.runtime.open_run import OpenRun, open_run, record_step
+from flows.runtime.overlap import draw_train_shard, play_steps
+from tasks.datums import build_datums
 from tasks.metrics import StepFiles
 from tasks.reports.artifacts import Artifacts
-from tasks.rollouts import check_step, reopen_stopped
-from tasks.shards import ShardSize, draw_shard
-from tasks.storage.names import shard_name
+from tasks.rewards import compute_rewards
 from tasks.storage.run_folder import folder_of
+from tasks.trajectories import assemble_trajectories
+from tasks.updates import update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -67,28 +41,17 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    run, rollouts, groups = run or name_of_run(), recipe.rollouts, training_groups(recipe)
-    size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    check = partial(check_step, most_failed=rollouts.most_failed)
+    run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
-    with open_run(recipe, run) as opened, open_rollouts(opened, recipe) as runners:
-
-        def sample(
-            step: int, checkpoint: int | CheckpointAtBegin, number: int
-        ) -> Mapping[str, Spans]:
-            name = shard_name("train", step)
-            if number == 0:
-                reopen_stopped(opened.folder, name, check)
-            source = train_split_at(recipe, opened.folder, step)
-            shard = draw_shard(opened.folder.shard(name), source, recipe.seed, step, size)
-            return runners.training.submit_shard(shard, checkpoint, groups, number)
-
-        batches = iterate_steps(opened, rollouts, sample, recipe.algorithm.trained_calls)
-        steps = end_batches(opened, recipe, batches)
-        evaluations = HeldOutEvaluations(recipe, opened, runners)
-        learn(opened, recipe, steps, evaluations, runners.judging)
-    summary = summarize_run(opened.folder)
-    return completed(summary, summary.outcome)
+    with (
+        open_run(recipe, run) as opened,
+        open_rollouts(opened, recipe) as rollouts,
+        open_extras(opened, recipe, rollouts.judging) as extras,
+    ):
+        draw = partial(draw_train_shard, recipe, opened.folder)
+        steps = play_steps(opened, recipe, rollouts.training, draw)
+        learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, rollouts), extras)
+    return end_run(opened.folder)
 
 
 def learn(
@@ -96,43 +59,39 @@ def learn(
     recipe: Recipe,
     steps: Iterator[tuple[int, Sequence[Path]]],
     evaluations: HeldOutEvaluations,
-    judge: RolloutRunner,
+    extras: Extras,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
-    algorithm, credit = recipe.algorithm, recipe.credit()
-    expert = algorithm.expert
-    texts = bind_expert(run, recipe)
-    with (
-        open_references(recipe, run.folder, run.service) as others,
-        Artifacts(run.folder, recipe.steps) as artifacts,
-    ):
+    smallest_group = recipe.rollouts.min_group_size()
+    with Artifacts(run.folder, recipe.steps) as artifacts:
         run.tracking.follow()
         evaluations.submit_due(run.steps_left().start)
         for step, spans in steps:
-            trajectories = assemble(run, step, spans)
-            judged = judge_groups(run, recipe, step, spans, judge)
-            verdicts = conclude(run, step, judged)
-            rewards = reward(run, step, trajectories, algorithm.rewards, verdicts)
-            references = refer(run, step, spans, trajectories, others)
-            datums = build(run, step, trajectories, rewards, references, credit)
-            drawn = draw(run, step, texts, expert.drawing(recipe.seed))
-            saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(run, step, [datums, *drawn], with_state=saves_state)
+            files = train_step(run, recipe, step, spans, extras)
             evaluations.submit_due(step + 1)
             evaluations.score(step - recipe.rollouts.lag)
-            files = StepFiles(spans, trajectories, references, datums, updates, verdicts=verdicts)
-            known = {**measure_expert(texts, drawn), **measure_judge(run, verdicts, judged, spans)}
-            artifacts.show(step, record_step(run, step, files, credit.min_group_size, known))
+            known = extras.metrics(step, spans)
+            artifacts.show(step, record_step(run, step, files, smallest_group, known))
         evaluations.score(recipe.steps)
         artifacts.publish()
 
 
-def bind_expert(run: OpenRun, recipe: Recipe) -> Texts | None:
-    """Bind a run to the texts of its expert as tokens, if it has an expert."""
-    expert = recipe.algorithm.expert
-    if not expert.given_texts:
-        return None
-    with run.beginning():
-        texts, chat = Texts(run.folder.expert_texts), run.chat(recipe.model)
-        bind_given(texts.path, texts, recipe.given_examples(), chat, expert)
-    return texts
+def train_step(
+    run: OpenRun, recipe: Recipe, step: int, spans: Sequence[Path], extras: Extras
+) -> dict[str, StepFiles]:
+    """Train each policy on the rollouts of a step; return the files that it has made of them."""
+    at, query, credit = run.folder, recipe.algorithm.rewards, recipe.credit()
+    files, scores = dict[str, StepFiles](), extras.scores(step, spans)
+    for policy in run.policies:
+        name, history = policy.name, policy.history(step)
+        trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
+        rewards = compute_rewards(at.rewards(name, step), trajectories, query, scores)
+        logprobs = extras.logprobs(policy, step, spans, trajectories)
+        datums = build_datums(
+            at.datums(name, step), trajectories, rewards, credit, logprobs, history
+        )
+        # One optimizer step on `algorithm.loss`: the method is `recipe.update_method()`.
+        trained = [datums, *extras.datums(policy, step)]
+        update_policy(at.update(name, step), policy.updater, step, trained)
+        files[name] = StepFiles(spans, trajectories, logprobs, datums, verdicts=scores)
+    return files

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from adapters.calls import POLICY
 from adapters.rewards import MEASURE
-from tasks.algorithm.comparisons import is_uniform
+from tasks.algorithm.advantages import is_uniform
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
@@ -50,13 +50,12 @@ OF_ROLLOUTS = (
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Files of a step: the sealed batches, and what each policy made of them, by its name."""
+    """Files of a step: the sealed batches, and what a policy made of them."""
 
     spans: Sequence[Path]
-    trajectories: Mapping[str, Path]
-    references: Mapping[str, Mapping[str, Path]]
-    datums: Mapping[str, Path]
-    updates: Mapping[str, Path]
+    trajectories: Path | None
+    references: Mapping[str, Path]
+    datums: Path
     held_out: Path | None = None
     """Measure of the step's checkpoint on held-out texts or pairs, if it was taken."""
     verdicts: Path | None = None
@@ -65,7 +64,6 @@ class StepFiles:
 
 def measure(
     files: StepFiles,
-    policy: str = POLICY,
     trained_roles: Sequence[str] = TRAINED_ROLES,
     min_group_size: int = 1,
     loss: str = "importance_sampling",
@@ -88,16 +86,16 @@ def measure(
     if files.spans:
         of_rollouts, sizes = _rollouts(files.spans, trained_roles)
         measures |= of_rollouts
-    datums = read(files.datums[policy])
-    if policy in files.trajectories:
-        trajectories = read(files.trajectories[policy])
+    datums = read(files.datums)
+    if files.trajectories is not None:
+        trajectories = read(files.trajectories)
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
         judged = read_verdicts(files.verdicts)
         measures |= {
             **_groups(rewards_of(trajectories, verdicts=judged), sizes, min_group_size),
             **_count_not_kept(trajectories.filter(pa.array(trained, pa.bool_()))),
             "entropy": _mean(-_masked(trajectories["logprobs"], trajectories["mask"])),
-            **_reference_divergence(trajectories, files.references.get(policy, {})),
+            **_reference_divergence(trajectories, files.references),
             "datums/dropped": int(sum(trained)) - datums.num_rows,
         }
     if files.held_out is not None and is_written(files.held_out):

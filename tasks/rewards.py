@@ -17,8 +17,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tasks.algorithm.advantages import CreditAssignment, estimate_advantages, find_advantage
-from tasks.algorithm.comparisons import Baselines, Earned, rollouts_of
+from tasks.algorithm.advantages import (
+    Baselines,
+    CreditAssignment,
+    Earned,
+    estimate_advantages,
+    find_advantage,
+    rollouts_of,
+)
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
-from adapters.door.call_sequence import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.door.door import Door
+from adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.errors import ServiceError, UserError, counted
 from adapters.player_protocol import PlaySettings, RolloutEnd
 from adapters.process.event_loop import run_event_loop
@@ -73,8 +73,7 @@ log = logging.getLogger(__name__)
 class RolloutHost:
     """Host of a run's rollouts: the door that answers the agents, and the service behind it.
 
-    With `recall`, an interrupted rollout gets the answers that its journal has already. Rollouts
-    that are `judged` need no reward of the agent's.
+    Rollouts that are `judged` need no reward of the agent's.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class RolloutHost:
         door: Door,
         service: Service,
         settings: PlaySettings,
-        recall: bool = True,
         *,
         judged: bool = False,
     ) -> None:
@@ -91,7 +89,6 @@ class RolloutHost:
         self.door = door
         self.service = service
         self.settings = settings
-        self.recall = recall
         self.judged = judged
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False
@@ -167,7 +164,7 @@ class JournalRecorder:
         spans = read_journal(self._journal.path)
         self._rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
-        recorded = recorded_calls(spans) if self._host.recall else {}
+        recorded = recorded_calls(spans)
         self._left = {
             name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
             for name, row in self._examples.items()
@@ -305,15 +302,14 @@ def collect_rollouts(
 
 @dataclass(frozen=True)
 class Yield:
-    """Yield of rollouts: groups whose rewards are not all equal, calls, and sampled tokens."""
+    """Yield of rollouts: groups whose rewards are not all equal, and calls."""
 
     teaching_groups: int
     calls: int
-    sampled_tokens: int
 
 
 def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure what sealed batches have yielded; recalled tokens do not count."""
+    """Measure what sealed batches have yielded."""
     (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     return Yield(**row)
 

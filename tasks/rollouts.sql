@@ -1,6 +1,5 @@
 -- One row: in how many groups the rewards of some role, or of its n-th call, are not all equal, and
--- how many calls the rollouts that ended have, and how many tokens the policies have sampled, in every
--- attempt.
+-- how many calls the rollouts that ended have.
 with
 
 spans as (
@@ -36,9 +35,4 @@ select
         from spans
         join ended using (rollout_id, attempt)
         where kind = 'llm' and len(response_token_ids) > 0
-    ) as calls,
-    (
-        select coalesce(sum(len(response_token_ids)), 0)::bigint
-        from spans
-        where kind = 'llm' and recalled is not true
-    ) as sampled_tokens
+    ) as calls

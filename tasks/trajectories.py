@@ -32,7 +32,7 @@ def trajectories_of(
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
     without history), or tokens were not kept. Then it is the door's reason
-    (`adapters.door.kept_calls`), a `branch` (another call has already grown from the same one), or
+    (`adapters.door.role_calls`), a `branch` (another call has already grown from the same one), or
     a `mismatch`: the door reported the tokens as kept, and they differ.
     """
     files = [verified(path) for path in spans]

@@ -8,7 +8,7 @@ from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
 from tasks.algorithm.divergences import DIVERGENCE
-from tasks.algorithm.learning_rates import MixingSchedule, share_by_sample
+from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.algorithm.losses import service_loss
 from tasks.algorithm.settings import Settings
 from tasks.settings.optimizer import Optimizer
@@ -87,11 +87,9 @@ class UpdateMethod:
 
     def request(self, step: int, optimizer_steps: Sequence[Sequence[Pass]]) -> UpdateRequest:
         """Request the optimizer steps of a step by its learning rate."""
-        optimizer = self.optimizer
-        adam = optimizer.model_dump(include={*AdamParams.model_fields})
-        adam["learning_rate"] *= optimizer.share(step, self.steps)
-        share = share_by_sample if optimizer.scale_by_ess else None
-        return UpdateRequest(optimizer_steps, AdamParams(**adam), share)
+        adam = self.optimizer.model_dump(include={*AdamParams.model_fields})
+        adam["learning_rate"] *= self.optimizer.share(step, self.steps)
+        return UpdateRequest(optimizer_steps, AdamParams(**adam))
 
     def minibatches(self, step: int, units: Sequence[Units]) -> list[list[Pass]]:
         """Split the units of each term of a step; return the passes before each optimizer step."""

@@ -3,13 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from statistics import fmean
 from threading import RLock
 
 import numpy as np
@@ -35,15 +34,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PlannedUpdate:
-    """An update to come: its step, the files of its datums, and whether it saves the state."""
-
-    step: int
-    paths: Sequence[Path]
-    with_state: bool
-
-
-@dataclass(frozen=True)
 class _Submitted:
     """An update whose passes, optimizer steps and saves the service has been asked for."""
 
@@ -56,14 +46,12 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each term, in its first pass; `shares` those of the
-    learning rate that its optimizer steps took, if it was scaled; `probe_metrics` those of the
+    `logprobs` are those of each datum of each term, in its first pass; `probe_metrics` those of the
     rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
     first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
-    shares: list[float]
     probe_metrics: dict[str, float]
     at_start: dict[str, float]
 
@@ -75,7 +63,8 @@ class PolicyUpdater:
     state saved before that step, and the recorded datums since, each applied once. The update that
     is planned is submitted before the result of the one before it is awaited; a client that is
     given up takes it along, and it is made again with the datums that are recorded.
-    `probe_tolerance` bounds how far rebuilt weights may be off the recorded log-probabilities.
+    `saves_state` says which checkpoints save the training state, and `probe_tolerance` bounds how
+    far rebuilt weights may be off the recorded log-probabilities.
     """
 
     def __init__(
@@ -83,19 +72,22 @@ class PolicyUpdater:
         service: Service,
         ledger: Ledger,
         recorded: RecordedSteps,
-        ttl_seconds: int | None,
+        saves_state: Callable[[int], bool],
+        ttl_seconds: int | None = None,
         probe_tolerance: float | None = None,
     ) -> None:
         self.service = service
         self.ledger = ledger
         self.recorded = recorded
+        self._saves_state = saves_state
         self._ttl_seconds = ttl_seconds
         self._probe_tolerance = probe_tolerance
         self._live: LivePolicy | None = None
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
-        self._planned: PlannedUpdate | None = None
+        self._planned: tuple[int, Sequence[Path]] | None = None
+        """The step of an update to come, and the files of its datums."""
         self._ahead: _Submitted | None = None
         """The update after the last one whose result was awaited, if the live client has it."""
         self._inflight: Sampler | None = None
@@ -167,17 +159,16 @@ class PolicyUpdater:
                 datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(Pass(datums, term.service_loss()))
 
-    def plan(self, update: PlannedUpdate) -> None:
-        """Have an update submitted beside the one before it, whose datums it does not depend on."""
-        self._planned = update
+    def plan(self, step: int, paths: Sequence[Path]) -> None:
+        """Have the update of a step submitted before the result of the one before it is awaited."""
+        self._planned = step, paths
 
-    def update(self, step: int, paths: Sequence[Path], *, with_state: bool) -> Update:
+    def update(self, step: int, paths: Sequence[Path]) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
         A step without datums keeps the weights. An update that fails leaves no live client behind,
         since whether the service applied it is then unknown.
         """
-        asked = PlannedUpdate(step, paths, with_state)
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
             at = step if ahead is None else step + 1
@@ -189,7 +180,7 @@ class PolicyUpdater:
                     recorded, scored = self._evidence(datums, rebuilt)
                     if rebuilt is not None:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
-                    ahead = self._submit(live, asked, datums)
+                    ahead = self._submit(live, datums)
                 self._ahead = self._submit_planned(live, step + 1)
                 result = live.result(ahead.update)
                 if rebuilt is not None:
@@ -201,24 +192,24 @@ class PolicyUpdater:
             if self._inflight is not None:
                 self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(ahead.datums.first_pass(result.logprobs), result.shares, probed, at_start)
+        return Update(ahead.datums.first_pass(result.logprobs), probed, at_start)
 
-    def _submit(self, live: LivePolicy, asked: PlannedUpdate, datums: StepDatums) -> _Submitted:
+    def _submit(self, live: LivePolicy, datums: StepDatums) -> _Submitted:
         """Submit an update and the saves of its checkpoint to the client of its step."""
-        self.ledger.begin(asked.step + 1)
-        submitted = live.submit(asked.step, datums.request)
-        name = self.ledger.name(asked.step + 1)
-        saving = live.save(name, self._ttl_seconds, with_state=asked.with_state)
-        self._step = asked.step + 1
+        made = datums.step + 1
+        self.ledger.begin(made)
+        submitted = live.submit(datums.step, datums.request)
+        saving = live.save(
+            self.ledger.name(made), self._ttl_seconds, with_state=self._saves_state(made)
+        )
+        self._step = made
         return _Submitted(datums, submitted, saving)
 
     def _submit_planned(self, live: LivePolicy, step: int) -> _Submitted | None:
         """Submit the update of a step behind the one before it, if it is planned."""
-        planned = self._planned
-        if planned is None or planned.step != step:
+        if self._planned is None or self._planned[0] != step:
             return None
-        datums = self.recorded.read(step, planned.paths)
-        return self._submit(live, planned, datums)
+        return self._submit(live, self.recorded.read(*self._planned))
 
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None
@@ -296,19 +287,13 @@ class _InflightSampler:
 
 
 @durable
-def update_policy(
-    path: Path,
-    updater: PolicyUpdater,
-    step: int,
-    datums: Sequence[Path],
-    with_state: bool,
-) -> None:
+def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequence[Path]) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
     The expert's texts, if there is an expert, are the second file of datums.
     """
     started = time.monotonic()
-    update = updater.update(step, datums, with_state=with_state)
+    update = updater.update(step, datums)
     seconds = {"seconds/training": time.monotonic() - started}
     terms = updater.recorded.methods.at(step).terms(step)
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
@@ -324,8 +309,6 @@ def update_policy(
         if term.file:
             loss = measure_loss(datums[term.file], logprobs, term.loss, term.settings)
             measured |= name_expert({**loss, "share": term.factor})
-    if update.shares:
-        measured["learning_rate_share"] = fmean(update.shares)
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 
 

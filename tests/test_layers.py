@@ -115,9 +115,7 @@ LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 600
 MOST_PARAMETERS = 6
-COMMANDS = [
-    ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py", "sweeping.py")
-]
+COMMANDS = [ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py")]
 
 FILE_ACCESS = {
     "read_text", "write_text", "read_bytes", "write_bytes", "open", "exists", "unlink", "glob",

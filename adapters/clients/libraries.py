@@ -20,8 +20,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+if TYPE_CHECKING:  # every command imports this module
+    from pydantic import BaseModel
 
 SILENT = {
     "ANONYMIZED_TELEMETRY": "False",  # chromadb, which CrewAI imports
@@ -36,7 +38,6 @@ signal handlers."""
 
 CHATTER = "crewai.llms.base_llm"
 """A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
-
 
 TELEMETRY = {
     "DO_NOT_TRACK": "1",  # what Prefect's client sends to its makers, and MLflow
@@ -97,7 +98,7 @@ def _build(module: ModuleType) -> None:
     _rebuild_descendants(module.BaseModel)
 
 
-def _rebuild_descendants(base: type[BaseModel]) -> None:
+def _rebuild_descendants(base: "type[BaseModel]") -> None:
     for model in base.__subclasses__():
         model.model_rebuild()
         _rebuild_descendants(model)

@@ -1,4 +1,4 @@
-"""What becomes of each field of a request: the one table that the door and its documents read.
+"""What becomes of each field of a request: the one table that the door and its page in docs read.
 
 A field of no row is refused by its name. A value of null is the same as no field.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from adapters.calls import JsonObject
 from adapters.dialects.fields import Fields, bad_field
 from adapters.yaml_text import read_yaml
 
@@ -72,20 +71,6 @@ def check_fields(sent: Fields, api: Api, passed: Collection[str] = ()) -> None:
             raise bad_field(name, f"is no field of {api} that is known here; leave it out.")
         if not rule.takes(value):
             raise bad_field(name, f"is not honoured here: {rule.why}.")
-
-
-def schemas_of(api: Api) -> JsonObject:
-    """Return JSON schemas of the fields that are not honoured, as the door's document has them."""
-    found: JsonObject = {}
-    for name, rule in rules_of(api).items():
-        if rule.fate is Fate.HARMLESS:
-            found[name] = {"description": f"Changes nothing: {rule.why}."}
-        elif rule.fate is Fate.REFUSED:
-            found[name] = {
-                "description": f"Not honoured: {rule.why}.",
-                "enum": [None, *rule.unless],
-            }
-    return found
 
 
 def write_table() -> str:

@@ -9,7 +9,7 @@ has not ended is then cut off, and left out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
-from adapters.door.call_sequence import UNRECORDED, CallRecorder, CallSequence
+from adapters.door.role_calls import UNRECORDED, CallRecorder, CallSequence
 from adapters.player_protocol import (
     CLOSED,
     NOT_BEGUN,
@@ -145,22 +145,6 @@ class Attempt:
         left_out = self.state is AttemptState.LEFT_OUT
         return Refused(410, text, code=CLOSED if left_out else OVER)
 
-    def complete(self, told: RolloutEnd, roles: Iterable[str]) -> RolloutEnd:
-        """Complete the end that its player has told, in a batch that has these `roles`."""
-        calls = [*self.roles.values()]
-        unanswered = (one for of_role in calls for one in of_role.unanswered.values())
-        return replace(
-            told,
-            rollout_id=self.rollout.id,
-            attempt=self.number,
-            calls={
-                **{role: [] for role in roles},
-                **{role: of_role.answered for role, of_role in self.roles.items()},
-            },
-            refused=sum(of_role.refused for of_role in calls),
-            unanswered=next(unanswered, None),
-        )
-
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
         await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
@@ -241,7 +225,17 @@ class OpenBatch:
             attempt.change(AttemptState.SUPERSEDED)
         failed = isinstance(told.outcome, Failure)
         attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
-        closes = await self._recorder.ended(attempt.complete(told, self.settings.roles))
+        calls, none = attempt.roles, {role: [] for role in self.settings.roles}
+        unanswered = (one for of_role in calls.values() for one in of_role.unanswered.values())
+        end = replace(
+            told,
+            rollout_id=attempt.rollout.id,
+            attempt=attempt.number,
+            calls=none | {role: of_role.answered for role, of_role in calls.items()},
+            refused=sum(of_role.refused for of_role in calls.values()),
+            unanswered=next(unanswered, None),
+        )
+        closes = await self._recorder.ended(end)
         if closes:
             stragglers = [one for one in self._attempts.values() if one.state not in FINAL]
             await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))

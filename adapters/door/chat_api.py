@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.dialects import anthropic_messages, openai_chat, openapi
+from adapters.dialects import anthropic_messages, openai_chat
 from adapters.dialects.request_body import parse_json, read_body
 from adapters.dialects.table import (
     DIALECTS,
@@ -24,9 +24,8 @@ from adapters.dialects.table import (
     write_refusal,
     write_response,
 )
-from adapters.door.call_sequence import RequestMeta
 from adapters.door.format_checks import FormatChecks
-from adapters.door.kept_calls import KeptCalls, chat_of
+from adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.event_loop import run_aside
@@ -88,7 +87,6 @@ class ChatApi(ABC):
                 app.add_api_route(prefix + path, self.answer, methods=["POST"])
             app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
             app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
-            app.add_api_route(prefix + openapi.PATH, self._document, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
         app.add_exception_handler(405, self._refuse_route)
         app.add_exception_handler(Refused, write_refusal)
@@ -128,11 +126,6 @@ class ChatApi(ABC):
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))
 
-    async def _document(self, request: Request) -> Response:
-        """Describe the routes, to clients with a token only."""
-        self.find_model(request)
-        return JSONResponse(openapi.document(request.url.path.removesuffix(openapi.PATH)))
-
     async def _refuse_route(self, request: Request, _: Exception) -> Response:
         try:
             self.check_token(request)
@@ -140,9 +133,7 @@ class ChatApi(ABC):
             return await write_refusal(request, refused)
         route = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
-        text = (
-            f"There is no {route} here: only {paths}, GET …/v1/models and GET …/v1{openapi.PATH}."
-        )
+        text = f"There is no {route} here: only {paths} and GET …/v1/models."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 
 

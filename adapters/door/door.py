@@ -24,10 +24,9 @@ from adapters.dialects.fields import bad_request
 from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.call_sequence import UNRECORDED, RequestMeta
 from adapters.door.chat_api import ChatApi, ServedModel, read_number, token_of
-from adapters.door.memory import Answer, Memory
 from adapters.door.policy_backend import PolicyBackend
+from adapters.door.role_calls import UNRECORDED, Answer, Memory, RequestMeta
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT

@@ -9,9 +9,15 @@ import tinker
 from tinker import ModelInput, SamplingParams
 
 from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
-from adapters.door.call_sequence import SAMPLER_FORBIDDEN, SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
-from adapters.door.kept_calls import Prompt, chat_of
-from adapters.door.memory import Memory, request_sha
+from adapters.door.role_calls import (
+    SAMPLER_FORBIDDEN,
+    SAMPLER_REFUSED,
+    SAMPLER_UNAVAILABLE,
+    Memory,
+    Prompt,
+    chat_of,
+    request_sha,
+)
 from adapters.errors import EngineDied, PassingError, UserError
 from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat

@@ -11,10 +11,9 @@ from fastapi import Request
 from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import NUMBER, Fields
-from adapters.door.call_sequence import CallSequence
 from adapters.door.chat_api import ChatApi, ServedModel, token_of
-from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
+from adapters.door.role_calls import CallSequence, Memory
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 

@@ -49,7 +49,7 @@ def keep_from_children(file: IO[bytes] | IO[str]) -> None:
     _ours.add(file)
 
 
-class Child:
+class ChildProcess:
     """A program that is told lines and answers by lines, and that ends when its stdin does.
 
     Only this process holds that stdin. Ctrl-C does not reach the program.
@@ -119,13 +119,13 @@ class LimitedChild:
     def __init__(self, module: str, memory: int) -> None:
         self._memory = memory
         self._command = [sys.executable, "-P", "-m", module]
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._asking = Lock()
 
     def ask(self, question: object, seconds: float) -> Any:
         """Return the answer to a question; LimitMet if it takes more processor time, or memory."""
         with self._asking:
-            child = self._child = self._child or Child(self._command)
+            child = self._child = self._child or ChildProcess(self._command)
             child.tell(json.dumps([seconds, question]).encode())
             answer = child.hear(LONGEST_WAIT)
             if answer:

@@ -3,7 +3,7 @@
 An agent is a file of `agents/`, which is a folder and no package: `import agents` is the OpenAI
 Agents SDK where that is installed. The working folder is not on `sys.path`, where its `datasets/`
 would be a package to any library that looks for one of that name. A module of the user's that is
-called as a package of Ratchet's would not be found.
+called as a package of Ratchet's is refused, since Ratchet's would be found in its place.
 """
 
 import ast

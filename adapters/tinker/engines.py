@@ -15,7 +15,7 @@ from threading import Thread
 
 from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
-from adapters.process.child import Child, Tell, last_line, run_watched
+from adapters.process.child import ChildProcess, Tell, last_line, run_watched
 from adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
 from durable.files import sha256_of, unsealed
 
@@ -54,7 +54,7 @@ class TinkerServer:
 class EngineProcess:
     """A child process that serves the Tinker API once stdin has named its state folder."""
 
-    child: Child
+    child: ChildProcess
     key: str = field(repr=False)
     place: Place = field(repr=False)
 
@@ -250,7 +250,7 @@ def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
     command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
-    child = Child(command, {**os.environ, "TINKER_API_KEY": key})
+    child = ChildProcess(command, {**os.environ, "TINKER_API_KEY": key})
     return EngineProcess(child, key, _place(base_model))
 
 

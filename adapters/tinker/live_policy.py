@@ -24,10 +24,6 @@ Derivative = Callable[
 ]
 """Log-probabilities of each datum's targets, and its inputs → the loss's derivatives by them."""
 
-Share = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], float]
-"""Log-probabilities of datums' targets, and those that the sampler gave → a share of the learning
-rate."""
-
 STEPS_TAKEN = "step:max"
 """Metric in which an engine reports how many steps its optimizer has taken."""
 
@@ -72,15 +68,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class UpdateRequest:
-    """Contents of an update: the passes before each of its optimizer steps, and the optimizer.
-
-    With a `share`, an optimizer step waits for its passes, and takes that share of the learning
-    rate.
-    """
+    """Contents of an update: the passes before each of its optimizer steps, and the optimizer."""
 
     optimizer_steps: Sequence[Sequence[Pass]]
     optimizer: AdamParams
-    share: Share | None = None
 
     @property
     def passes(self) -> list[Pass]:
@@ -89,15 +80,11 @@ class UpdateRequest:
 
 @dataclass(frozen=True)
 class SubmittedUpdate:
-    """Forward-backward passes and optimizer steps that were submitted.
-
-    `shares` are those of the learning rate that the optimizer steps take, if it was scaled.
-    """
+    """Forward-backward passes and optimizer steps that were submitted."""
 
     step: int
     outputs: list[APIFuture[ForwardBackwardOutput]]
     optimizer: list[APIFuture[OptimStepResponse]]
-    shares: list[float]
 
 
 @dataclass(frozen=True)
@@ -106,12 +93,11 @@ class UpdateResult:
 
     `logprobs` are those of each pass's datums. `optimizer_step` is how many steps the optimizer has
     taken, the first of this update included; None if the service does not report it, or if there
-    were no datums and so no step. `shares` are as in `SubmittedUpdate`.
+    were no datums and so no step.
     """
 
     logprobs: list[list[np.ndarray]]
     optimizer_step: int | None
-    shares: list[float]
 
 
 class LivePolicy:
@@ -149,33 +135,16 @@ class LivePolicy:
             for asked in passes[begun:]:
                 self.accumulate(asked)
             begun = max(begun - len(passes), 0)
-            taken.append(self._take_optimizer_step(step, passes, request))
+            taken.append(self._client.optim_step(request.optimizer))
         outputs, self._outputs = self._outputs, []
-        shares = [share for _, share in taken if share is not None]
-        return SubmittedUpdate(step, outputs, [stepped for stepped, _ in taken], shares)
-
-    def _take_optimizer_step(
-        self, step: int, passes: Sequence[Pass], request: UpdateRequest
-    ) -> tuple[APIFuture[OptimStepResponse], float | None]:
-        """Submit an optimizer step after the last passes, which are these; return its share too."""
-        adam = request.optimizer
-        if request.share is None:
-            return self._client.optim_step(adam), None
-        made = zip(self._outputs[-len(passes) :], passes, strict=True)
-        own = [output for output, asked in made if not asked.beside]
-        logprobs = self._logprobs_of(own, f"step {step}")
-        datums = chain(*(asked.datums for asked in passes if not asked.beside))
-        sampled = [datum.loss_fn_inputs["logprobs"].to_numpy() for datum in datums]
-        share = request.share([*chain(*logprobs)], sampled)
-        scaled = adam.model_copy(update={"learning_rate": adam.learning_rate * share})
-        return self._client.optim_step(scaled), share
+        return SubmittedUpdate(step, outputs, taken)
 
     def result(self, submitted: SubmittedUpdate) -> UpdateResult:
         step, wait = submitted.step, self._service.result
         logprobs = self._logprobs_of(submitted.outputs, f"step {step}")
         stepped = [wait(taken, f"optim_step of step {step}") for taken in submitted.optimizer]
         taken = (stepped[0].metrics or {}).get(STEPS_TAKEN) if stepped else None
-        return UpdateResult(logprobs, None if taken is None else int(taken), submitted.shares)
+        return UpdateResult(logprobs, None if taken is None else int(taken))
 
     def _logprobs_of(
         self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], of: str

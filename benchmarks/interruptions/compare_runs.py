@@ -25,8 +25,8 @@ from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recovery.recorded_steps import datum_files
 from tasks.shards import read_shard
 from tasks.storage.names import JUDGE, batch_name, parse_batch
+from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import stage_runs
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall)/")
 """Metrics that two equal runs may differ in."""
@@ -216,7 +216,7 @@ def stage_of(run: RunFolder) -> str:
 
 def parts_of(run: RunFolder) -> list[RunFolder]:
     """List the runs of a run's stages; the run itself if it has none."""
-    return stage_runs(run) or [run]
+    return child_runs(run) or [run]
 
 
 def journals(run: RunFolder) -> list[Path]:

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import stage_runs
 
 ROOT = Path(__file__).parent.parent.parent
 STARTING_SECONDS = 180
@@ -169,7 +169,7 @@ def size_of(run: RunFolder) -> int:
 
     Files and folders may vanish meanwhile: `os.walk` passes over such folders.
     """
-    size = sum(map(size_of, stage_runs(run)))
+    size = sum(map(size_of, child_runs(run)))
     for folder, folders, names in os.walk(run.path):
         if Path(folder) == run.path:
             folders[:] = [name for name in folders if name != run.engine.name]

@@ -192,7 +192,7 @@ def stop_commands(commands: Commands, times: int) -> tuple[list[Ending], list[st
 
 def _scores(printed: str) -> list[str]:
     """Return the table of what an evaluation has printed, without the paths below."""
-    return printed.partition("All numbers")[0].splitlines()
+    return printed.partition("\nnumbers ")[0].splitlines()
 
 
 def report(endings: Sequence[Ending]) -> str:

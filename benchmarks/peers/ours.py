@@ -9,8 +9,7 @@ import torch
 
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
 from engine.training.losses import resolve_loss
-from tasks.algorithm.advantages import estimate_advantages
-from tasks.algorithm.comparisons import Earned
+from tasks.algorithm.advantages import Earned, estimate_advantages
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference

@@ -20,9 +20,8 @@ from flows.server.prefect_startup import check_prefect, quiet_prefect, start_ser
 from tasks.storage.json_files import read_log
 
 if TYPE_CHECKING:
+    from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.run_recipe import RunRecipe
-    from flows.recipe.stages import StagesRecipe
-    from flows.recipe.sweeps.sweep import SweepRecipe
     from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
@@ -63,32 +62,29 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     return _closing_lines(summary, folder, time.monotonic() - started)
 
 
-def train_stages(
+def train_runs(
     run: str, recipe: "StagesRecipe | SweepRecipe", replaced: "Sequence[RunFolder]" = ()
 ) -> str:
     """Run the flow of stages or of a sweep, with a bar for each run; return a table of them.
 
     What is `replaced` is deleted after the checks.
     """
-    from flows.recipe.sweeps.sweep import SweepRecipe
-    from flows.runtime.checks import check_stages
-    from flows.stages import stages
+    from flows.recipe.plan import SweepRecipe
+    from flows.stages import check_stages, stages
     from flows.sweep import check_sweep, sweep
     from tasks.reports.tables import fitted
+    from tasks.storage.plan_record import read_plan
     from tasks.storage.run_folder import folder_of
-    from tasks.storage.stages import result_note, result_table
 
     folder, deleted = folder_of(run), [one.name for one in replaced]
+    way_on = f"`ratchet resume {run}` goes on"
     if isinstance(recipe, SweepRecipe):
-        flow, parts = sweep, check_sweep(recipe, run, deleted)
+        flow, plan, deployed = sweep, check_sweep(recipe, run, deleted), recipe.at_once > 1
     else:
-        recipe = check_stages(recipe, run, deleted)
-        flow, parts = stages, recipe.runs_of(run)
+        flow, plan, deployed = stages, check_stages(recipe, run, deleted), False
     check_prefect()
     delete_runs(replaced)
-    runs = {folder_of(part.name): part.recipe.steps for part in parts}
-    way_on = f"`ratchet resume {run}` goes on"
-    deployed = isinstance(recipe, SweepRecipe) and recipe.at_once > 1
+    runs = {folder_of(child.name): child.recipe.steps for child in plan.children}
 
     def explain() -> str:
         if deployed:
@@ -99,10 +95,10 @@ def train_stages(
     from flows.cli.progress_bar import show_progress
 
     with show_progress(runs):
-        summary = call_flow(flow, explain, recipe=recipe, run=run)
-    long = ["run", "starts at", "held-out", "error"]
-    table = fitted(*result_table(folder), min(terminal_width(), WIDTH), long)
-    said = [summary.outcome, table, result_note(folder), f"report  {folder.report}"]
+        summary = call_flow(flow, explain, recipe=plan.recipe, run=run)
+    record, width = read_plan(folder), min(terminal_width(), WIDTH)
+    table = fitted(*record.table(), width, ["run", "starts at", "held-out", "error"])
+    said = [summary.outcome, table, record.note, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
     return f"{lines}\nserve   ratchet serve {summary.result}"
 

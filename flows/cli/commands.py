@@ -10,21 +10,21 @@ import typer
 
 from adapters.errors import UserError
 from adapters.process.terminal import say, show, write_data
-from flows.cli import comparing, inspect_runs, sweeping, use_checkpoints
+from flows.cli import comparing, inspect_runs, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
     Verbose,
     call_flow,
     load_checked_recipe,
-    train_stages,
+    train_runs,
     train_with_bar,
 )
 from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import Run, writable
 from flows.server.prefect_startup import quiet_prefect
 from tasks.storage.files import check_writable
+from tasks.storage.plan_record import has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
-from tasks.storage.stages import has_stages, stages_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,6 @@ imports = typer.Typer(
     no_args_is_help=True, help="Make a recipe of another program's configuration."
 )
 app.add_typer(imports, name="import")
-app.add_typer(sweeping.app)
 app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
 app.add_typer(use_checkpoints.app)
@@ -83,8 +82,8 @@ def train(
 ) -> None:
     """Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages."""
     from flows.recipe.loading import named_recipe
+    from flows.recipe.plan import StagesRecipe
     from flows.recipe.run_recipe import FlowRecipe
-    from flows.recipe.stages import StagesRecipe
 
     name = f"{name}-search" if search else name
     short = {"steps": steps, "rollouts.batches": batches}
@@ -100,13 +99,55 @@ def train(
 
 
 @app.command()
+def sweep(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A recipe, whose keys are varied, or a sweep: a name or a YAML file."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value,value,… : every combination is a run."),
+    ] = None,
+    replay: Annotated[
+        str | None, typer.Option(help="A run whose recorded rollouts every run trains on instead.")
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(help="Measure: reward, greedy, judged, loss or accuracy."),
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Runs that workers of the Prefect server train at the same time."),
+    ] = None,
+    deployment: Annotated[
+        str | None, typer.Option(help="The deployment by which they train them, FLOW/NAME.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="The sweep's name.")] = None,
+    if_exists: Annotated[
+        IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
+    ] = IfExists.ASK,
+    verbose: Verbose = False,
+) -> None:
+    """Train a recipe with several values of its keys, and choose the best run."""
+    if (name is None) == (replay is None):
+        raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
+    given = {"select": select, "at_once": at_once, "deployment": deployment}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    from flows.recipe.loading import swept_recipe
+
+    recipe = swept_recipe(name, replay, chosen, set_ or [])
+    run = run or name_run(name or f"{replay}", "sweep", _now())
+    say(train_runs(run, recipe, settle(run, if_exists)))
+
+
+@app.command()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
     from flows.recipe.run_recipe import FlowRecipe
 
-    if has_stages(folder := folder_of(run)):
-        _train(run, changed_recipe(stages_recipe(folder), kind=FlowRecipe))
+    if has_plan(folder := folder_of(run)):
+        _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe))
     else:
         say(train_with_bar(run, load_checked_recipe(run)))
 
@@ -386,14 +427,13 @@ def _now() -> str:
 
 def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
+    from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
-    from flows.recipe.stages import StagesRecipe
-    from flows.recipe.sweeps.sweep import SweepRecipe
 
     if said := describe_preset(recipe.model_dump()):
         say(said)
     if isinstance(recipe, RunRecipe):
         say(train_with_bar(run, recipe, replaced))
     elif isinstance(recipe, StagesRecipe | SweepRecipe):
-        say(train_stages(run, recipe, replaced))
+        say(train_runs(run, recipe, replaced))

@@ -4,14 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapters.errors import UserError, counted
+from adapters.errors import counted
 from adapters.process.terminal import WIDTH, on_one_line, say, show, terminal_width, write_data
 from flows.cli.command_line import Overrides, Verbose, call_flow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from flows.recipe.recipe import Recipe
     from tasks.comparison.comparisons import Comparison
 
 app = typer.Typer()
@@ -22,8 +19,6 @@ NAMES = (
     *("target", "reward", "difference", "95 % interval", "p", "won", "lost", "tied"),
     *("failed", "tokens", "USD"),
 )
-
-Examples = Annotated[int | None, typer.Option(min=1, help="Short for --set evaluation.examples=N.")]
 
 
 @app.command()
@@ -38,9 +33,14 @@ def compare(
     against: Annotated[
         str | None, typer.Option(help="The target to compare with; by default the first.")
     ] = None,
-    examples: Examples = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Short for --set evaluation.examples=N.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="Short for --set dataset.path=…")] = None,
     set_: Overrides = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="End with status 1 unless each is shown to be better.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the record instead.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -49,77 +49,36 @@ def compare(
 
     short = {"evaluation.examples": examples, "dataset.path": dataset}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
-    comparison = _play(named_recipe(agent, overrides), targets, against)
+    recipe = named_recipe(agent, overrides)
+    from flows.comparison.compare import compare as flow
+    from flows.comparison.compare import find_targets
+
+    find_targets(recipe, targets, against)  # refuses before anything starts
+    stopped = "stopped; the same command goes on, and repeats no game"
+    comparison = call_flow(flow, lambda: stopped, recipe=recipe, targets=targets, against=against)
     if json:
         write_data(f"{comparison.model_dump_json(indent=2)}\n".encode())
     else:
         say(_describe(comparison))
+    if gate:
+        comparison.check_gains()
 
 
 @app.command()
 def promote(
     checkpoint: Annotated[str, typer.Argument(help="RUN, RUN@STEP, RUN@best, or another name.")],
     name: Annotated[str, typer.Argument(help="The name that the checkpoint is to have.")],
-    if_: Annotated[
-        str | None,
-        typer.Option("--if", help='"reward > NAME": promote only what is shown to be better.'),
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="The recipe whose agent plays; by default the run's own.")
-    ] = None,
-    examples: Examples = None,
-    set_: Overrides = None,
-    force: Annotated[
-        str | None, typer.Option(help="Promote whatever the comparison says, for this reason.")
-    ] = None,
-    verbose: Verbose = False,
 ) -> None:
-    """Name a checkpoint, if it is better than the one that has the name; keep what was before."""
-    from flows.comparison.promote import plan_promotion, read_condition
+    """Give a checkpoint a name, in place of the one that had it."""
     from flows.comparison.promote import promote as record
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 
-    planned = plan_promotion(checkpoint, name, force, gated=if_ is not None)
-    comparison = source = None
-    if if_ is not None:
-        overrides = [*(set_ or []), *([f"evaluation.examples={examples}"] if examples else [])]
-        recipe = _recipe_of(planned.run, agent, overrides)
-        comparison = _play(recipe, [read_condition(if_), planned.checkpoint])
-        source = recipe.held_out_split()
-    elif agent or examples or set_:
-        raise UserError("--agent, --examples and --set do nothing without --if; leave them out")
-    promotion = record(planned, comparison, source)
-    before = "" if promotion.replaces is None else f", and was {promotion.replaces}"
-    say(f"{name} is {promotion.checkpoint}{before}")
-    if promotion.difference is not None:
-        say(f"reward less that of {promotion.against}: {promotion.difference}")
-    if kept := recipe_of(folder_of(promotion.run))["checkpoints"]["ttl_seconds"]:
+    promoted, before = record(checkpoint, name)
+    say(f"{name} is {promoted.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
+    if kept := recipe_of(folder_of(promoted.run))["checkpoints"]["ttl_seconds"]:
         show(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
     show(f"serve   ratchet serve {name}")
-
-
-def _recipe_of(run: str, agent: str | None, overrides: "Sequence[str]") -> "Recipe":
-    """Return the recipe whose agent plays: one that is named, or that of a run."""
-    from flows.recipe.loading import TRAIN, changed_recipe, named_recipe
-    from tasks.storage.manifest import recipe_of
-    from tasks.storage.run_folder import folder_of
-
-    if agent is not None:
-        return named_recipe(agent, overrides)
-    own = recipe_of(folder_of(run))
-    if own["flow"] != TRAIN:
-        raise UserError(f"the run {run} of flow {own['flow']} plays no agent; give --agent NAME")
-    return changed_recipe(own, overrides)
-
-
-def _play(recipe: "Recipe", targets: "Sequence[str]", against: str | None = None) -> "Comparison":
-    from flows.comparison.compare import compare as flow
-    from flows.comparison.compare import find_targets
-
-    find_targets(recipe, targets, against)  # refuses before anything starts
-    said = "stopped; the same command goes on, and repeats no game"
-    return call_flow(flow, lambda: said, recipe=recipe, targets=targets, against=against)
 
 
 def _describe(comparison: "Comparison") -> str:

@@ -7,8 +7,8 @@ from enum import StrEnum
 import typer
 
 from adapters.errors import did_you_mean
+from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import has_stages, name_stage_run, stage_runs
 
 
 class IfExists(StrEnum):
@@ -24,7 +24,7 @@ def settle(run: str, if_exists: IfExists) -> list[RunFolder]:
     """Return what is to be deleted before a run is trained; RunError if that may not be."""
     existing = folder_of(run)
     existing.check_writable()
-    if not existing.exists() and not has_stages(existing):
+    if not existing.exists() and not has_plan(existing):
         return []
     if if_exists is IfExists.ASK:
         if_exists = _ask(run) if sys.stdin.isatty() else IfExists.RAISE
@@ -44,10 +44,10 @@ def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
     if stage not in names:
         named = f"the stages are {', '.join(names)}" if names else "the recipe has no stages"
         raise RunError(f"--from {stage}: {named}{did_you_mean(stage, names)}")
-    if not has_stages(folder := folder_of(run)):
+    if not has_plan(folder := folder_of(run)):
         raise RunError(f"--from {stage}: there is no run {run} of stages; name one by --run")
     first = names.index(stage)
-    before = [folder_of(name_stage_run(run, at + 1, names[at])) for at in range(first)]
+    before = [folder_of(name) for name in read_plan(folder).runs[:first]]
     if before and not before[-1].exists():
         there = max((at + 1 for at, one in enumerate(before) if one.exists()), default=0)
         raise RunError(
@@ -58,7 +58,10 @@ def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
 
 
 def delete_runs(runs: Sequence[RunFolder]) -> None:
-    """Delete runs in their order, or none (RunError) if a process has any of them open."""
+    """Delete runs in their order, or none (UserError) if one is open, or promoted."""
+    from tasks.comparison.promotions import refuse_promoted
+
+    refuse_promoted([run.name for run in runs])
     for run in runs:
         with run.locked():
             pass
@@ -68,7 +71,7 @@ def delete_runs(runs: Sequence[RunFolder]) -> None:
 
 def _from(run: RunFolder, first: int) -> list[RunFolder]:
     """List the runs of the stages from number `first`, the last first, and then that of all."""
-    return [*reversed(stage_runs(run, first)), *([] if first else [run])]
+    return [*reversed(child_runs(run, first)), *([] if first else [run])]
 
 
 def _ask(run: str) -> IfExists:

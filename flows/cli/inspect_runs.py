@@ -46,10 +46,10 @@ def watch(run: Run) -> None:
     """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
     from flows.cli.progress_bar import watch_flow_run, watch_folder
     from tasks.storage.manifest import read_manifest
-    from tasks.storage.stages import stage_runs
+    from tasks.storage.plan_record import child_runs
 
     folder = folder_of(run)
-    if begun := [one.name for one in stage_runs(folder)]:
+    if begun := [one.name for one in child_runs(folder)]:
         raise UserError(
             f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
         )
@@ -159,12 +159,12 @@ def verify(run: Run) -> None:
     """Check that a run has every file that it must, and its engine's, as they were written."""
     from tasks.storage.files import is_written
     from tasks.storage.manifest import read_manifest
-    from tasks.storage.stages import stage_runs
+    from tasks.storage.plan_record import child_runs
 
     folder = folder_of(run)
     if not is_written(folder.path):
         read_manifest(folder)  # refuses a run that is not there
-    parts = stage_runs(folder) or [folder]
+    parts = child_runs(folder) or [folder]
     damage = [sentence for part in parts for sentence in _damage_of(part)]
     for sentence in damage:
         say(sentence)

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -38,9 +37,8 @@ class Stopped(KeyboardInterrupt):
 def ending_by_signals() -> Iterator[None]:
     """End the process if SIGINT or SIGTERM comes in the block: status 128 + the signal's number.
 
-    The signal raises Stopped in the main thread, or ends the process at once if that imports a
-    module. Another thread limits the time that this takes, since the main thread may wait for
-    something that does not come.
+    The signal raises Stopped in the main thread, unless that imports a module. Another thread ends
+    the process, since the main thread may wait for something that does not come.
     """
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     ending = _Ending()
@@ -93,16 +91,14 @@ def leaving_at_once() -> Iterator[None]:
 
 
 class _Ending:
-    """The handlers of the ending signals, from its creation to `close`, and what they have seen."""
+    """The handlers of the ending signals, and the thread that ends the process once one comes."""
 
     def __init__(self) -> None:
         self.explanations: list[Callable[[], str]] = []
         """What a stopped block says of itself; the innermost block's is printed."""
-        self._received: list[int] = []
-        """Signals that have come; the first one counts."""
-        self._settled = threading.Event()
-        """Set when Stopped was raised or the block is over: Stopped is raised once, and there."""
-        self._leaving = threading.Lock()
+        self._raised = False
+        self._closed = threading.Event()
+        """Set when there is nothing left that the main thread would close."""
         self._before = {number: signal.getsignal(number) for number in ENDING}
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
@@ -112,26 +108,25 @@ class _Ending:
             if handler is not signal.SIG_IGN:  # a background job ignores SIGINT
                 signal.signal(number, self._stop)
         os.register_at_fork(after_in_child=self._forget)
-        threading.Thread(target=self._limit, daemon=True).start()
+        self._ender = threading.Thread(target=self._end, daemon=True)
+        self._ender.start()
 
     def close(self) -> None:
         """Give the signals the effects that they had before; end the process if one has come."""
-        self._settled.set()
+        self._closed.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._received.extend(self._arrived())
-        if self._received:
-            self._leave()
         signal.set_wakeup_fd(-1)
-        self._writing.close()  # which ends the thread
+        self._writing.close()
+        self._ender.join()  # which reads what has come
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(number)
-        if not self._settled.is_set():
-            self._settled.set()
-            _silence()
-            if _is_importing(frame):
-                self._leave()
+    def _stop(self, _: int, frame: FrameType | None) -> None:
+        """Raise Stopped, once, unless the main thread imports a module."""
+        _silence()
+        if _is_importing(frame):
+            self._closed.set()
+        if not self._closed.is_set() and not self._raised:
+            self._raised = True
             raise Stopped
 
     def _forget(self) -> None:
@@ -141,36 +136,17 @@ class _Ending:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _arrived(self) -> list[int]:
-        """List the ending signals that wait in the socket, where they stay.
-
-        A library may turn what a signal's handler raises into an error of its own, which can
-        arrive before the thread that waits for the socket has run.
-        """
-        with suppress(BlockingIOError):
-            numbers = self._reading.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return [number for number in numbers if number in ENDING]
-        return []
-
-    def _limit(self) -> None:
-        """Wait for a signal, silence what fails because of it, and end the process in time."""
+    def _end(self) -> None:
+        """Wait for a signal and then, not for long, for the main thread; end the process."""
         with self._reading as signals:
-            while number := signals.recv(1, socket.MSG_PEEK):
+            while number := signals.recv(1):
                 if number[0] in ENDING:
-                    self._received.append(number[0])
                     _silence()
-                    time.sleep(GRACE_SECONDS)
-                    self._leave()
-                signals.recv(1)
-
-    def _leave(self) -> NoReturn:
-        """Say what was stopped, and end this process and its children."""
-        self._leaving.acquire(timeout=2 * SAYING_SECONDS)  # a signal may interrupt whoever has it
-        _silence()
-        saying = threading.Thread(target=self._say, daemon=True)
-        saying.start()
-        saying.join(SAYING_SECONDS)
-        _exit(self._received[0])
+                    self._closed.wait(GRACE_SECONDS)
+                    saying = threading.Thread(target=self._say, daemon=True)
+                    saying.start()
+                    saying.join(SAYING_SECONDS)
+                    _exit(number[0])
 
     def _say(self) -> None:
         said = "stopped"
@@ -190,7 +166,13 @@ def _exit_done(number: int, _: object) -> NoReturn:
 
 
 def _exit(number: int) -> NoReturn:
-    _kill_children()
+    """End this process, its children, and those that a thread starts meanwhile."""
+    this, killed = psutil.Process(), set[psutil.Process]()
+    while children := {*this.children(recursive=True)} - killed:
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        killed |= children
     os._exit(128 + number)
 
 
@@ -207,13 +189,3 @@ def _is_importing(frame: FrameType | None) -> bool:
 def _silence() -> None:
     logging.disable(sys.maxsize)
     threading.excepthook = sys.unraisablehook = lambda _: None
-
-
-def _kill_children() -> None:
-    """Kill the children of this process, and those that a thread starts meanwhile."""
-    this, killed = psutil.Process(), set[psutil.Process]()
-    while children := {*this.children(recursive=True)} - killed:
-        for child in children:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        killed |= children

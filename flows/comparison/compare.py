@@ -52,7 +52,7 @@ def compare(recipe: Recipe, targets: Sequence[str], against: str | None = None) 
     )
     examples = {title: _read_examples(target) for title, target in played.items()}
     comparison = write_comparison(asked, examples)
-    return completed(comparison, comparison.outcome)
+    return completed(comparison)
 
 
 def find_targets(recipe: Recipe, targets: Sequence[str], against: str | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from flows.importing.trinity_given import (
 )
 from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
-from flows.recipe.stages import KINDS
+from flows.recipe.plan import KINDS
 from tasks.settings.section import MOST_STEPS, TABLES
 from tasks.storage.keys import Section, flatten
 
@@ -242,9 +242,7 @@ def _translate_rollouts(out: Translation) -> None:
     note = "; only the agent's own time counts"
     out.copy("rollouts.timeout_seconds", "explorer.max_timeout", float, note)
     retries = int(file.number("explorer.max_retry_times"))
-    reason = file.reason("explorer.max_retry_times")
-    out.give("rollouts.partial_groups", "wait" if retries else "use_rest", reason)
-    out.give("rollouts.attempts", 1 + retries, reason)
+    out.give("rollouts.attempts", 1 + retries, file.reason("explorer.max_retry_times"))
 
 
 def _translate_sampling(out: Translation) -> None:

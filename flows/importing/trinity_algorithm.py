@@ -7,8 +7,8 @@ from typing import Any, Literal, cast
 from adapters.errors import listed
 from flows.importing.translation import Translation
 from flows.importing.trinity_expert import EXPERTS, translate_expert
-from flows.importing.trinity_file import VERSION, section
-from flows.recipe.presets import KL, REFUSED
+from flows.importing.trinity_file import section
+from flows.recipe.presets import KL
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.divergences import IN_LOSS
 from tasks.algorithm.losses import advantage_factor, find_loss
@@ -187,15 +187,6 @@ LOSSES: Mapping[str, Function] = {
 AS_K1 = ("k2", "corrected_k3")
 """KL functions of Trinity's loss that have, at ratio 1, the gradient of k1 in the advantage."""
 OF_LOSS = ("loss", "loss_settings")
-NO_ROW = {
-    **dict.fromkeys(
-        ("clipb", "clipv"),
-        "reads the entropy of the whole distribution at each token, which the Tinker API does not "
-        "give",
-    ),
-    "ppo": "reads a value network, which a Tinker service does not have",
-}
-"""Function of Trinity → why no row computes the same."""
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "rollout_mean",
@@ -207,8 +198,7 @@ def translate_algorithm(out: Translation) -> None:
     """Translate the section `algorithm`, less the optimizer."""
     name = str(out.file.get("algorithm.algorithm_type")).lower()
     if name not in ALGORITHMS:
-        why = REFUSED.get(name, f"is none of the algorithms of {VERSION}")
-        said = f"algorithm.algorithm_type {name} {why}"
+        said = f"algorithm.algorithm_type {name} has no counterpart"
         out.refuse(said, "algorithm.preset", "algorithm.advantage")
         return
     advantage, loss, kl = ALGORITHMS[name]
@@ -233,8 +223,7 @@ def _translate_function(
     table, find_row = (ADVANTAGES, find_advantage) if part == "advantage" else (LOSSES, find_loss)
     name = str(out.file.get(key) or default)
     if name not in table:
-        why = NO_ROW.get(name, "has no counterpart")
-        out.refuse(f"{key} {name} {why}", f"algorithm.{part}")
+        out.refuse(f"{key} {name} has no counterpart", f"algorithm.{part}")
         return
     function, given = table[name], dict(out.file.get(f"{key}_args") or {})
     given.pop("loss_agg_mode", None)  # Trinity overwrites it

@@ -6,7 +6,7 @@ from typing import cast
 
 from adapters.errors import listed
 from flows.importing.trinity_file import VERSION, ImportRefusal
-from flows.recipe.stages import KINDS
+from flows.recipe.plan import KINDS
 from tasks.storage.keys import Json, Section
 
 STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")

@@ -13,15 +13,14 @@ from adapters.errors import UserError, did_you_mean
 from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
+from flows.recipe.plan import KINDS, Stage, StagesRecipe, SweepRecipe
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
-from flows.recipe.stages import KINDS, Stage, StagesRecipe
-from flows.recipe.sweeps.sweep import SweepRecipe
 from tasks.settings.section import TABLES, explain
 from tasks.storage.keys import Json, Section, merge, nest
 from tasks.storage.manifest import Eras, lineage, recipe_of
-from tasks.storage.run_folder import RunFolder
+from tasks.storage.run_folder import RunFolder, folder_of
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = Recipe.model_fields["flow"].default
@@ -168,6 +167,29 @@ def _named_stages(values: Section, given: Section) -> Section:
         for name, one in named.items()
     ]
     return {**given, "stages": changed}
+
+
+def swept_recipe(
+    name: str | None, replay: str | None, chosen: Mapping[str, Json], overrides: Sequence[str]
+) -> SweepRecipe:
+    """Return a sweep: one that is named, or one of the keys that are given several values.
+
+    The `chosen` values of keys of its own are laid over it. RecipeError if no key has several.
+    """
+    if name is not None and isinstance(named_recipe(name, (), FlowRecipe), SweepRecipe):
+        options = [f"{key}={value}" for key, value in chosen.items()]
+        return named_recipe(name, [*overrides, *options], SweepRecipe)
+    several = [one for one in overrides if "," in one]
+    fixed = [one for one in overrides if "," not in one]
+    if not several:
+        raise RecipeError("no key has several values; give --set KEY=VALUE,VALUE")
+    if name is not None:
+        base = named_recipe(name, fixed, RunRecipe)
+    else:
+        base = changed_recipe(recipe_of(folder_of(replay or "")), fixed, RunRecipe)
+    grid = {key: text.split(",") for key, _, text in (one.partition("=") for one in several)}
+    varied = {"base": base.model_dump(mode="json"), "replay": replay, "grid": grid}
+    return changed_recipe({"flow": "sweep", **varied, **chosen}, (), SweepRecipe)
 
 
 def count_steps(recipe: T) -> T:

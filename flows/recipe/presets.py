@@ -1,7 +1,7 @@
 """The table of presets: algorithms by the field's names, each as explicit values of a recipe.
 
 A preset is a row of PRESETS. It says nothing of sizes and learning rates, which depend on the model
-and the task. A name that is no preset is in REFUSED, with what to use.
+and the task.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,14 @@ PARTS = ("advantage", "loss")
 class Preset:
     """A row of the table.
 
-    `algorithm` and `rollouts` are keys of a recipe, `lacks` the parts of the algorithm that no key
-    expresses, and `differs` what Trinity-RFT 0.6.0 does under the same name.
+    `algorithm` and `rollouts` are keys of a recipe, and `lacks` the parts of the algorithm that no
+    key expresses.
     """
 
     algorithm: Section
     source: str
     rollouts: Section = field(default_factory=dict[str, Json])
     lacks: str = ""
-    differs: str = ""
 
     @property
     def values(self) -> Mapping[str, Section]:
@@ -57,10 +56,8 @@ KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
 ZERO = _advantage("zero") | _loss("importance_sampling")
 PENALTY: Section = {"kl": KL}
 PENALTY_IN_REWARD: Section = {"kl": KL | {"placement": "reward"}}
-DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
 TEACHER = "the teacher: give it as `algorithm.teacher.models`"
 EXPERT = "the expert's texts: give them as `algorithm.expert.path`"
-MORE_KL = "adds KL k2 with 0.001"
 
 GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
 
@@ -68,20 +65,20 @@ PRESETS: Mapping[str, Preset] = {
     "grpo": Preset(
         GRPO,
         "arXiv:2402.03300",
-        differs=f"{DUAL_CLIP}; averages over tokens. The paper has KL k3 with 0.04",
     ),
     "grpo_verl": Preset(
-        GRPO, "arXiv:2402.03300", differs="is `grpo`, with advantages computed in the trainer"
+        GRPO,
+        "arXiv:2402.03300",
     ),
     "dr_grpo": Preset(
-        CENTRED | PPO | {"aggregation": "sum"}, "arXiv:2503.20783", differs="has no such name"
+        CENTRED | PPO | {"aggregation": "sum"},
+        "arXiv:2503.20783",
     ),
     "dapo": Preset(
         STANDARDIZED | _loss("ppo", clip_low_threshold=0.8, clip_high_threshold=1.28) | TOKEN_MEAN,
         "arXiv:2503.14476",
         {"rounds": 10},
         "its penalty for long answers, which depends on the task: give it as `algorithm.rewards`",
-        "clips at 1.2 unless its file says otherwise, and plays one round",
     ),
     "rloo": Preset(
         _advantage("leave_one_out")
@@ -89,107 +86,73 @@ PRESETS: Mapping[str, Preset] = {
         | {"aggregation": "rollout_sum"}
         | PENALTY_IN_REWARD,
         "arXiv:2402.14740",
-        differs="has PPO's clip, an average over tokens, and KL in the loss",
     ),
     "reinforceplusplus": Preset(
         _advantage("reinforce_plus_plus") | PPO | TOKEN_MEAN | PENALTY_IN_REWARD,
         "arXiv:2501.03262",
-        differs="has KL in the loss",
     ),
     "opmd": Preset(OPMD | _loss("opmd", tau=1.0) | TOKEN_MEAN | PENALTY, "arXiv:2505.17826"),
     "asymre": Preset(
         _advantage("asymre", shift=-0.1) | _loss("cross_entropy") | TOKEN_MEAN,
         "arXiv:2506.20520",
-        differs="halves the loss, by the loss `opmd` with τ 1",
     ),
     "topr": Preset(
         _advantage("none") | _loss("topr", ratio="trajectory") | TOKEN_MEAN,
         "arXiv:2503.14286",
-        differs=f"takes each token's ratio; {MORE_KL}",
     ),
     "cispo": Preset(
         STANDARDIZED | _loss("cispo", clip_low_threshold=0.0, clip_high_threshold=4.0) | TOKEN_MEAN,
         "arXiv:2506.13585",
-        differs=f"clips at 1.28; {MORE_KL}. The paper names no clip, and 4 is Tinker's",
     ),
     "gspo": Preset(
         STANDARDIZED
         | _loss("gspo", clip_low_threshold=1 - 3e-4, clip_high_threshold=1 + 4e-4)
         | ROLLOUT_MEAN,
         "arXiv:2507.18071",
-        differs=f"averages over tokens; {MORE_KL}",
     ),
     "sapo": Preset(
         STANDARDIZED | _loss("sapo", tau_positive=1.0, tau_negative=1.05) | ROLLOUT_MEAN,
         "arXiv:2511.20347",
-        differs=f"has no derivative through the gate; averages over tokens; {MORE_KL}",
     ),
     "sppo": Preset(OPMD | _loss("sppo", epsilon=0.3) | TOKEN_MEAN, "arXiv:2108.05828"),
     "rec": Preset(
         CENTRED | _loss("rec", clip="none", weight="none", regularizer="none") | TOKEN_MEAN,
         "arXiv:2509.24203",
-        differs=MORE_KL,
     ),
     "multi_step_grpo": Preset(
         _advantage("step_grpo", spread="copy") | PPO | TOKEN_MEAN | PENALTY,
         TRINITY,
-        differs=DUAL_CLIP,
     ),
     "on_policy_distill": Preset(
         ZERO | {"teacher": {"coefficient": 1.0, "divergence": "reverse_kl"}},
         "https://thinkingmachines.ai/blog/on-policy-distillation",
         lacks=TEACHER,
-        differs="has the loss ppo, and an average over tokens",
     ),
     "jsd": Preset(
         ZERO | {"teacher": {"coefficient": 1.0, "divergence": "jsd", "beta": 0.5}},
         "arXiv:2306.13649",
         lacks=TEACHER,
-        differs="has the opposite sign: it raises the tokens that the teacher rejects",
     ),
     "mix": Preset(
         STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "cross_entropy", "share": 0.1}},
         TRINITY,
         lacks=EXPERT,
-        differs=f"{DUAL_CLIP}; {MORE_KL}, of the expert's tokens as well",
     ),
     "mix_chord": Preset(
         STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "phi", "share": 0.1}},
         "arXiv:2508.11408",
         lacks=EXPERT,
-        differs=f"{DUAL_CLIP}; {MORE_KL}, and has no number where a step has no expert's text. The "
-        "paper's µ without φ falls: `share` 0.9, `final_share` 0.05, `decay_steps` 200, and the "
-        "loss `cross_entropy`",
     ),
     "gigpo": Preset(
         _advantage("gigpo", omega=1.0, deviation="none") | PPO | TOKEN_MEAN | PENALTY,
         "arXiv:2505.10978",
-        differs=DUAL_CLIP,
     ),
 }
-
-FINETUNING = "as a recipe of the flow finetune does (docs/finetuning.md)"
-REFUSED = {
-    "ppo": "needs a value network, which a Tinker service does not have; give reinforceplusplus or "
-    "grpo, or the loss ppo alone as algorithm.loss",
-    "sft": f"trains on answers that are given, {FINETUNING}; give grpo for rollouts",
-    "cpt": f"trains on texts that are given, {FINETUNING}; give grpo for rollouts",
-    "dpo": "trains on pairs of answers that are given, as a recipe of the flow prefer does "
-    "(docs/preferences.md); give grpo for rollouts that are rewarded",
-    "raft": f"trains on answers that were selected, {FINETUNING}, whose dataset.query selects "
-    "rollouts of a run; give algorithm.advantage none and algorithm.loss cross_entropy, which "
-    "train on the rollouts of reward 1 alone if rewards are 0 and 1",
-    "gold": "compares texts of two tokenizers, and a teacher here reads the policy's tokens; give "
-    "on_policy_distill, or jsd, with a teacher of the same tokens",
-    "gkd": "needs the whole distribution of the policy and the teacher at each token, which the "
-    "Tinker API does not give; give jsd, which lessens the same divergence by sampled tokens",
-}
-"""Algorithm of the field → why it is no preset, and what to use instead."""
 
 
 def find_preset(name: str) -> Preset:
     """Return the row of a preset; ValueError if there is none."""
-    return find_row("preset", name, PRESETS, REFUSED)
+    return find_row("preset", name, PRESETS)
 
 
 def expand_preset(given: Section) -> Section:

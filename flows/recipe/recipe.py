@@ -15,7 +15,6 @@ from flows.recipe.presets import expand_preset
 from flows.recipe.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
-from tasks.algorithm.losses import find_loss
 from tasks.examples.reading import Source
 from tasks.settings.given import TEST, TRAIN
 from tasks.settings.section import Refusals
@@ -83,7 +82,6 @@ class Recipe(RunRecipe):
         yield from super().refusals()
         yield from self._refused_stream()
         yield from self._refused_calls()
-        yield from self._refused_scaling()
         yield from self._refused_comparisons()
         yield from self._refused_judge()
         for role, who in self.evaluation.roles.items():
@@ -143,27 +141,6 @@ class Recipe(RunRecipe):
             trained is not None and trained >= most,
             f"algorithm.trained_calls {trained} does nothing, since a step has at most {most} "
             "calls; give fewer, or leave it out",
-        )
-
-    def _refused_scaling(self) -> Refusals:
-        optimizer, loss = self.optimizer, self.algorithm.loss
-        scaled, updates = optimizer.scale_by_ess, optimizer.substeps * optimizer.epochs
-        yield (
-            scaled and "logprobs" not in find_loss(loss).inputs,
-            f"optimizer.scale_by_ess with algorithm.loss {loss}, which reads no log-probabilities "
-            "of the sampler, has no importance weights; give importance_sampling, or leave "
-            "scale_by_ess out",
-        )
-        yield (
-            scaled and self.rollouts.lag == 0 and updates == 1,
-            "optimizer.scale_by_ess does nothing with rollouts.lag 0, optimizer.substeps 1 and "
-            "optimizer.epochs 1, since all importance weights are 1; give one of them more, or "
-            "leave scale_by_ess out",
-        )
-        yield (
-            scaled and self.algorithm.expert.given_texts,
-            "optimizer.scale_by_ess with algorithm.expert, whose texts no policy sampled, has no "
-            "importance weights of them; leave one of them out",
         )
 
     def _refused_judge(self) -> Refusals:

@@ -39,9 +39,6 @@ class Rollouts(Section):
     """Most rounds of a step: while fewer than `groups` groups have unequal rewards, as many further
     examples are played (DAPO's dynamic sampling)."""
 
-    token_budget: int | None = Field(default=None, ge=1, le=10**12)
-    """Sampled tokens of a step after which no further round begins."""
-
     group_size: int = Field(default=8, ge=1, le=MOST_ROLLOUTS)
     """Rollouts of each example, whose rewards are compared with each other; 1 is for an advantage
     that compares over the whole step."""
@@ -90,22 +87,11 @@ class Rollouts(Section):
     """Submit each batch's forward-backward as soon as its rollouts have ended, not all at once. The
     weights are the same but for the rounding of sums, which then depends on `batches`."""
 
-    recall: bool = True
-    """Give a rollout that is started again the answers that it had, for as long as it asks the
-    same; if false, they are sampled again."""
-
     max_calls: int = Field(default=100, ge=1, le=1_000_000)
     """The most calls one rollout may make; any further one is refused, and counted."""
 
-    partial_groups: Literal["wait", "drop_group", "use_rest"] = "use_rest"
-    """Treatment of a group with failed rollouts: `use_rest` trains on the others, `drop_group` on
-    none of them; `wait` plays the failed ones again, and then uses the rest."""
-
     attempts: int = Field(default=1, ge=1, le=1000)
-    """Most attempts at a rollout that fails; for `wait`, 2 or more."""
-
-    minimum_group: int = Field(default=2, ge=2, le=MOST_ROLLOUTS)
-    """Size below which a group is not trained; `drop_group` trains whole groups only."""
+    """Most attempts at a rollout that fails; the rest of its group is trained without it."""
 
     most_failed: float = Field(default=1.0, ge=0, le=1)
     """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
@@ -128,31 +114,10 @@ class Rollouts(Section):
             f"groups {self.groups}, group_size {self.group_size} and rounds {self.rounds} make up "
             f"to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer",
         )
-        treatment, whole = self.partial_groups, self.partial_groups == "drop_group"
         yield (
-            (treatment == "wait") != (self.attempts > 1),
-            f"partial_groups {treatment} with attempts {self.attempts}: one without the other does "
-            "nothing; to play failed rollouts again give wait, and 2 or more",
-        )
-        yield (
-            whole and self.minimum_group != 2,
-            f"minimum_group {self.minimum_group} would be ignored by drop_group, which trains "
-            "whole groups only; leave it out, or use_rest",
-        )
-        yield (
-            whole and self.group_size == 1,
-            "partial_groups drop_group does nothing with group_size 1, of which no part is left; "
-            "leave it out",
-        )
-        yield (
-            self.minimum_group > max(self.group_size, 2),
-            f"minimum_group {self.minimum_group} is more than group_size {self.group_size}, so no "
-            "group would be trained",
-        )
-        yield (
-            self.quorum < 1 and treatment != "use_rest",
-            f"quorum {self.quorum:g} with partial_groups {treatment}: a group that lacks a "
-            "straggler would be dropped or waited for; give use_rest, or quorum 1",
+            self.quorum < 1 and self.attempts > 1,
+            f"quorum {self.quorum:g} with attempts {self.attempts}: a batch would end without the "
+            "rollouts that are played again; give attempts 1, or quorum 1",
         )
         smallest = self.groups // min(self.batches, self.groups) * self.group_size
         needed = Fraction(str(self.quorum)) * smallest  # the decimal as it is written
@@ -164,11 +129,6 @@ class Rollouts(Section):
         )
 
     def _refused_rounds(self) -> Refusals:
-        yield (
-            self.token_budget is not None and self.rounds == 1,
-            f"token_budget {self.token_budget} does nothing with rounds 1, since no further round "
-            "begins; give 2 rounds or more, or leave it out",
-        )
         yield (
             self.rounds > 1 and (self.order == "arrival" or self.stream),
             f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
@@ -225,8 +185,7 @@ class Rollouts(Section):
 
     def min_group_size(self) -> int:
         """Return the size below which a group is not trained on."""
-        whole = self.partial_groups == "drop_group"
-        return self.group_size if whole else min(self.minimum_group, self.group_size)
+        return min(2, self.group_size)
 
 
 class Judge(Section):
@@ -251,10 +210,6 @@ class Judge(Section):
 
     criteria: dict[str, float] = Field(default_factory=dict[str, float])
     """Criteria of `judge:criteria`, each a text, and their weights in the score."""
-
-    opponents: int | None = Field(default=None, ge=1, le=MOST_ROLLOUTS)
-    """Rollouts of its group with which each rollout is shown in pairs; all, if empty. In an odd
-    group an odd number cannot hold for all, and one rollout is shown with one more."""
 
     by_probability: bool = False
     """Multiply the verdicts of `judge:pairs` by the probability of their token, which a policy or a
@@ -297,11 +252,6 @@ class Judge(Section):
             "does nothing; give agent judge:criteria and criteria, or neither",
         )
         yield (
-            self.opponents is not None and self.sees != "pair" and self.agent != "judge:pairs",
-            f"judge.opponents {self.opponents} does nothing with agent {self.agent}, which sees no "
-            "pairs; give agent judge:pairs or sees pair, or leave it out",
-        )
-        yield (
             self.by_probability and self.agent != "judge:pairs",
             f"judge.by_probability does nothing with agent {self.agent}; give agent judge:pairs, "
             "or leave it out",
@@ -322,7 +272,7 @@ class Judge(Section):
         asked = {"question": self.question, "criteria": dict(self.criteria)}
         if self.by_probability:
             asked["by_probability"] = True
-        return Judging(self.shown(), asked, self.opponents)
+        return Judging(self.shown(), asked)
 
 
 class Evaluation(HeldOut):
@@ -352,9 +302,4 @@ class Evaluation(HeldOut):
             f"evaluation.judge.agent {judge.agent} compares the rollouts of one checkpoint with "
             "each other, which says nothing of the checkpoint; give judge:pairs or judge:criteria, "
             "or sees pair or rollout",
-        )
-        yield (
-            judge.opponents is not None,
-            f"evaluation.judge.opponents {judge.opponents} does nothing, since a held-out rollout "
-            "is shown beside that of checkpoint 0 alone; leave it out",
         )

@@ -6,12 +6,13 @@ a refusal should not wait for a library.
 """
 
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from adapters.calls import POLICY
+from adapters.errors import UserError
 from adapters.harness.agents import load_agent
 from adapters.network.addresses import check_listener
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
@@ -21,12 +22,12 @@ from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from adapters.tracking.choice import TrackerChoice
 from flows.recipe.algorithm import BASE
-from flows.recipe.loading import changed_recipe, count_stages, count_steps
+from flows.recipe.loading import RecipeError, changed_recipe, count_steps
+from flows.recipe.plan import Child, Plan, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import Model, RunRecipe
-from flows.recipe.stages import BEST, StageRun, StagesRecipe
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
-from tasks.comparison.promotions import refuse_promoted
+from tasks.checkpoints import BEST
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
 from tasks.storage.files import check_output, is_written
@@ -38,100 +39,174 @@ from tasks.storage.manifest import (
     parent_of,
     read_manifest,
 )
+from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.stages import has_stages, stage_runs, stages_recipe
 
 R = TypeVar("R", bound=RunRecipe)
 
 
-def check_start(recipe: R, run: RunFolder, deleted: Collection[str] = ()) -> R:
+def check_start(
+    recipe: R,
+    run: RunFolder,
+    deleted: Collection[str] = (),
+    awaited: Mapping[str, RunRecipe] = MappingProxyType({}),
+) -> R:
     """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
     Refuse (UserError) what would end the run before its first step. Runs that are to be `deleted`
-    first, itself perhaps, count as absent.
+    first, itself perhaps, count as absent. What it needs of the `awaited` runs, which will have
+    finished when it begins, is not known yet, but for their steps and policies.
     """
-    recipe = count_steps(recipe)
-    check_run(recipe, run, deleted)
-    there = _is_there(run, deleted)
+    later = not awaited.keys().isdisjoint(recipe.queried_runs())
+    recipe = recipe if later else count_steps(recipe)
+    check_run(recipe, run, deleted, awaited)
+    there = is_there(run, deleted)
     check_recipe(recipe, run if there else None)
-    if not (there and run.bound_files()):
-        _check_given(recipe, deleted)
+    if not (later or (there and run.bound_files())):
+        refuse_deleted(recipe.queried_runs(), deleted)
+        for examples in recipe.given_examples().values():
+            len(examples)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
 
 
-def check_later(
-    stage: StageRun, awaited: Mapping[str, RunRecipe], deleted: Collection[str] = ()
-) -> None:
-    """Refuse (UserError) what would end a new run that begins after `awaited` ones have finished.
+def _find_awaited(recipe: RunRecipe, awaited: Mapping[str, RunRecipe]) -> dict[str, dict[str, str]]:
+    """Map the checkpoints of awaited runs that a recipe names to those runs.
 
-    What it needs of those is not known yet, but for their steps and policies. Runs that are to be
-    `deleted` first count as absent.
+    Refuse (RunError) a checkpoint that a run, when it has finished, will not have.
     """
-    recipe = stage.recipe
-    _check_name(folder_of(stage.name), deleted)
-    check_recipe(recipe)
-    runs = {name: re.split("[:@]", name)[0] for name in recipe.named_checkpoints()}
-    known = {name: {"run": run} for name, run in runs.items() if run in awaited}
-    for name in known:
-        _check_awaited(recipe.named_checkpoints()[name], name, awaited[runs[name]])
-    bound = bind_checkpoints(recipe, known)
-    refuse_deleted({one["run"] for one in bound.values()} - awaited.keys(), deleted)
-    check_teachers(recipe, None, {name: bound[name] for name in bound.keys() - known.keys()})
-    if not awaited.keys() & {*recipe.queried_runs()}:
-        _check_given(recipe, deleted)
-    TrackerChoice(**recipe.tracking.model_dump()).check()
+    found: dict[str, dict[str, str]] = {}
+    for name, key in recipe.named_checkpoints().items():
+        of, at, step = name.partition("@")
+        run, _, policy = of.partition(":")
+        if (trained := awaited.get(run)) is None:
+            continue
+        policies, steps = trained.policies(), trained.steps
+        known = not at or step == BEST or (step.isdecimal() and (not steps or int(step) <= steps))
+        if not known or (policy and policy not in policies):
+            raise RunError(
+                f"{key} {name}: that run will have the checkpoints 0 to {steps or 'its last'} of "
+                f"{', '.join(policies)}; give one of them, by its step or as @{BEST}"
+            )
+        found[name] = {"run": run}
+    return found
 
 
-def _check_awaited(key: str, name: str, trained: RunRecipe) -> None:
-    """Refuse (RunError) a checkpoint that a run, when it has finished, will not have."""
-    run, at, step = name.partition("@")
-    policy, policies, steps = run.partition(":")[2], trained.policies(), trained.steps
-    known = not at or step == BEST or (step.isdecimal() and (not steps or int(step) <= steps))
-    if not known or (policy and policy not in policies):
+def check_plan(plan: Plan, deleted: Collection[str] = ()) -> Plan:
+    """Return a plan; refuse (UserError) what would end any of its runs before its first step.
+
+    Runs that are to be `deleted` first count as absent.
+    """
+    if is_there(folder := folder_of(plan.run), deleted):
         raise RunError(
-            f"{key} {name}: that run will have the checkpoints 0 to {steps or 'its last'} of "
-            f"{', '.join(policies)}; give one of them, by its step or as @{BEST}"
+            f"the run {folder.path} exists, and is no run of {plan.recipe.flow}; give another name"
+        )
+    names = [child.name for child in plan.children]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
+    refuse_left_out(plan.run, [*names, *deleted])
+    gone = gone_children(plan.children, deleted)
+    refuse_changed(plan, gone)
+    pending = dict[str, RunRecipe]()
+    for child in plan.children:
+        there = is_there(folder_of(child.name), deleted)
+        if child in gone or (there and is_finished(child)):
+            continue
+        needed = [one for one in gone if not there and one.name in child.awaits]
+        if needed:
+            raise RunError(
+                f"stage {child.stage} needs the run {folder_of(needed[0].name).path}, which is "
+                f"gone; put it back, or give --from {needed[0].stage}, which trains it and all "
+                "after it anew"
+            )
+        check_child(child, pending, deleted)
+        pending[child.name] = child.recipe
+    return plan
+
+
+def check_child(child: Child, pending: Mapping[str, RunRecipe], deleted: Collection[str]) -> None:
+    """Refuse (UserError) what would end a run before its first step, if `pending` ones train."""
+    folder = folder_of(child.name)
+    there = is_there(folder, deleted)
+    awaited = {} if there else {name: pending[name] for name in child.awaits & pending.keys()}
+    try:
+        if child.replayed is not None and not there:
+            refuse_deleted([child.replayed], deleted)
+            recipe = count_steps(child.recipe)
+            from flows.runtime.forks import check_replay  # imports reports
+
+            check_replay(folder_of(child.replayed), recipe.model_dump(mode="json"))
+        check_start(child.recipe, folder, deleted, awaited)
+    except UserError as error:
+        raise RecipeError(f"{child.name}: {error}") from error
+
+
+def gone_children(children: Sequence[Child], deleted: Collection[str] = ()) -> list[Child]:
+    """List the runs that are gone: they are not there, and one that waits for them has begun.
+
+    They are not trained anew, since the later run has the weights at which it started. Runs that
+    are to be `deleted` count as absent.
+    """
+    gone, awaited = list[Child](), set[str]()
+    for child in reversed(children):
+        there = is_there(folder_of(child.name), deleted)
+        if child.name in awaited and not there:
+            gone.insert(0, child)
+        if child.name in awaited or there:
+            awaited |= child.awaits
+    return gone
+
+
+def is_finished(child: Child) -> bool:
+    """Return whether a run has all it is to have; RunError if it is there by another recipe."""
+    run = folder_of(child.name)
+    if not run.exists():
+        return False
+    recipe = count_steps(child.recipe)
+    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
+    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    return len(read_metrics(run.metrics)) == recipe.steps and scored
+
+
+def refuse_left_out(run: str, names: Collection[str]) -> None:
+    """Refuse (RunError) a recipe without some of the runs that were begun.
+
+    The record would name them no more, so that no table had them and nothing deleted them.
+    """
+    if left := [one.name for one in child_runs(folder_of(run)) if one.name not in names]:
+        raise RunError(
+            f"{folder_of(run).path} has begun {', '.join(left)}, which this recipe does not have; "
+            "give their stages or values too, or another name with --run, or start afresh with "
+            "--if-exists delete"
         )
 
 
-def _check_given(recipe: RunRecipe, deleted: Collection[str]) -> None:
-    refuse_deleted(recipe.queried_runs(), deleted)
-    for examples in recipe.given_examples().values():
-        len(examples)  # refuses a query that cannot be asked, or chooses nothing
+def refuse_changed(plan: Plan, gone: Sequence[Child]) -> None:
+    """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
 
-
-def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> StagesRecipe:
-    """Return the recipe with its epochs counted in steps, where no earlier stage says how many.
-
-    Refuse (UserError) what would end a run of stages before the first step of any of them. Runs
-    that are to be `deleted` first count as absent.
+    A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
     """
-    if run not in deleted and (folder := folder_of(run)).exists():
-        raise RunError(f"the run {folder.path} exists, and has no stages; give another name")
-    refuse_promoted(run)
-    recipe = count_stages(recipe)
-    parts = [*recipe.runs_of(run)]
-    refuse_left_out(run, [*(part.name for part in parts), *deleted])
-    gone = {part.stage: part for part in gone_stages(parts, deleted)}
-    _refuse_changed(recipe, run, [*gone.values()])
-    pending = dict[str, RunRecipe]()
-    for stage in parts:
-        there = _is_there(folder_of(stage.name), deleted)
-        if stage.stage in gone or (there and is_finished(stage)):
-            continue
-        needed = set[str]() if there else recipe.needs(stage.stage)
-        refuse_orphan(stage, [gone[name] for name in gone if name in needed])
-        if needed & {one.stage for one in parts if one.name in pending}:
-            check_later(stage, pending, deleted)
-        else:
-            check_start(stage.recipe, folder_of(stage.name), deleted)
-        pending[stage.name] = stage.recipe
-    if recipe.evaluate is not None:
-        check_recipe(count_steps(recipe.evaluate))
-        for stage in parts:
-            if stage.stage not in gone:
-                check_answering(recipe.evaluate, stage.recipe, stage.name)
-    return recipe
+    if not gone or not has_plan(folder := folder_of(plan.run)):
+        return
+    assert isinstance(plan.recipe, StagesRecipe), "no run of a sweep waits for another"
+    recorded = changed_recipe(read_plan(folder).recipe, kind=StagesRecipe)
+    known = {one.name: one.recipe for one in recorded.children(plan.run)}
+    for child in gone:
+        changed = [*_changes(known.get(child.name), child.recipe)]
+        changed += [f"evaluate.{at}" for at in _changes(recorded.evaluate, plan.recipe.evaluate)]
+        if changed:
+            raise RunError(
+                f"the run {folder_of(child.name).path} of stage {child.stage} is gone, and was of "
+                f"another recipe, which differs in {', '.join(changed)}; give the same values, or "
+                f"--from {child.stage}, which trains it and all after it anew"
+            )
+
+
+def _changes(old: RunRecipe | None, new: RunRecipe | None) -> Iterator[str]:
+    """Yield what two recipes differ in; nothing if they make the same results."""
+    if old is None or new is None or old.fingerprint() != new.fingerprint():
+        was, now = (one.model_dump(mode="json") if one else {} for one in (old, new))
+        yield from differences(was, now)
 
 
 def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
@@ -145,89 +220,21 @@ def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
             )
 
 
-def _refuse_changed(recipe: StagesRecipe, run: str, gone: Sequence[StageRun]) -> None:
-    """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
-
-    A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
-    """
-    if not gone or not has_stages(folder_of(run)):
-        return
-    recorded = changed_recipe(stages_recipe(folder_of(run)), kind=StagesRecipe)
-    known = {one.name: one.recipe for one in recorded.runs_of(run)}
-    for stage in gone:
-        changed = _changes(known.get(stage.name), stage.recipe)
-        changed += [f"evaluate.{one}" for one in _changes(recorded.evaluate, recipe.evaluate)]
-        if changed:
-            raise RunError(
-                f"the run {folder_of(stage.name).path} of stage {stage.stage} is gone, and was of "
-                f"another recipe, which differs in {', '.join(changed)}; give the same values, or "
-                f"--from {stage.stage}, which trains it and all after it anew"
-            )
-
-
-def _changes(old: RunRecipe | None, new: RunRecipe | None) -> list[str]:
-    """List what two recipes differ in; nothing if they make the same results."""
-    if old is not None and new is not None and old.fingerprint() == new.fingerprint():
-        return []
-    values = [one.model_dump(mode="json") if one else {} for one in (old, new)]
-    return differences(values[0], values[1])
-
-
-def refuse_orphan(stage: StageRun, needed: Sequence[StageRun]) -> None:
-    """Refuse (RunError) a stage that needs the runs of earlier ones, which are gone."""
-    if needed:
-        raise RunError(
-            f"stage {stage.stage} needs the run {folder_of(needed[0].name).path}, which is gone; "
-            f"put it back, or give --from {needed[0].stage}, which trains it and all after it anew"
-        )
-
-
-def refuse_left_out(run: str, names: Collection[str]) -> None:
-    """Refuse (RunError) a recipe without some of the runs that a sweep, or stages, have begun.
-
-    The record would name them no more, so that no table had them and nothing deleted them.
-    """
-    if left := [one.name for one in stage_runs(folder_of(run)) if one.name not in names]:
-        raise RunError(
-            f"{folder_of(run).path} has begun {', '.join(left)}, of which this recipe has no stage "
-            "or values; give those too, or another name with --run, or start afresh with "
-            "--if-exists delete"
-        )
-
-
-def gone_stages(parts: Sequence[StageRun], deleted: Collection[str] = ()) -> list[StageRun]:
-    """List the stages whose runs are gone: they are not there, and the run of a later stage is.
-
-    They are not trained anew, since the later run has the weights at which it started. Runs that
-    are to be `deleted` count as absent.
-    """
-    there = [_is_there(folder_of(part.name), deleted) for part in parts]
-    return [part for at, part in enumerate(parts) if not there[at] and any(there[at:])]
-
-
-def is_finished(stage: StageRun) -> bool:
-    """Return whether the run of a stage has all it is to have.
-
-    RunError if it is there by another recipe.
-    """
-    run = folder_of(stage.name)
-    if not run.exists():
-        return False
-    recipe = count_steps(stage.recipe)
-    check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
-    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
-    scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
-    return len(read_metrics(run.metrics)) == recipe.steps and scored
-
-
-def check_run(recipe: RunRecipe, run: RunFolder, deleted: Collection[str] = ()) -> None:
+def check_run(
+    recipe: RunRecipe,
+    run: RunFolder,
+    deleted: Collection[str] = (),
+    awaited: Mapping[str, RunRecipe] = MappingProxyType({}),
+) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
-    if _is_there(run, deleted):
+    if is_there(run, deleted):
         check_binding(run, recipe.model_dump(mode="json"), recipe.fingerprint())
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
-        bound, parent = bind_checkpoints(recipe, {}), None
+        known, parent = _find_awaited(recipe, awaited), None
+        found = bind_checkpoints(recipe, known)
+        bound = {name: one for name, one in found.items() if name not in known}
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
     TrackerChoice(**recipe.tracking.model_dump()).check()
@@ -297,13 +304,12 @@ def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
     run.check_writable()
     if not run.exists():  # one that exists waits for space, or makes it where it is deleted
         check_output(run.manifest, "another folder of runs as RATCHET_RUNS")
-    if has_stages(run) and run.name not in deleted:
+    if has_plan(run) and run.name not in deleted:
         raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
-    if not _is_there(run, deleted):
-        refuse_promoted(run.name)
 
 
-def _is_there(run: RunFolder, deleted: Collection[str]) -> bool:
+def is_there(run: RunFolder, deleted: Collection[str]) -> bool:
+    """Return whether a run exists, and is not one of those that are to be `deleted` first."""
     return run.exists() and run.name not in deleted
 
 

@@ -22,7 +22,7 @@ from tasks.judging.groups import draw_held_out
 from tasks.judging.verdicts import verdicts_of
 from tasks.recording.scores import Score, headline
 from tasks.reports.artifacts import HELD_OUT
-from tasks.rollouts import check_held_out, reopen_stopped
+from tasks.rollouts import check_held_out
 from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import EXAMINER, shard_name
@@ -143,7 +143,6 @@ def _submit(
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)
-    reopen_stopped(runner.host.run, shard.stem, check_held_out)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
     return shard, [*runner.submit_shard(shard, step, groups).values()]
 
@@ -174,5 +173,5 @@ def examine(
     shard = draw_held_out(path, played.spans, others, judging, recipe.seed)
     if not read_shard(shard):  # every rollout has failed
         return JudgedShard(played, {})
-    spans = ask_judge(runners.examining, judge, shard, step, recipe.rollouts.most_failed)
+    spans = ask_judge(runners.examining, judge, shard, step)
     return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans))

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 import coolname.data
 from prefect.runtime import flow_run
@@ -24,13 +24,22 @@ from tasks.reports.failures import last_failure
 from tasks.storage.files import is_written
 from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.run_folder import RunFolder, name_run
-from tasks.storage.stages import ChildResult, StageResult
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
 
-T = TypeVar("T")
+
+class Outcome(Protocol):
+    """Result of a flow."""
+
+    @property
+    def outcome(self) -> str:
+        """The result in words."""
+        ...
+
+
+T = TypeVar("T", bound=Outcome)
 
 log = logging.getLogger(__name__)
 
@@ -124,54 +133,6 @@ class RunSummary(BaseModel, frozen=True):
         return "unknown" if score is None else f"{score:.{3 if self.measure == 'loss' else 2}f}"
 
 
-class StagesSummary(BaseModel, frozen=True):
-    """Results of a run's stages, one after the other."""
-
-    run: str
-    results: tuple[StageResult, ...]
-
-    @property
-    def result(self) -> str:
-        """Run of the last stage."""
-        return self.results[-1].run
-
-    @property
-    def outcome(self) -> str:
-        """Rewards of the agent that played before and after the stages, or their measures."""
-        rewards = [f"{one.reward:.2f}" for one in self.results if one.reward is not None]
-        if rewards:
-            return f"held-out reward {' → '.join(rewards)}"
-        return "; ".join(f"{one.stage}: {one.held_out}" for one in self.results)
-
-
-class SweepSummary(BaseModel, frozen=True):
-    """Results of a sweep's runs, and the measure by which one is chosen."""
-
-    run: str
-    select: str
-    results: tuple[ChildResult, ...]
-
-    @property
-    def best(self) -> ChildResult:
-        """Run that is chosen."""
-        return next(one for one in self.results if one.chosen)
-
-    @property
-    def result(self) -> str:
-        """Name of the run that is chosen."""
-        return self.best.run
-
-    @property
-    def outcome(self) -> str:
-        """Chosen run, with its measure and the 95 % interval of that, in words."""
-        best, count = self.best, len(self.results)
-        interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
-        measured = f"held-out {self.select} {best.measured:.3g}{interval and f' ({interval})'}"
-        failed = sum(one.error != "" for one in self.results)
-        lost = f", {failed} of which failed" if failed else ""
-        return f"{measured} is the best of {counted(count, 'run')}{lost}: {best.run}"
-
-
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
     recipe, scores = read_recipe(run), read_held_out(run)
@@ -237,12 +198,17 @@ def _own_seconds(run: RunFolder, metrics: Sequence[Metrics]) -> float:
     return spent_seconds(metrics[parent["step"] if parent else 0 :])
 
 
-def completed(result: T, outcome: str) -> T:
-    """Return the final state of a flow that returns `result`; its message is the `outcome`.
+def completed(result: T) -> T:
+    """Return the final state of a flow that returns `result`; its message is the outcome.
 
     Prefect takes a returned state as the flow run's, and gives the caller of the flow its result.
     """
-    return cast(T, Completed(message=outcome, data=result))
+    return cast(T, Completed(message=result.outcome, data=result))
+
+
+def end_run(run: RunFolder) -> RunSummary:
+    """Return the final state of a flow that has trained a run, with the run's summary."""
+    return completed(summarize_run(run))
 
 
 def _held_out(run: RunFolder, step: int) -> Estimate | None:

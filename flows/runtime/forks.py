@@ -18,7 +18,6 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger, read_held_out
-from tasks.comparison.promotions import refuse_promoted
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.reports.curves import describe_ends
 from tasks.storage.arrivals import ArrivalLedger, batches_of
@@ -53,9 +52,7 @@ OF_EXPERT = (
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
 """Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
 NOT_SAMPLED = (
-    "rollouts.partial_groups",
     "rollouts.most_failed",
-    "rollouts.minimum_group",
     "rollouts.batches",
     "rollouts.runner",
     "rollouts.cluster",
@@ -212,7 +209,6 @@ def _new_run(
     run = folder_of(name)
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
-    refuse_promoted(name)
     manifest = read_manifest(parent)
     told = ("fingerprint", "recipe", "parent", "dataset_sha256")
     kept = {key: manifest[key] for key in told if key in manifest}

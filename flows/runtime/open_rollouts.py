@@ -25,10 +25,17 @@ from flows.recipe.rollouts import Judge, Rollouts
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
-from tasks.judging.groups import draw_groups
-from tasks.rollouts import Play, RolloutHost, check_rewards, collect_rollouts, reopen_stopped
+from tasks.rollouts import (
+    Play,
+    RolloutHost,
+    check_held_out,
+    check_rewards,
+    check_step,
+    collect_rollouts,
+    reopen_stopped,
+)
 from tasks.shards import BatchPlan, read_shard
-from tasks.storage.names import BASELINE, JUDGE, shard_name
+from tasks.storage.names import BASELINE
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +81,15 @@ def training_groups(recipe: Recipe) -> PlayedGroups:
 class RolloutRunner:
     """Runner of rollout batches as parallel Prefect tasks.
 
-    `policies` gives, for a checkpoint, the policies that answer a batch, by name.
+    `policies` gives, for a checkpoint, the policies that answer a batch, by name. `check` raises
+    StepStopped for the sealed batches of a shard that cannot be gone on with.
     """
 
     host: RolloutHost
     tasks: ThreadPoolTaskRunner[Path]
     play: Play
     policies: Callable[[int], Mapping[str, Policy]]
+    check: Callable[[Sequence[Path]], None]
 
     def submit_shard(
         self,
@@ -89,7 +98,12 @@ class RolloutRunner:
         groups: PlayedGroups,
         number: int = 0,
     ) -> dict[str, Spans]:
-        """Submit the batches of round `number` of a shard; return them by name."""
+        """Submit the batches of round `number` of a shard; return them by name.
+
+        A shard at which the `check` had stopped the run is played anew.
+        """
+        if number == 0:
+            reopen_stopped(self.host.run, shard.stem, self.check)
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
         size, attempts, quorum = groups.size, groups.attempts, groups.quorum
         plans = {BatchPlan(shard.stem, n, size, attempts, quorum): groups.sampling for n in batches}
@@ -116,6 +130,12 @@ class RolloutRunner:
             for plan, sampling in plans.items()
         }
 
+    def wait_for(self, batches: Iterable[Spans]) -> list[Path]:
+        """Wait until all batches of a shard have ended, and check them."""
+        spans = wait_for_batches(batches)
+        self.check(spans)
+        return spans
+
 
 def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
     """Wait until all batches have ended; raise the error of the first that failed."""
@@ -125,33 +145,13 @@ def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
     return [batch.result() for batch in waited]
 
 
-def judge_groups(
-    run: OpenRun, recipe: Recipe, step: int, spans: Sequence[Path], runner: RolloutRunner
-) -> list[Path]:
-    """Have a judge play the groups of a step; return its sealed batches, none without a judge.
-
-    A policy that answers it is the one after `step` updates.
-    """
-    judge, path = recipe.judge, run.folder.shard(shard_name(JUDGE, step))
-    if not judge.judges:
-        return []
-    shard = draw_groups(path, spans, judge.judging(), recipe.seed)
-    return ask_judge(runner, judge, shard, step, recipe.rollouts.most_failed)
-
-
-def ask_judge(
-    runner: RolloutRunner, judge: Judge, shard: Path, step: int, most_failed: float
-) -> list[Path]:
+def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> list[Path]:
     """Have a judge play its examples in a shard; return its sealed batches.
 
     StepStopped if it failed at too many of them; a run that is continued asks it anew.
     """
-    check = partial(check_rewards, most_failed=most_failed)
-    reopen_stopped(runner.host.run, shard.stem, check)
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
-    judged = wait_for_batches(runner.submit_shard(shard, step, groups).values())
-    check(judged)
-    return judged
+    return runner.wait_for(runner.submit_shard(shard, step, groups).values())
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,14 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
             return {**policies(step), **beside(step)}
 
         try:
+            most_failed = rollouts.most_failed
+            trained = partial(check_step, most_failed=most_failed)
+            judged = partial(check_rewards, most_failed=most_failed)
             yield OpenRollouts(
-                RolloutRunner(served.agent, tasks, play, trained_at),
-                RolloutRunner(served.judge, tasks, play, at),
-                RolloutRunner(served.held_out, evaluations, play, at),
-                RolloutRunner(served.examiner, evaluations, play, at),
+                RolloutRunner(served.agent, tasks, play, trained_at, trained),
+                RolloutRunner(served.judge, tasks, play, at, judged),
+                RolloutRunner(served.held_out, evaluations, play, at, check_held_out),
+                RolloutRunner(served.examiner, evaluations, play, at, judged),
                 served.agent.door.chat,
             )
         except BaseException:
@@ -236,8 +239,8 @@ def _serving(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Served]
         limits = concurrency, rollouts.timeout_seconds
 
         def side(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
-            settings, recall = PlaySettings(*recipe.plays(by), *limits), rollouts.recall
-            return RolloutHost(run.folder, door, run.service, settings, recall, judged=judged)
+            settings = PlaySettings(*recipe.plays(by), *limits)
+            return RolloutHost(run.folder, door, run.service, settings, judged=judged)
 
         yield Served(
             side(judged=judge.judges),

@@ -1,4 +1,4 @@
-"""An open run: its folder, the service, and the policies that it trains."""
+"""An open run: its folder, the service, the policies that it trains, and the record of a step."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -8,6 +8,8 @@ from functools import partial
 from hashlib import sha256
 from threading import Event
 from typing import Any
+
+from prefect import get_run_logger
 
 from adapters.errors import UserError
 from adapters.redaction import public
@@ -23,12 +25,16 @@ from flows.runtime.checks import check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
+from tasks.metrics import StepFiles, drop_costs, measure, name_metrics
+from tasks.recording.step_log import Metrics, read_metrics, record_metrics
+from tasks.reports.failures import ask_failures
+from tasks.reports.progress import describe_step
 from tasks.storage.files import is_written
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.run_tracking import RunTracking
+from tasks.updates import read_update
 
 log = logging.getLogger(__name__)
 
@@ -174,3 +180,58 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     chosen = TrackerChoice(**recipe.tracking.model_dump()).openers()
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
     return RunTracking(folder, openers, recipe.steps, recipe.lag)
+
+
+def record_step(
+    run: OpenRun,
+    step: int,
+    files: Mapping[str, StepFiles],
+    min_group_size: int = 1,
+    known: Mapping[str, float] | None = None,
+) -> Metrics:
+    """Measure a step and record its metrics, which ends the step; log what was not trained on.
+
+    Each policy has its `files`. Metrics that are `known` already are recorded with them. A step
+    whose rollouts another run sampled costs nothing here.
+    """
+    metrics: Metrics = {**(known or {})}
+    for policy in run.policies:
+        loss = policy.updater.recorded.methods.at(step).loss
+        measured = measure(files[policy.name], policy.roles, min_group_size, loss)
+        measured |= read_update(run.folder.update(policy.name, step))
+        metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
+    _tell_untrained(run, step, metrics)
+    run.folder.check_owner()
+    record_metrics(run.folder.metrics, step, metrics)
+    run.tracking.follow()
+    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
+    return metrics
+
+
+def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
+    failed, rewarded = (int(metrics.get(f"rollouts/{end}", 0)) for end in ("failed", "ok"))
+    left_out = int(metrics.get("stragglers/count", 0))
+    trained = f"step {step} was trained on {rewarded} of its {rewarded + failed + left_out}"
+    if failed:
+        log.warning(
+            "%s rollouts: %d failed. To see why: `%s`",
+            trained,
+            failed,
+            ask_failures(run.folder.name),
+        )
+    if metrics.get("judge/abstained") == 1:
+        log.warning(
+            "step %d was not trained: the judge has given no rollout a score. To see its answers: "
+            "`ratchet sql --run %s \"select step, said from calls where split = 'judge'\"`",
+            step,
+            run.folder.name,
+        )
+    if left_out:
+        log.warning(
+            "%s rollouts: %d were left out as stragglers, cut off after %.0f tokens on average; "
+            "those with a reward have %.0f",
+            trained,
+            left_out,
+            metrics["stragglers/tokens"],
+            metrics.get("stragglers/kept_tokens", 0),
+        )

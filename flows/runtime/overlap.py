@@ -16,11 +16,19 @@ from typing import Any
 
 from flows.recipe.recipe import Recipe
 from flows.recipe.rollouts import Rollouts
-from flows.runtime.by_policy import accumulate
-from flows.runtime.open_rollouts import CheckpointAtBegin, Spans, wait_for_batches
+from flows.runtime.open_rollouts import (
+    CheckpointAtBegin,
+    RolloutRunner,
+    Spans,
+    training_groups,
+    wait_for_batches,
+)
 from flows.runtime.open_run import OpenRun
+from tasks.algorithm.advantages import CreditAssignment
+from tasks.datums import datums_of_batch
 from tasks.examples.reading import Source
-from tasks.rollouts import check_step, measure_yield
+from tasks.rollouts import measure_yield
+from tasks.shards import ShardSize, draw_shard
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
@@ -35,34 +43,43 @@ Steps = Iterator[tuple[int, Sequence[Spans]]]
 log = logging.getLogger(__name__)
 
 
-def iterate_steps(
-    run: OpenRun, rollouts: Rollouts, submit: Submit, trained_calls: int | None = None
-) -> Steps:
-    """Yield the steps that are left, in the order that the recipe gives."""
+def play_steps(
+    run: OpenRun, recipe: Recipe, runner: RolloutRunner, draw: Callable[[int], Path]
+) -> Iterator[tuple[int, list[Path]]]:
+    """Yield the steps that are left, in the order that the recipe gives, with their sealed spans.
+
+    Each plays the shard that is drawn for it. If the rollouts stream, the pass of each batch is
+    submitted when it has ended, in their order.
+    StepStopped ends a run of which a step has too few rewards, or no answer of a policy.
+    """
+    rollouts, groups = recipe.rollouts, training_groups(recipe)
+
+    def submit(step: int, checkpoint: int | CheckpointAtBegin, number: int) -> Mapping[str, Spans]:
+        return runner.submit_shard(draw(step), checkpoint, groups, number)
+
     for reason in rollouts.not_reproducible():
         log.warning("%s", reason)
     if rollouts.order == "arrival":
-        return steps_by_arrival(run, rollouts, submit)
-    steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
-    return steps if rollouts.rounds == 1 else sample_on(steps, rollouts, submit, trained_calls)
-
-
-def end_batches(run: OpenRun, recipe: Recipe, steps: Steps) -> Iterator[tuple[int, list[Path]]]:
-    """Yield each step with the sealed spans of its batches, when they have ended.
-
-    If the rollouts stream, the pass of each batch is submitted when it has ended, in their order.
-    StepStopped ends a run of which a step has too few rewards, or no answer of a policy.
-    """
-    credit = recipe.credit()
+        steps = steps_by_arrival(run, rollouts, submit)
+    else:
+        steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
+        if rollouts.rounds > 1:
+            steps = sample_on(steps, rollouts, submit, recipe.algorithm.trained_calls)
     for step, batches in steps:
-        for batch in batches if recipe.rollouts.stream else ():
+        for batch in batches if rollouts.stream else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
-            accumulate(run, step, batch.result(), credit)
-        spans = wait_for_batches(batches)
-        check_step(spans, recipe.rollouts.most_failed)
-        yield step, spans
+            accumulate(run, step, batch.result(), recipe.credit())
+        yield step, runner.wait_for(batches)
+
+
+def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
+    """Submit the forward-backward pass of a rollout batch, before the step's others have ended."""
+    for policy in run.policies:
+        datums = datums_of_batch(spans, policy.roles, credit)
+        if datums.num_rows:
+            policy.updater.accumulate(step, datums)
 
 
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
@@ -79,17 +96,15 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
 
     A group teaches if its rewards are not all equal (dynamic sampling: Yu et al., 2025,
     arXiv:2503.14476). A round is played while fewer than `groups` teach or, if there is a number of
-    calls to train, while the step has fewer calls; and none after its budget of tokens is spent.
-    The rounds depend on what is recorded alone, so a run that continues plays the same ones.
+    calls to train, while the step has fewer calls. The rounds depend on what is recorded alone, so
+    a run that continues plays the same ones.
     """
     for step, first in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield(wait_for_batches(batches))
-            budget = rollouts.token_budget
-            spent = budget is not None and yielded.sampled_tokens >= budget
             teaches = yielded.teaching_groups >= rollouts.groups
-            if spent or (teaches if trained_calls is None else yielded.calls >= trained_calls):
+            if teaches if trained_calls is None else yielded.calls >= trained_calls:
                 break
             batches += submit(step, checkpoint, number).values()
         yield step, batches
@@ -202,6 +217,13 @@ def choose_batches(
         for later in range(step, step + lag + 1)
     )
     return chosen if len(chosen) == size and in_time else None
+
+
+def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
+    """Draw the examples that a step of training plays."""
+    rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))
+    size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
+    return draw_shard(path, train_split_at(recipe, run, step), recipe.seed, step, size)
 
 
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:

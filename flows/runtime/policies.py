@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from threading import Lock
 
 from adapters.calls import POLICY, Policy
@@ -39,6 +41,10 @@ class RunPolicy:
     @property
     def ledger(self) -> Ledger:
         return self.updater.ledger
+
+    def history(self, step: int) -> Sequence[Path]:
+        """Return the files of earlier steps that the datums of a step depend on."""
+        return self.updater.recorded.source.history(step)
 
     def at(self, step: int) -> Policy:
         """Return the policy after `step` updates."""
@@ -122,12 +128,14 @@ def policy_updater(
     on_policy: bool,
 ) -> PolicyUpdater:
     """Return the owner of the weights of a run's policy, which makes lost ones again."""
+    checkpoints = recipe.checkpoints
     return PolicyUpdater(
         service,
         Ledger(folder.checkpoints(name), folder.ownership),
         recorded_steps(recipe, recipes, folder, name),
-        recipe.checkpoints.ttl_seconds,
-        recipe.checkpoints.probe_tolerance if on_policy else None,
+        partial(checkpoints.due, steps=recipe.steps),
+        checkpoints.ttl_seconds,
+        checkpoints.probe_tolerance if on_policy else None,
     )
 
 

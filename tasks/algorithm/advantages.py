@@ -1,21 +1,255 @@
 """The table of advantages: what the returns of a step's calls become, and the credit of tokens."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from itertools import chain
+from math import exp, fsum, isfinite, log, sqrt
+from statistics import fmean, stdev
 from typing import Literal
 
-from tasks.algorithm import comparisons
-from tasks.algorithm.comparisons import (
-    AdvantageEstimator,
-    Advantages,
-    Baselines,
-    Groups,
-    compare_calls,
-    rollouts_of,
-)
 from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
+
+
+@dataclass(frozen=True)
+class Earned:
+    """Earnings of a call, or of all calls of a rollout if they share one reward.
+
+    `returned` is the return from the call on, `reward` the rollout's reward, `tokens` the number of
+    sampled tokens, and `state` a hash of what the call observed.
+    """
+
+    returned: float
+    reward: float
+    tokens: int = 1
+    state: str = ""
+
+
+Rollouts = Mapping[str, Sequence[Earned]]
+"""Rollout → its calls in order, or one for all of them."""
+
+Groups = Mapping[str, Rollouts]
+"""Group → its rollouts."""
+
+Advantages = dict[str, list[float]]
+"""Rollout → the advantages of its calls."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Rewards of a role beside those of the step's rollouts.
+
+    `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
+    each group's greedy rollout, unless that has failed.
+    """
+
+    earlier: Sequence[float] = ()
+    greedy: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+AdvantageEstimator = Callable[[Groups, Settings, Baselines], Advantages]
+Comparison = Callable[[Sequence[float], Settings], list[float]]
+
+
+def is_uniform(rewards: Sequence[float]) -> bool:
+    """Return whether all rewards are equal, so that every centred reward is 0."""
+    return min(rewards) == max(rewards)
+
+
+def centred(returns: Sequence[float], _: Settings) -> list[float]:
+    """Subtract the mean."""
+    if is_uniform(returns):  # exactly zero, which r - mean need not be: fmean([.1, .1, .1]) > .1
+        return [0.0] * len(returns)
+    mean = fmean(returns)
+    return [value - mean for value in returns]
+
+
+def standardized(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Divide the centred returns by their unbiased deviation (n - 1), without an epsilon.
+
+    TRL, verl and Trinity take this deviation too, so that their learning rates carry over. If it
+    is at most `threshold`, every advantage is 0.
+    """
+    if is_uniform(returns) or (deviation := stdev(returns)) <= float(settings["threshold"]):
+        return [0.0] * len(returns)
+    return [value / deviation for value in centred(returns, settings)]
+
+
+def leave_one_out(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean of the others: n / (n - 1) times `centred`."""
+    count, differences = len(returns), centred(returns, settings)
+    return [value * count / (count - 1) if value else 0.0 for value in differences]
+
+
+def opmd(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean, or the log-mean-exp at temperature τ: τ log(mean(exp(r / τ)))."""
+    if settings["baseline"] == "mean" or is_uniform(returns):
+        return centred(returns, settings)
+    tau, most = float(settings["tau"]), max(returns)
+    baseline = most + tau * log(fmean(exp((value - most) / tau) for value in returns))
+    return [value - baseline for value in returns]
+
+
+def asymre(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Subtract the mean and a shift, which weighs successes more than failures if negative."""
+    shift = float(settings["shift"])
+    return [value - shift for value in centred(returns, settings)]
+
+
+def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
+    """Divide the centred returns by the mean, the group's rate of success if rewards are 0 and 1.
+
+    Without a positive mean, the advantages of the group are 0.
+    """
+    mean = fmean(returns)
+    if mean <= 0:
+        return [0.0] * len(returns)
+    return [value / mean for value in centred(returns, settings)]
+
+
+def compare_calls(compare: Comparison) -> AdvantageEstimator:
+    """Make an estimator that compares the n-th calls of each group."""
+
+    def estimate(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
+        advantages: Advantages = {name: [] for group in groups.values() for name in group}
+        for group in groups.values():
+            for call in range(max(map(len, group.values()), default=0)):
+                returns = {name: of[call].returned for name, of in group.items() if call < len(of)}
+                compared = compare([*returns.values()], settings)
+                for name, value in zip(returns, compared, strict=True):
+                    advantages[name].append(value)
+        return advantages
+
+    return estimate
+
+
+def standardize_over_step(groups: Groups, *_: object) -> Advantages:
+    """Divide each group's centred returns by the unbiased deviation of all the step's returns."""
+    returns = [call.returned for call in _calls(groups)]
+    if is_uniform(returns):
+        return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
+    deviation = stdev(returns)
+    differences = compare_calls(centred)(groups, {}, Baselines())
+    return {name: [value / deviation for value in of] for name, of in differences.items()}
+
+
+def rebn(groups: Groups, *_: object) -> Advantages:
+    """Standardize the returns of all the step's calls: (G - mean) / deviation."""
+    return _whiten(groups, lambda _: 1)
+
+
+def reinforce_plus_plus(groups: Groups, *_: object) -> Advantages:
+    """Standardize the returns of all the step's tokens, each with the return of its call."""
+    return _whiten(groups, lambda call: call.tokens)
+
+
+def step_grpo(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
+    """Standardize the rollouts' rewards, and give each call its rollout's advantage or a share."""
+    shares = settings["spread"] == "divide"
+    advantages: Advantages = {}
+    for group in groups.values():
+        for (name, calls), value in _compare_rollouts(group, standardized):
+            advantages[name] = [value / (len(calls) if shares else 1)] * len(calls)
+    return advantages
+
+
+def gigpo(groups: Groups, settings: Settings, _baselines: Baselines) -> Advantages:
+    """Add ω times the advantage among calls of equal state to the advantage of the rollout.
+
+    Both are centred or, with `deviation` group, standardized.
+    """
+    weight = float(settings["omega"])
+    compare = {"none": centred, "group": standardized}[str(settings["deviation"])]
+    advantages: Advantages = {}
+    for group in groups.values():
+        states: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
+        for (name, calls), value in _compare_rollouts(group, compare):
+            advantages[name] = [value] * len(calls)
+            for number, call in enumerate(calls):
+                states[call.state].append((name, number, call.returned))
+        for same in states.values():
+            compared = compare([returned for *_, returned in same], {"threshold": 0.0})
+            for (name, number, _), value in zip(same, compared, strict=True):
+                advantages[name][number] += weight * value
+    return advantages
+
+
+def _compare_rollouts(
+    group: Rollouts, compare: Comparison
+) -> Iterator[tuple[tuple[str, Sequence[Earned]], float]]:
+    """Yield each rollout of a group, with its calls, and the comparison of its reward."""
+    rewards = [calls[0].reward for calls in group.values()]
+    return zip(group.items(), compare(rewards, {"threshold": 0.0}), strict=True)
+
+
+def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
+    """Subtract the reward of the example's greedy rollout from that of each rollout.
+
+    If the greedy rollout has failed, the advantages of the group are 0.
+    """
+    return {
+        name: [calls[0].reward - baselines.greedy.get(group, calls[0].reward)] * len(calls)
+        for group, rollouts in groups.items()
+        for name, calls in rollouts.items()
+    }
+
+
+def running_mean(groups: Groups, settings: Settings, baselines: Baselines) -> Advantages:
+    """Subtract the running mean of the role's rewards in earlier steps from each reward.
+
+    With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
+    k < s: the exponential moving average of decay d, corrected for its bias to its first value. By
+    decay 0 it is the last step's mean, by 1 the mean of all earlier steps. SPIRAL updates its
+    average by each rollout and starts from 0, which an average of steps would leave too slowly.
+
+    Without history, as in step 0, the baseline is the mean of the step itself: a baseline of 0
+    would reinforce whatever that step sampled. The earlier rewards are without penalties.
+    """
+    rollouts = dict(rollouts_of(groups))
+    rewards = [calls[0].reward for calls in rollouts.values()]
+    if baselines.earlier:
+        baseline = _moving_average(baselines.earlier, float(settings["decay"]))
+        values = [reward - baseline for reward in rewards]
+    else:
+        values = centred(rewards, settings)
+    return {
+        name: [value] * len(calls)
+        for (name, calls), value in zip(rollouts.items(), values, strict=True)
+    }
+
+
+def _moving_average(values: Sequence[float], decay: float) -> float:
+    """Average values by weights that fall by the decay from the last value to the first."""
+    mean = weight = 0.0
+    for value in values:
+        weight = decay * weight + 1
+        mean += (value - mean) / weight
+    return mean
+
+
+def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
+    """Standardize the returns of a step, each counted as often as its weight, unbiased."""
+    calls = [(call.returned, weigh(call)) for call in _calls(groups)]
+    count = sum(weight for _, weight in calls)
+    if is_uniform([returned for returned, _ in calls]):
+        return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
+    mean = fsum(returned * weight for returned, weight in calls) / count
+    squares = fsum((returned - mean) ** 2 * weight for returned, weight in calls)
+    deviation = sqrt(squares / (count - 1))
+    return {
+        name: [(call.returned - mean) / deviation for call in of]
+        for name, of in rollouts_of(groups)
+    }
+
+
+def rollouts_of(groups: Groups) -> Iterator[tuple[str, Sequence[Earned]]]:
+    return chain.from_iterable(group.items() for group in groups.values())
+
+
+def _calls(groups: Groups) -> list[Earned]:
+    return [call for _, calls in rollouts_of(groups) for call in calls]
+
 
 Aggregation = Literal["sum", "token_mean", "rollout_mean", "rollout_sum", "fixed"]
 
@@ -77,21 +311,21 @@ class CreditAssignment:
 
 
 ADVANTAGES: Mapping[str, Advantage] = {
-    "centred": Advantage("r - mean", "arXiv:2503.20783", compare_calls(comparisons.centred)),
+    "centred": Advantage("r - mean", "arXiv:2503.20783", compare_calls(centred)),
     "standardized": Advantage(
         "(r - mean) / deviation",
         "arXiv:2402.03300",
-        compare_calls(comparisons.standardized),
+        compare_calls(standardized),
         {"threshold": Number(0.0, 0)},
     ),
     "standardized_over_step": Advantage(
         "(r - mean) / deviation of the step's rewards",
         "arXiv:2508.08221",
-        comparisons.standardize_over_step,
+        standardize_over_step,
         in_groups=False,
     ),
     "leave_one_out": Advantage(
-        "r - mean of the others", "arXiv:2402.14740", compare_calls(comparisons.leave_one_out)
+        "r - mean of the others", "arXiv:2402.14740", compare_calls(leave_one_out)
     ),
     "none": Advantage(
         "r", "Williams, 1992", compare_calls(lambda returns, _: [*returns]), alone=True
@@ -106,7 +340,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "opmd": Advantage(
         "r - mean, or r - τ log(mean(exp(r / τ)))",
         "arXiv:2505.17826",
-        compare_calls(comparisons.opmd),
+        compare_calls(opmd),
         {
             "baseline": Option("mean", ("mean", "log_mean_exp")),
             "tau": Number(1.0, 1e-3, used_by=("baseline", ("log_mean_exp",))),
@@ -115,7 +349,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "remax": Advantage(
         "r - reward of the example's greedy rollout",
         "arXiv:2310.10505",
-        comparisons.remax,
+        remax,
         discounts=False,
         by_greedy=True,
         alone=True,
@@ -123,14 +357,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "asymre": Advantage(
         "r - (mean + shift)",
         "arXiv:2506.20520",
-        compare_calls(comparisons.asymre),
+        compare_calls(asymre),
         {"shift": Number(-0.1)},
     ),
-    "maxrl": Advantage("(r - mean) / mean", "arXiv:2602.02710", compare_calls(comparisons.maxrl)),
+    "maxrl": Advantage("(r - mean) / mean", "arXiv:2602.02710", compare_calls(maxrl)),
     "reinforce_plus_plus": Advantage(
         "(G - mean) / deviation, over the step's tokens",
         "arXiv:2501.03262",
-        comparisons.reinforce_plus_plus,
+        reinforce_plus_plus,
         in_groups=False,
         by_token=True,
         alone=True,
@@ -138,7 +372,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "rebn": Advantage(
         "(G - mean) / deviation, over the step's calls",
         "arXiv:2510.01051",
-        comparisons.rebn,
+        rebn,
         in_groups=False,
         by_call=True,
         alone=True,
@@ -146,7 +380,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "step_grpo": Advantage(
         "(r - mean) / deviation of the rollouts, to each call whole or divided",
         "Trinity-RFT 0.6.0",
-        comparisons.step_grpo,
+        step_grpo,
         {"spread": Option("copy", ("copy", "divide"))},
         by_call=True,
         discounts=False,
@@ -154,14 +388,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "gigpo": Advantage(
         "A of the rollout + ω A of the call, among calls that observed the same",
         "arXiv:2505.10978",
-        comparisons.gigpo,
+        gigpo,
         {"omega": Number(1.0, 0), "deviation": Option("none", ("none", "group"))},
         by_call=True,
     ),
     "running_mean": Advantage(
         "r - moving average of the role's mean rewards in earlier steps",
         "arXiv:2506.24119",
-        comparisons.running_mean,
+        running_mean,
         {"decay": Number(0.95, 0, 1)},
         in_groups=False,
         discounts=False,
@@ -171,22 +405,9 @@ ADVANTAGES: Mapping[str, Advantage] = {
 }
 
 
-ENTROPIES = (
-    "needs the entropy of the whole distribution at each token, which the Tinker API does not "
-    "give; give standardized with the loss ppo"
-)
-REFUSED = {
-    "gae": "needs a value network, which a Tinker service does not have; give rebn, which compares "
-    "returns over the step, or leave_one_out",
-    "clip_b": ENTROPIES,
-    "clip_v": ENTROPIES,
-}
-"""Advantage of the field → why it is not in the table, and what to use instead."""
-
-
 def find_advantage(name: str) -> Advantage:
     """Return the row of an advantage; ValueError if there is none."""
-    return find_row("advantage", name, ADVANTAGES, REFUSED)
+    return find_row("advantage", name, ADVANTAGES)
 
 
 def check_advantage(name: str, settings: Settings) -> None:

@@ -117,15 +117,7 @@ DISTILLATIONS: Mapping[str, Distillation] = {
     "reverse_kl": Distillation("Σ p log(p / q) + P log(P / Q)", "arXiv:2306.08543", reverse_kl),
 }
 
-REFUSED = {
-    "jsd": "mixes the two distributions, and is learnt from what the policy samples; train it by "
-    "algorithm.teacher of flow train, or give forward_kl",
-    "gkd": "compares whole distributions on what the policy samples; train it by "
-    "algorithm.teacher of flow train, with divergence jsd",
-}
-"""Divergence of the field → why it is not in the table, and what to use instead."""
-
 
 def find_distillation(name: str) -> Distillation:
     """Return the row of a divergence; ValueError if there is none."""
-    return find_row("divergence", name, DISTILLATIONS, REFUSED)
+    return find_row("divergence", name, DISTILLATIONS)

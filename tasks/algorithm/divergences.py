@@ -78,29 +78,13 @@ DIVERGENCE = "kl"
 IN_LOSS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
 """Estimators that are a term of the loss."""
 
-REFUSED = {
-    "corrected_k3": "is k3 times the ratio of the trained policy to the one that sampled, whose "
-    "gradient at ratio 1 is that of k1 in the advantage; give k1",
-}
-"""KL estimator of the field → why it is not in the table, and what to use instead."""
-
 TEACHINGS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
 """Divergence from a teacher → the estimator whose penalty has its gradient."""
-
-REFUSED_TEACHINGS = {
-    "forward_kl": "has the advantage exp(d), which one token can make as large as any sum; give "
-    "jsd with a small beta, whose direction tends to that of the forward KL",
-    "gkd": "reads the whole distribution of the policy and the teacher at each token, which the "
-    "Tinker API does not give; give jsd, the same divergence by the tokens that were sampled",
-    "top_k": "trains on the tokens that the teacher finds likeliest, not on those that the policy "
-    "sampled; give reverse_kl, or texts and teacher.model of flow finetune",
-}
-"""Divergence from a teacher that the field knows → why there is none, and what to use instead."""
 
 
 def find_estimator(name: str) -> DivergenceEstimator:
     """Return the row of an estimator; ValueError if there is none."""
-    return find_row("KL estimator", name, ESTIMATORS, REFUSED)
+    return find_row("KL estimator", name, ESTIMATORS)
 
 
 def check_placement(estimator: str, placement: Placement) -> None:
@@ -117,7 +101,7 @@ def check_placement(estimator: str, placement: Placement) -> None:
 
 def check_teaching(name: str) -> str:
     """Return the name of a divergence from a teacher; ValueError if there is none."""
-    find_row("divergence from a teacher", name, TEACHINGS, REFUSED_TEACHINGS)
+    find_row("divergence from a teacher", name, TEACHINGS)
     return name
 
 

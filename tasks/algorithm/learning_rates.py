@@ -1,10 +1,8 @@
 """Learning rates, and what else a schedule says of each step: the share of a term of the loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import cos, pi, sqrt
-
-import numpy as np
+from math import cos, pi
 
 FULL_TRAINING = 5e-5
 """Learning rate of full training at the hidden size WIDTH."""
@@ -73,20 +71,3 @@ class MixingSchedule:
         if passed >= self.decay:
             return self.valley
         return self.valley + (self.peak - self.valley) * (1 + cos(pi * passed / self.decay)) / 2
-
-
-def share_by_sample(logprobs: Sequence[np.ndarray], sampled: Sequence[np.ndarray]) -> float:
-    """Return √(ESS / B) of a batch of B trajectories (Huang et al., 2026, arXiv:2602.17616).
-
-    ESS is Kish's effective sample size, (Σw)² / Σw², of the trajectories' importance weights w =
-    p / q. Each trajectory has its log p and log q, of shape [targets]; log q is 0 where a target
-    was not sampled. The share is 1 on-policy, and √(1 / B) if one weight outweighs all others.
-    """
-    ratios = np.array(
-        [
-            np.where(log_q != 0, log_p.astype(np.float64) - log_q, 0).sum()
-            for log_p, log_q in zip(logprobs, sampled, strict=True)
-        ]
-    )
-    weights = np.exp(ratios - ratios.max())
-    return sqrt(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

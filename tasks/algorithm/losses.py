@@ -230,32 +230,15 @@ LOSSES = ChainMap[str, Loss](
 )
 """Every loss, in the order of its tables from the last to the first."""
 
-REFUSED = {
-    **dict.fromkeys(
-        PREFERENCES,
-        "compares the two sides of a pair; train it by a recipe of flow prefer (docs/methods.md)",
-    ),
-    **dict.fromkeys(
-        DISTILLATIONS,
-        "compares with a teacher's likeliest tokens; give it as teacher.divergence of a recipe of "
-        "flow finetune, or algorithm.teacher of flow train",
-    ),
-    "tis": "weighs log p by the truncated importance ratio min(ratio, C), which is cispo with "
-    "clip_low_threshold 0 and clip_high_threshold C; give cispo",
-    "stable_reinforce": "has no published formula, and reads sequences of a sampling session that "
-    "lives for a day, so a run could not be rebuilt after a crash; give gspo or cispo",
-}
-"""Loss of the field → why it is not in the table, and what to use instead."""
-
 
 def loss_of(name: str) -> Loss:
     """Return the row of a loss of any kind; ValueError if there is none."""
-    return find_row("loss", name, LOSSES, {})
+    return find_row("loss", name, LOSSES)
 
 
 def find_loss(name: str) -> TokenLoss:
     """Return the row of a loss of tokens; ValueError if there is none."""
-    return find_row("loss", name, TOKEN_LOSSES, REFUSED)
+    return find_row("loss", name, TOKEN_LOSSES)
 
 
 def check_loss(name: str, settings: Settings) -> None:

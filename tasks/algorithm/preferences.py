@@ -332,7 +332,7 @@ PREFERENCES: Mapping[str, Preference] = {
 
 def find_preference(name: str) -> Preference:
     """Return the row of a preference loss; ValueError if there is none."""
-    return find_row("preference loss", name, PREFERENCES, {})
+    return find_row("preference loss", name, PREFERENCES)
 
 
 def check_preference(name: str, settings: Settings) -> None:

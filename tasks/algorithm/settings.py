@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
+from adapters.errors import did_you_mean
+
 Settings = Mapping[str, float | str]
 
 UsedBy = tuple[str, tuple[str, ...]] | None
@@ -47,15 +49,11 @@ class Option:
 Known = Mapping[str, Number | Option]
 
 
-def find_row(kind: str, name: str, table: Mapping[str, Row], refused: Mapping[str, str]) -> Row:
-    """Return the row of a name in the table of a kind, such as loss; ValueError if there is none.
-
-    `refused` says why a name that the field knows is not in the table.
-    """
-    if name in refused:
-        raise ValueError(f"the {kind} {name} {refused[name]}")
+def find_row(kind: str, name: str, table: Mapping[str, Row]) -> Row:
+    """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""
     if name not in table:
-        raise ValueError(f"no {kind} '{name}' (there is: {', '.join(table)})")
+        near = did_you_mean(name, table)
+        raise ValueError(f"no {kind} '{name}' (there is: {', '.join(table)}){near}")
     return table[name]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from tasks.comparison.statistics import Difference, find_difference
 from tasks.recording.views import COMPARISONS
 from tasks.storage.checksums import verified
@@ -35,6 +35,12 @@ ExampleRow = dict[str, Any]
 
 class ComparisonError(UserError):
     """Refusal to compare targets that have not played the same examples."""
+
+
+class NotBetter(UserError):
+    """Refusal of a target that is not shown to be better."""
+
+    status = 1
 
 
 class ComparedTarget(BaseModel, frozen=True):
@@ -76,6 +82,23 @@ class Comparison(BaseModel, frozen=True):
         """Differences of the targets, in words."""
         found = ((one.target, one.difference) for one in self.targets if one.difference)
         return "; ".join(f"{name} less {self.against}: {by}" for name, by in found)
+
+    def check_gains(self) -> None:
+        """Refuse (NotBetter) a target that is not shown to be better than `against`.
+
+        A failed rollout has no reward, so its example may have left the comparison: a target with
+        more of them has not gained.
+        """
+        (other,) = (one for one in self.targets if one.target == self.against)
+        for own in self.targets:
+            gain = own.difference
+            if own is not other and not (gain and gain.is_gain and own.failed <= other.failed):
+                raise NotBetter(
+                    f"{own.target} is not shown to be better than {other.target}: reward {gain} in "
+                    f"{counted(self.examples, 'example')}, {own.failed} and {other.failed} failed "
+                    "rollouts. Play more by --examples or, if all were played, add rows to the "
+                    "held-out split"
+                )
 
 
 def name_comparison(

@@ -1,73 +1,67 @@
-"""Names of checkpoints: which one each name means, by a history that is only ever added to."""
+"""Names of checkpoints, and which checkpoint each of them means."""
+
+from collections.abc import Collection
 
 from pydantic import BaseModel
 
 from adapters.errors import UserError
 from adapters.tinker.known_models import KNOWN
-from tasks.comparison.statistics import Difference
 from tasks.storage.files import is_written
-from tasks.storage.json_files import JsonRow, append_row, read_log
+from tasks.storage.json_files import append_row, read_log
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
-HISTORY = "promotions.jsonl"
+FILE = "promotions.jsonl"
+"""Lines of names: the last line of a name counts."""
 TAKEN = ("base", "best", "last", *KNOWN)
 """Names that mean something else where a checkpoint is named."""
 
 
 class PromotionRefused(UserError):
-    """Refusal to give a name to a checkpoint."""
-
-
-class NotBetter(PromotionRefused):
-    """Refusal of a checkpoint that is not shown to be better."""
-
-    status = 1
+    """Refusal to give a name to a checkpoint, or to take a name for one."""
 
 
 class Promotion(BaseModel, frozen=True):
-    """Line of the history: the checkpoint that has a name from then on, and why.
-
-    `created` tells the run from a later one of its name, and `replaces` is the checkpoint that had
-    the name before. A promotion by a comparison has its folder, the fingerprint of the recipe by
-    which all have played, whom it was compared with and the difference. `forced` is the reason of
-    one that no comparison speaks for.
-    """
+    """A name of a checkpoint; `created` tells its run from a later one that is called the same."""
 
     name: str
     run: str
     step: int
     created: str
-    when: str
-    replaces: str | None
-    comparison: str | None = None
-    recipe: str | None = None
-    against: str | None = None
-    difference: Difference | None = None
-    forced: str | None = None
 
     @property
     def checkpoint(self) -> str:
         return f"{self.run}@{self.step}"
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the run is still there."""
+        run = folder_of(self.run)
+        return run.exists() and read_manifest(run)["created"] == self.created
 
-def promotion_rows() -> list[JsonRow]:
-    """Read the history, the oldest line first; Damaged if a line has changed."""
-    return read_log(_folder().path / HISTORY)
+
+def read_promotions() -> dict[str, Promotion]:
+    """Read what each name means; Damaged if a line has changed."""
+    rows = read_log(_folder().path / FILE)
+    return {row["name"]: Promotion.model_validate(row) for row in rows}
 
 
 def find_promotion(name: str) -> Promotion | None:
-    """Return the last promotion to a name; PromotionRefused if its run is gone or another one."""
-    last = last_promotion(name)
-    if last is None:
+    """Return what a name means, if it is one; PromotionRefused if that is gone, or not certain."""
+    found = read_promotions().get(name)
+    if found is None:
         return None
-    run = folder_of(last.run)
-    if not run.exists() or read_manifest(run)["created"] != last.created:
+    if not found.is_kept:
         raise PromotionRefused(
-            f"{name} is {last.checkpoint} since {last.when}, and {run.path} is not that run any "
-            "more; put that back, or promote another checkpoint with --force REASON"
+            f"{name} is {found.checkpoint}, and {folder_of(found.run).path} is not that run any "
+            "more; put that back, or promote another checkpoint"
         )
-    return last
+    if folder_of(name).exists():
+        raise PromotionRefused(
+            f"{name} is both the checkpoint {found.checkpoint} and a run; write {found.checkpoint} "
+            f"or {name}@STEP"
+        )
+    return found
 
 
 def check_name(name: str) -> None:
@@ -79,32 +73,20 @@ def check_name(name: str) -> None:
         raise PromotionRefused(f"{name} is the name of the run {folder.path}; give another one")
 
 
-def refuse_promoted(run: str) -> None:
-    """Refuse (PromotionRefused) a new run that would have the name of a checkpoint."""
-    if (last := last_promotion(run)) is not None:
-        raise PromotionRefused(
-            f"{run} is the name of the checkpoint {last.checkpoint}, and cannot be that of a run "
-            "too; give another"
-        )
+def refuse_promoted(runs: Collection[str]) -> None:
+    """Refuse (PromotionRefused) to delete runs if a checkpoint of one has a name."""
+    for one in read_promotions().values():
+        if one.run in runs and one.is_kept:
+            raise PromotionRefused(
+                f"{one.checkpoint} is {one.name}, and the run {one.run} is to be deleted; promote "
+                f"another checkpoint to {one.name}, or give the new run another name by --run"
+            )
 
 
 def record_promotion(promotion: Promotion) -> None:
-    """Append to the history; PromotionRefused if the name means another checkpoint by now."""
+    """Give a checkpoint its name, in place of the one that had it."""
     with _folder().locked():
-        last = last_promotion(promotion.name)
-        now = None if last is None else last.checkpoint
-        if now != promotion.replaces:
-            raise PromotionRefused(
-                f"{promotion.name} has become {now} meanwhile, and was {promotion.replaces}; "
-                "repeat the command"
-            )
-        append_row(_folder().path / HISTORY, promotion.model_dump(mode="json"))
-
-
-def last_promotion(name: str) -> Promotion | None:
-    """Return the line of the history by which a name means what it does, if there is one."""
-    rows = [row for row in promotion_rows() if row["name"] == name]
-    return Promotion.model_validate(rows[-1]) if rows else None
+        append_row(_folder().path / FILE, promotion.model_dump(mode="json"))
 
 
 def _folder() -> RunFolder:

@@ -22,15 +22,10 @@ Sees = Literal["group", "pair", "rollout"]
 
 @dataclass(frozen=True)
 class Judging:
-    """Settings of a judge: what it is shown, and what it is asked, by names of its example.
-
-    `opponents` is beside how many others of its group each rollout is shown in a pair; None is all.
-    Where it and the group are odd, one rollout is shown beside one more.
-    """
+    """Settings of a judge: what it is shown, and what it is asked, by names of its example."""
 
     sees: Sees
     asked: Mapping[str, Any]
-    opponents: int | None = None
 
     def sets(self, rollouts: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
         """Split the rollouts of a group into what the judge is shown at once."""
@@ -39,12 +34,7 @@ class Judging:
         elif self.sees == "rollout":
             yield from ([one] for one in rollouts)
         else:
-            count = len(rollouts)
-            reach, odd = divmod(count if self.opponents is None else self.opponents, 2)
-            for first, second in combinations(range(count), 2):
-                apart = second - first  # in a circle, where an odd opponent is the one opposite
-                if min(apart, count - apart) <= reach or (odd and apart == count // 2):
-                    yield rollouts[first], rollouts[second]
+            yield from combinations(rollouts, 2)
 
 
 @durable

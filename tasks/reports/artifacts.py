@@ -48,8 +48,8 @@ from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.reports.transcripts import MOST_FAILED, transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.names import BASELINE, parse_batch
+from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import result_note, result_table
 
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
@@ -151,8 +151,10 @@ class Artifacts:
         self._write_report()
 
         def describe() -> str:
-            note = f"\n{result_note(self._run)}\n"
-            return f"{markdown_table(*result_table(self._run))}{note}\n[report]({self._run.report})"
+            record = read_plan(self._run)
+            return (
+                f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({self._run.report})"
+            )
 
         words = f"What the runs of {self._run.name} have come to"
         self._submit(partial(self._create_markdown, "stages", describe, words))

@@ -28,8 +28,8 @@ from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
 from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences, read_manifest
+from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import chosen_runs, result_note, result_table, stage_runs
 from tasks.storage.tables import query_beside
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
@@ -131,9 +131,10 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
     In the place of stages or a sweep are their runs, with a table of them.
     """
-    tables = [(*table, result_note(run)) for run in runs if (table := result_table(run))[1]]
-    shown = dict.fromkeys(one for run in runs for one in stage_runs(run) or [run])
-    chosen = {name for run in runs for name in chosen_runs(run)}
+    records = [read_plan(run) for run in runs]
+    tables = [(*record.table(), record.note) for record in records if record.results]
+    shown = dict.fromkeys(one for run in runs for one in child_runs(run) or [run])
+    chosen = {name for record in records for name in record.chosen()}
     return write_text(path, render_report([*shown], chosen=chosen, tables=tables))
 
 

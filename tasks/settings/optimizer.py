@@ -32,10 +32,6 @@ class Optimizer(Section):
     epochs: int = Field(default=1, ge=1, le=10_000)
     """Passes over the datums of a step."""
 
-    scale_by_ess: bool = False
-    """Scale the learning rate of each optimizer step by √(ESS / B), ESS being the effective sample
-    size of its B trajectories (VCPO): less is learnt from what weights far behind have sampled."""
-
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
 

@@ -101,7 +101,7 @@ class RunFolder:
     arrivals = FileAt("arrivals.jsonl")
     """Ledger of what made each step, if steps are made of batches as they arrive."""
     stages = FileAt("stages.json")
-    """Recipe of a run of stages, and what its stages have come to; each stage is a run itself."""
+    """Record of a run of several runs: stages, or the runs of a sweep."""
     report = FileAt("report.html")
     """Page for people, made of the other files; nothing reads it."""
     engine = FileAt("engine")

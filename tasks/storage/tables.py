@@ -1,8 +1,9 @@
 """Queries to Arrow tables, and Arrow tables to Parquet files that carry their checksum."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import pairwise
 from operator import and_
 from pathlib import Path
@@ -32,13 +33,22 @@ PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
 
 
+@cache
+def _database(_: int) -> duckdb.DuckDBPyConnection:
+    """Open the database of a process, by its id, which keeps no rows and no files.
+
+    To open one takes longer than most queries, and a forked process cannot use its parent's.
+    """
+    return duckdb.connect(config={"enable_external_file_cache": False})
+
+
 def select(query: str, **parameters: object) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order.
 
     A path among the values is that of one file, whatever it is called.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
-    with duckdb.connect() as connection:
+    with _database(os.getpid()).cursor() as connection:
         connection.execute(PRELUDE)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()

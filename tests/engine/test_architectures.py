@@ -152,13 +152,14 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(name: str) ->
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     plain, model = network(SERVED[name]), LanguageModel(network(SERVED[name]), name)
     lora = trained(model)
-    decoder = Decoder(model)
-    for prompt in ([3, 7, 11] * 22, [3, 7, 11] * 30, [5]):
-        future: Future[SampleResult] = Future()
+    decoder, asked = Decoder(model), [[3, 7, 11] * 22, [3, 7, 11] * 30, [5]]
+    futures: list[Future[SampleResult]] = [Future() for _ in asked]
+    for prompt, future in zip(asked, futures, strict=True):
         request = SampleRequest(prompt, max_tokens=60, stop=[], temperature=0.0)
         decoder.submit(request, lora, future)
-        while decoder.busy:
-            decoder.step()
+    while decoder.busy:
+        decoder.step()
+    for prompt, future in zip(asked, futures, strict=True):
         drawn = future.result(timeout=0).sequences[0]
         with torch.no_grad():
             logits = with_lora(plain, lora, [*prompt, *drawn.tokens])[len(prompt) - 1 : -1]

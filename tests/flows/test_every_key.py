@@ -51,7 +51,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.groups": (3,),
     "rollouts.group_size": (6, 1),
     "rollouts.rounds": (2,),
-    "rollouts.token_budget": (500,),
     "rollouts.concurrency": (5,),
     "rollouts.batches": (3,),
     "rollouts.lag": (3,),
@@ -64,11 +63,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.max_tokens": (7,),
     "rollouts.temperature": (0.7,),
     "rollouts.stream": (True,),
-    "rollouts.recall": (False,),
     "rollouts.max_calls": (7,),
-    "rollouts.partial_groups": ("wait", "drop_group"),
     "rollouts.attempts": (3,),
-    "rollouts.minimum_group": (3,),
     "rollouts.quorum": (0.5,),
     "rollouts.most_failed": (0.5,),
     "judge.agent": ("other_judge", "judge:pairs"),
@@ -76,7 +72,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "judge.sees": ("pair", "rollout"),
     "judge.question": ("Which is shorter?",),
     "judge.criteria": ({"It is short.": 1.0},),
-    "judge.opponents": (2,),
     "judge.max_tokens": (7,),
     "judge.attempts": (2,),
     "judge.by_probability": (True,),
@@ -85,7 +80,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "evaluation.judge.sees": ("pair", "rollout"),
     "evaluation.judge.question": ("Which is shorter?",),
     "evaluation.judge.criteria": ({"It is short.": 1.0},),
-    "evaluation.judge.opponents": (2,),
     "evaluation.judge.max_tokens": (7,),
     "evaluation.judge.attempts": (2,),
     "evaluation.judge.by_probability": (True,),
@@ -133,7 +127,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "optimizer.schedule": ("linear", "cosine"),
     "optimizer.warmup_steps": (2, STEPS - 1),
     "optimizer.final_fraction": (0.1,),
-    "optimizer.scale_by_ess": (True,),
     "optimizer.substeps": (2,),
     "optimizer.epochs": (2,),
     "optimizer.beta1": (0.8,),
@@ -174,8 +167,7 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "alone": {"algorithm": {"advantage": "rebn"}, "rollouts": {"group_size": 1}},
     "arrival": {"rollouts": {"lag": 1, "batches": 2, "order": "arrival"}},
     "stream": {"rollouts": {"stream": True, "batches": 2}},
-    "drop_group": {"rollouts": {"partial_groups": "drop_group"}},
-    "wait": {"rollouts": {"partial_groups": "wait", "attempts": 2}},
+    "attempts": {"rollouts": {"attempts": 2}},
     "quorum": {"rollouts": {"quorum": 0.9}},
     "dask": {"rollouts": {"runner": "dask"}},
     "cluster": {"rollouts": {"runner": "dask", "cluster": "tcp://localhost:1"}},
@@ -320,7 +312,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         units: Any = [[number] for number in range(16)]
         passes = method.minibatches(0, [units] * len(method.terms(0)))
         datums = [[asked.datums for asked in of_step] for of_step in passes]
-        return requests, method.request(0, []).share, datums
+        return requests, datums
     if section in ("evaluation", "checkpoints"):
         due = [find(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]

@@ -12,10 +12,10 @@ from flows.importing.trinity import import_trinity
 from flows.importing.trinity_file import ImportRefusal
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
+from flows.recipe.plan import StagesRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe
-from flows.recipe.stages import StagesRecipe
 from tasks.recording.step_log import read_metrics
 from tasks.storage.keys import merge
 from tasks.storage.run_folder import folder_of
@@ -159,7 +159,7 @@ def test_stages_become_a_recipe_of_stages_whose_sections_are_replaced_as_a_whole
     assert isinstance(rft, Recipe)
     assert (warmup.steps, rft.steps, rft.rollouts.max_tokens) == (3, 2, 9)
     assert warmup.checkpoints.every == rft.checkpoints.every == 7
-    first, second = recipe.runs_of("run")
+    first, second = recipe.children("run")
     assert (first.name, second.recipe.model.start) == ("run-1-sft_warmup", "run-1-sft_warmup@3")
 
 

@@ -42,14 +42,8 @@ def train_with(weights: str, run: str, monkeypatch: pytest.MonkeyPatch, runs: Pa
     """Train three steps with lag 1."""
     update = PolicyUpdater.update
 
-    def tell(
-        updater: PolicyUpdater,
-        step: int,
-        paths: Sequence[Path],
-        *,
-        with_state: bool,
-    ) -> Update:
-        updated = update(updater, step, paths, with_state=with_state)
+    def tell(updater: PolicyUpdater, step: int, paths: Sequence[Path]) -> Update:
+        updated = update(updater, step, paths)
         UPDATED.set()
         return updated
 

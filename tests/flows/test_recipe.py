@@ -58,38 +58,15 @@ def test_the_first_and_the_last_checkpoint_are_always_scored_and_the_last_saved(
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "smallest"),
-    [
-        ({}, 2),
-        ({"minimum_group": 3}, 3),
-        ({"partial_groups": "drop_group"}, 4),
-        ({"partial_groups": "wait", "attempts": 3, "minimum_group": 4}, 4),
-    ],
-)
-def test_partial_groups_are_trained_from_a_size_on(
-    rollouts: dict[str, object], smallest: int
-) -> None:
-    recipe = small_recipe(rollouts={"group_size": 4, **rollouts})
-    assert recipe.rollouts.min_group_size() == smallest
-
-
-@pytest.mark.parametrize(
     ("rollouts", "said"),
     [
-        ({"attempts": 2}, "use_rest with attempts 2"),
-        ({"partial_groups": "wait"}, "wait with attempts 1"),
-        ({"partial_groups": "drop_group", "minimum_group": 3}, "would be ignored by drop_group"),
-        ({"group_size": 4, "minimum_group": 5}, "is more than group_size 4"),
-        ({"quorum": 0.5, "partial_groups": "drop_group"}, "0.5 with partial_groups drop_group"),
-        ({"quorum": 0.5, "partial_groups": "wait", "attempts": 2}, "with partial_groups wait"),
+        ({"quorum": 0.5, "attempts": 2}, "quorum 0.5 with attempts 2"),
         ({"quorum": 0.9, "groups": 2, "group_size": 4}, "in a batch of 8 .* is rounded up to all"),
         ({"quorum": 0.9, "batches": 16}, "nothing in a batch of 8 rollouts"),
         ({"quorum": 0}, "greater than 0"),
     ],
 )
-def test_a_treatment_of_partial_groups_that_does_nothing_is_refused(
-    rollouts: dict[str, object], said: str
-) -> None:
+def test_a_quorum_that_does_nothing_is_refused(rollouts: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         small_recipe(rollouts=rollouts)
 
@@ -261,7 +238,7 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
             "optimizer": {"learning_rate": 0.005},
         }
     )
-    known = "3a2a723ed84b8fe380c5ee9974392dcb3e2b0563b7fb1f31605794aa44bb13d6"
+    known = "1e57c26bae3c1a85529c47ad9f4090d73d7c72bb5dee3a6731d2572c70977cc7"
     assert recipe.fingerprint() == known
 
 

@@ -15,17 +15,23 @@ from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
-from flows.runtime.checks import check_stages
-from flows.stages import stages
+from flows.stages import check_stages, stages
 from tasks.checkpoints import best_step
 from tasks.reports.board.run_list import runs_table
 from tasks.reports.page import write_report
 from tasks.reports.tables import fitted
+from tasks.storage.json_files import write_json
 from tasks.storage.owners import last_owner
+from tasks.storage.plan_record import (
+    ChildResult,
+    PlanRecord,
+    child_runs,
+    read_plan,
+    write_plan,
+)
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.stages import StageResult, result_table, stage_results, stage_runs, write_stages
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +47,7 @@ def whole(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
 def test_each_stage_is_a_run_that_starts_at_a_checkpoint_of_an_earlier_one(
     whole: RunFolder,
 ) -> None:
-    texts, rewards, pairs = stage_runs(whole)
+    texts, rewards, pairs = child_runs(whole)
     assert [run.name for run in (texts, rewards, pairs)] == NAMES
     assert read_bound(rewards, f"{NAMES[0]}@best").step == best_step(texts)
     assert read_bound(pairs, f"{NAMES[1]}@2").step == 2
@@ -50,9 +56,9 @@ def test_each_stage_is_a_run_that_starts_at_a_checkpoint_of_an_earlier_one(
 
 
 def test_one_agent_plays_the_same_examples_before_and_after_each_stage(whole: RunFolder) -> None:
-    results = stage_results(whole)
+    results = read_plan(whole).results
     assert [one.stage for one in results] == ["before", "texts", "rewards", "pairs"]
-    assert all(one.reward is not None for one in results)
+    assert all(one.measured is not None for one in results)
     best = best_step(folder_of(NAMES[0]))
     assert [one.step for one in results] == [0, best, 2, 2]
     shards = [
@@ -71,9 +77,9 @@ def test_one_report_has_the_table_of_stages_and_each_of_their_runs(whole: RunFol
 
 
 def test_a_run_whose_stages_have_finished_opens_none_of_them_again(whole: RunFolder) -> None:
-    before = [last_owner(run.owners) for run in stage_runs(whole)]
+    before = [last_owner(run.owners) for run in child_runs(whole)]
     stages(RECIPE, run="whole")
-    assert [last_owner(run.owners) for run in stage_runs(whole)] == before
+    assert [last_owner(run.owners) for run in child_runs(whole)] == before
 
 
 @pytest.mark.story
@@ -92,7 +98,7 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     delete_runs(settle_from("anew", changed.names(), "pairs"))
     stages(changed, run="anew")
     assert not folder_of("anew-1-texts").exists()
-    assert len(stage_results(folder_of("anew"))) == 4, "the line of the run that is gone stays"
+    assert len(read_plan(folder_of("anew")).results) == 4, "the line of the run that is gone stays"
     assert last_owner(folder_of("anew-2-rewards").owners) == owners
     contents = [read_contents(folder_of(name)) for name in ("anew-3-pairs", NAMES[2])]
     assert "weights" in differing_parts(*contents)
@@ -115,13 +121,13 @@ def test_a_run_that_was_killed_in_or_between_stages_goes_on_as_if_it_had_not(
     command = [sys.executable, "-m", "tests.support.runs.staged", name, place, str(number)]
     killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
     assert killed.returncode in (-number, 128 + number), killed.stderr.decode()
-    began = [run.name for run in stage_runs(folder_of(name))]
+    began = [run.name for run in child_runs(folder_of(name))]
     assert began[-1].endswith(place) or (place == "between" and len(began) == 1)
     stages(RECIPE, run=name)
-    for run, reference in zip(stage_runs(folder_of(name)), NAMES, strict=True):
+    for run, reference in zip(child_runs(folder_of(name)), NAMES, strict=True):
         assert list_faults(run, read_contents(folder_of(reference))) == []
-    table = [(one.reward, one.step) for one in stage_results(folder_of(name))]
-    assert table == [(one.reward, one.step) for one in stage_results(whole)]
+    table = [(one.measured, one.step) for one in read_plan(folder_of(name)).results]
+    assert table == [(one.measured, one.step) for one in read_plan(whole).results]
 
 
 def with_changes(**stages_by_name: Any) -> StagesRecipe:
@@ -177,7 +183,7 @@ def test_shared_keys_are_those_of_each_recipe_that_knows_them() -> None:
 
 def test_a_text_of_a_recipe_may_name_the_run_of_an_earlier_stage() -> None:
     near = "{coefficient: 0.1, reference: '{texts}@last'}"
-    _, rewards, _ = with_changes(rewards={"recipe.algorithm.kl": near}).runs_of("run")
+    _, rewards, _ = with_changes(rewards={"recipe.algorithm.kl": near}).children("run")
     assert rewards.recipe.model_dump()["algorithm"]["kl"]["reference"] == "run-1-texts@last"
 
 
@@ -197,7 +203,7 @@ def test_a_stage_may_learn_the_rollouts_of_an_earlier_one_whose_number_says_its_
 
 
 def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolder) -> None:
-    with pytest.raises(UserError, match="exists, and has no stages"):
+    with pytest.raises(UserError, match="exists, and is no run of stages"):
         check_stages(RECIPE, NAMES[0])
     with pytest.raises(UserError, match="there is no run nobody of stages"):
         settle_from("nobody", RECIPE.names(), "texts")
@@ -205,11 +211,19 @@ def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolde
 
 def test_the_table_of_stages_fits_100_columns_and_says_held_out_once(tmp_path: Path) -> None:
     held_out = "held-out accuracy 0.93 → 0.98 in 13 steps"
-    result = StageResult("rewards", "st1-2-rewards", "st1-1-texts@5", 5, held_out, 0.96, (0.9, 1.0))
-    write_stages(RunFolder(tmp_path), {}, [result])
-    table = fitted(*result_table(RunFolder(tmp_path)), 100, ["held-out"])
+    result = ChildResult("st1-2-rewards", 5, "rewards", "st1-1-texts@5", held_out, 0.96, (0.9, 1.0))
+    record = PlanRecord({}, ["st1-2-rewards"], "agent's reward", [result])
+    write_plan(RunFolder(tmp_path), record)
+    table = fitted(*read_plan(RunFolder(tmp_path)).table(), 100, ["held-out"])
     assert "  accuracy 0.93 → 0.98  " in table
     assert max(map(len, table.splitlines())) <= 100
+
+
+def test_a_record_of_another_version_is_refused_and_never_misread(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    write_json(run.stages, {"recipe": {}, "results": []})
+    with pytest.raises(UserError, match=r"stages.json is the record of another version; remove"):
+        read_plan(run)
 
 
 def test_every_key_of_a_stage_is_listed() -> None:

@@ -27,7 +27,7 @@ FILES = {
     "steps: 2\noptimizer: {learning_rate: 0.005}\n",
 }
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
-SECONDS = 5.0
+SECONDS = 30.0
 """Limit of this process's own time, also where it reads a model's tokenizer."""
 
 Spoil = Callable[[Path], object]

@@ -74,7 +74,8 @@ FILES: dict[str, str] = {
     "prefect.yaml": HOLLOW,
     "template.jinja": "{{ messages",
 }
-SECONDS = 2.0
+SECONDS = 20.0
+"""Processor seconds of a refusal; each takes a tenth of them, however busy the machine is."""
 
 
 def changed(override: str) -> str:

@@ -31,7 +31,6 @@ RECIPE = small_recipe(
         "epochs": 2,
         "schedule": "linear",
         "warmup_steps": 1,
-        "scale_by_ess": True,
     },
 )
 whole = fixture_of(RECIPE)
@@ -42,11 +41,6 @@ def test_every_step_trains_and_leaves_the_policy_that_sampled(whole: RunFolder) 
     steps = read_metrics(whole.metrics)
     assert len(steps) == STEPS
     assert max(step["kl_sample_train_v2"] for step in steps) > 1e-7
-
-
-def test_the_learning_rate_is_scaled_by_the_effective_samples(whole: RunFolder) -> None:
-    shares = [step["learning_rate_share"] for step in read_metrics(whole.metrics)]
-    assert all(0.5 < share < 1 for share in shares)
 
 
 def test_the_policy_leaves_its_reference(whole: RunFolder) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.interruptions.workloads import WORKLOADS
 from flows.recipe.loading import named_recipe
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import with_faults
 from tests.support.runs.staged import VALUES

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tasks.storage.owners import last_owner
+from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import result_table
 from tests.support.processes import ROOT, wait_until
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.prefect_team import RUNNING_SECONDS, open_team
@@ -128,8 +128,8 @@ def test_a_run_that_fails_is_a_row_and_the_same_command_tries_it_again(
 ) -> None:
     failed = team.flow_runs(FAILED)
     assert {one["state"]["type"] for one in failed} == {"FAILED"}
-    names, rows = result_table(team.run("some"))
-    errors = {str(row[0]): str(row[names.index("error")]) for row in rows}
+    names, rows = read_plan(team.run("some")).table()
+    errors = {str(row[names.index("run")]): str(row[names.index("error")]) for row in rows}
     assert errors.pop(FAILED).startswith("StepStopped: ")
     assert errors == dict.fromkeys(CHILDREN, "None")
     assert "is the best of 4 runs, 1 of which failed" in said

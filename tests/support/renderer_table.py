@@ -9,7 +9,7 @@ from typing import Any
 
 from adapters.calls import Choice, Format, Message, Refused, Request, Tool
 from adapters.dialects.instructions import instruction_of
-from adapters.door.kept_calls import KeptCalls
+from adapters.door.role_calls import KeptCalls
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.calls import POLICY
 from tasks.datums import read_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import JournalError, read_journal
@@ -113,15 +112,7 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
     with pytest.raises(Damaged, match=said):
         stages[folder]()
     with pytest.raises(Damaged, match=said):
-        measure(
-            StepFiles(
-                [files["spans"]],
-                {POLICY: files["trajectories"]},
-                {},
-                {POLICY: files["datums"]},
-                updates={},
-            )
-        )
+        measure(StepFiles([files["spans"]], files["trajectories"], {}, files["datums"]))
 
 
 def test_the_remedy_for_another_policy_s_file_names_its_own_sources(

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.comparisons import Earned
+from tasks.algorithm.advantages import CreditAssignment, Earned
 from tasks.rewards import Unit, calls_of, group_earnings, returns_to_go, rewards_of
 from tests.support.credited import build
 from tests.support.trajectory_rows import table

@@ -19,7 +19,7 @@ from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
-from tasks.updates import PlannedUpdate, PolicyUpdater
+from tasks.updates import PolicyUpdater
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 
@@ -39,7 +39,7 @@ class Trained:
 
     def updater(self, tolerance: float | None = 1e-4) -> PolicyUpdater:
         recorded = RecordedSteps(self._run, self._policy, Eras(((0, METHOD),)), StepSource())
-        made = PolicyUpdater(self.service, self.ledger, recorded, None, tolerance)
+        made = PolicyUpdater(self.service, self.ledger, recorded, lambda _: True, None, tolerance)
         made.make_initial()
         return made
 
@@ -59,8 +59,8 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     updater = trained.updater()
     made = []
     for step in range(3):
-        updater.plan(PlannedUpdate(step + 1, [trained.datums(step + 1)], with_state=True))
-        made.append(updater.update(step, [trained.datums(step)], with_state=True))
+        updater.plan(step + 1, [trained.datums(step + 1)])
+        made.append(updater.update(step, [trained.datums(step)]))
     rows = [(row["phase"], row["step"]) for row in trained.ledger.rows()]
     assert rows == [
         *[("saved", 0), ("intent", 1), ("intent", 2), ("saved", 1)],
@@ -70,7 +70,7 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     alone = Trained(trained.service, trained.address, tmp_path / "alone")
     updater = alone.updater()
     for step, ahead in enumerate(made):
-        single = updater.update(step, [alone.datums(step)], with_state=True)
+        single = updater.update(step, [alone.datums(step)])
         for one, other in zip(single.logprobs[0], ahead.logprobs[0], strict=True):
             assert one.tolist() == other.tolist()
 
@@ -79,14 +79,14 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     trained: Trained,
 ) -> None:
     updater = trained.updater()
-    updater.plan(PlannedUpdate(1, [trained.datums(1)], with_state=False))
-    updater.update(0, [trained.datums(0)], with_state=True)
+    updater.plan(1, [trained.datums(1)])
+    updater.update(0, [trained.datums(0)])
     known = trained.ledger.at(1)
     trained.ledger.add(replace(known, sampler="tinker://gone:train:0/sampler_weights/none"))
     tokens = [[5, 6, 7, 8]]
     scored = updater.sampler(1).score(tokens, [3])[0]
     assert scored.tolist() == updater.service.sampler(known.sampler).score(tokens, [3])[0].tolist()
-    again = updater.update(1, [trained.datums(1)], with_state=False)
+    again = updater.update(1, [trained.datums(1)])
     assert set(again.probe_metrics) == {"probe/optimizer_step", "probe/max_difference"}
     phases = [row["phase"] for row in trained.ledger.rows() if row["step"] == 2]
     assert phases == ["intent", "intent", "saved"]
@@ -94,34 +94,32 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
 
 def test_the_first_step_is_measured_against_the_sampler(trained: Trained) -> None:
     updater = trained.updater()
-    first, second = (
-        updater.update(step, [trained.datums(step)], with_state=True) for step in (0, 1)
-    )
+    first, second = (updater.update(step, [trained.datums(step)]) for step in (0, 1))
     assert set(first.at_start) == {"sampler/apart", "sampler/kl"}
     assert max(map(abs, first.at_start.values())) <= 1e-4
     assert (second.at_start, second.probe_metrics) == ({}, {})
 
 
 def test_rebuilt_weights_are_probed_by_the_sampler_of_their_checkpoint(trained: Trained) -> None:
-    trained.updater().update(0, [trained.datums(0)], with_state=True)
-    again = trained.updater().update(1, [trained.datums(1)], with_state=True)
+    trained.updater().update(0, [trained.datums(0)])
+    again = trained.updater().update(1, [trained.datums(1)])
     assert again.probe_metrics["probe/max_difference"] <= 1e-4
     trained.ledger.add(replace(trained.ledger.at(2), state=trained.ledger.at(0).state))
     with pytest.raises(ProbeError, match=r"recorded at step 2.*Nothing was applied"):
-        trained.updater().update(2, [trained.datums(2)], with_state=True)
+        trained.updater().update(2, [trained.datums(2)])
     assert trained.ledger.last_step() == 2
 
 
 def test_a_policy_that_its_sampler_does_not_sample_is_not_trained(trained: Trained) -> None:
-    trained.updater().update(0, [trained.datums(0)], with_state=True)
+    trained.updater().update(0, [trained.datums(0)])
     other = trained.ledger.at(1).sampler
     trained.ledger.path.unlink()
     updater = trained.updater()
     trained.ledger.add(Checkpoint(0, other, trained.ledger.at(0).state))
     with pytest.raises(SamplerApart, match=r"up to .* off those of its sampler, and checkpoints"):
-        updater.update(0, [trained.datums(0)], with_state=True)
+        updater.update(0, [trained.datums(0)])
     assert trained.ledger.last_step() == 0
-    update = trained.updater(None).update(0, [trained.datums(0)], with_state=True)
+    update = trained.updater(None).update(0, [trained.datums(0)])
     assert update.at_start["sampler/apart"] > 0.01
 
 
@@ -131,6 +129,6 @@ def test_weights_that_are_gone_score_nothing(
     updater = trained.updater()
     state = trained.ledger.at(0).state
     trained.ledger.add(Checkpoint(0, "tinker://gone:train:0/sampler_weights/none", state))
-    update = updater.update(0, [trained.datums(0)], with_state=True)
+    update = updater.update(0, [trained.datums(0)])
     assert update.at_start == {}
     assert "The first datums of step 0 are not scored" in caplog.text

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import read_datums
 from tasks.metrics import StepFiles, divergence, measure
@@ -56,7 +55,7 @@ def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     assemble_trajectories.make(trajectories, [spans])
     write_datums(datums, trajectories, CreditAssignment("centred"))
-    return StepFiles([spans], {POLICY: trajectories}, {}, {POLICY: datums}, {})
+    return StepFiles([spans], trajectories, {}, datums)
 
 
 def test_a_step_in_numbers(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
     )
     # Differences log q - log p: .5, -.5 and 1.
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    assert divergence(made.datums[POLICY], returned, step=0) == {
+    assert divergence(made.datums, returned, step=0) == {
         "kl_sample_train_v1": pytest.approx(1 / 3),
         "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
         "ess": pytest.approx(sum(WEIGHTS) ** 2 / (3 * sum(w**2 for w in WEIGHTS))),
@@ -223,7 +222,7 @@ def test_divergence_is_given_for_each_lag_of_a_step_that_was_sampled_by_earlier_
         rollout(0, 1, said([1], [2], -1.0) | old, ended(0.0)),
     )
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    measured = divergence(made.datums[POLICY], returned, step=3)
+    measured = divergence(made.datums, returned, step=3)
     assert measured["lag"] == pytest.approx((3 + 3 + 1) / 3)
     by_lag = {name: value for name, value in measured.items() if "/lag_" in name}
     assert by_lag == {
@@ -243,14 +242,14 @@ def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_pat
         rollout(0, 1, said([1], [2]), ended(0.0)),
     )
     with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
-        divergence(made.datums[POLICY], [np.zeros(1), np.zeros(1)], step=0)
+        divergence(made.datums, [np.zeros(1), np.zeros(1)], step=0)
     with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
-        divergence(made.datums[POLICY], [np.zeros(2)], step=0)
+        divergence(made.datums, [np.zeros(2)], step=0)
 
 
 def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
     made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
-    assert divergence(made.datums[POLICY], [], step=0) == {}
+    assert divergence(made.datums, [], step=0) == {}
 
 
 def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
@@ -274,15 +273,13 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     made = files(tmp_path, *bigram_rollouts(logits, count=16, length=16))
     right, wrong = [], []
-    for datum in read_datums(made.datums[POLICY], "importance_sampling"):
+    for datum in read_datums(made.datums, "importance_sampling"):
         inputs = np.array(datum.model_input.to_ints())
         targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
         right.append(logits[inputs, targets])
         # The final target is missing: the rest stands one place off, with a zero in the gap.
         wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
-    healthy, broken = (
-        divergence(made.datums[POLICY], logprobs, step=0) for logprobs in (right, wrong)
-    )
+    healthy, broken = (divergence(made.datums, logprobs, step=0) for logprobs in (right, wrong))
     assert abs(healthy["kl_sample_train_v1"]) < 1e-6
     assert healthy["kl_sample_train_v2"] < 1e-6
     assert broken["kl_sample_train_v2"] > 0.3

@@ -73,15 +73,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def collect(stage: Stage) -> Collect:
     """Return a function that plays what a run's journal lacks, and seals it."""
 
-    def collected(
-        folder: Path, agent: Any = talks, version: str = "00000", recall: bool = True
-    ) -> RunFolder:
+    def collected(folder: Path, agent: Any = talks, version: str = "00000") -> RunFolder:
         run = RunFolder(folder)
         shard = write_examples(run, [EXAMPLE])
         sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
-            server = RolloutHost(run, door, stage.service, settings, recall)
+            server = RolloutHost(run, door, stage.service, settings)
             collect_rollouts.make(
                 run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
             )
@@ -156,7 +154,7 @@ def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
     assemble_trajectories.make(trajectories, spans)
     write_datums(datums, trajectories, CreditAssignment("centred"))
-    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
+    return measure(StepFiles(spans, trajectories, {}, datums))
 
 
 def made_of(run: RunFolder) -> tuple[Path, Path]:
@@ -214,15 +212,6 @@ def test_refused_calls_are_rows_and_change_nothing_that_is_recalled_or_trained(
     assert compared(measured(run)) == compared(measured(whole))
     datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
     assert datums[0] == datums[1]
-
-
-def test_without_recall_everything_is_sampled_again(
-    collect: Collect, whole: RunFolder, tmp_path: Path
-) -> None:
-    run = collect(written(tmp_path, cut_after(whole, 2)), recall=False)
-    assert calls(run, recalled=True) == []
-    assert sampled_twice(run) > 0
-    assert rewarded(run) == rewarded(whole), "the seeds are the same, so the tokens are"
 
 
 def test_recall_ends_at_the_first_request_that_differs(

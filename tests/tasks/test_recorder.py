@@ -9,7 +9,7 @@ import pytest
 
 from adapters.calls import CallId, Completion, Message, Request, Usage
 from adapters.door.batches import RolloutEnd
-from adapters.door.call_sequence import SAMPLER_REFUSED
+from adapters.door.role_calls import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.tinker.faults import ServiceRefused
 from tasks.recording.journal import Journal, read_journal

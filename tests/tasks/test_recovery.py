@@ -46,6 +46,11 @@ PROMPT, ANSWER = [1, 2, 3], 5
 MakeUpdater = Callable[..., PolicyUpdater]
 
 
+def is_even(step: int) -> bool:
+    """Return whether checkpoint `step` saves its training state."""
+    return step % 2 == 0
+
+
 @pytest.fixture(scope="module")
 def connection(address: Address, service: tinker.ServiceClient) -> Service:
     return Service(service, TinkerServer(address.url, address.key, Future(), None), patience=60)
@@ -68,7 +73,7 @@ def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeU
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
         recorded = recorded_steps(run, policy, CreditAssignment("centred"), method)
         ledger = Ledger(run.checkpoints(POLICY))
-        return PolicyUpdater(connection, ledger, recorded, None, probe_tolerance)
+        return PolicyUpdater(connection, ledger, recorded, is_even, None, probe_tolerance)
 
     return make
 
@@ -118,7 +123,7 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         path = datums_of(updater, step)
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
-        update = updater.update(step, [path], with_state=(step + 1) % 2 == 0)
+        update = updater.update(step, [path])
         probes.append(update.probe_metrics)
     return probes
 
@@ -172,29 +177,16 @@ def test_several_optimizer_steps_of_a_loss_by_weights_are_rebuilt_to_the_bit(
     assert probe["probe/optimizer_step"] == substeps * epochs + 1
 
 
-def test_learning_rates_by_effective_samples_are_rebuilt_to_the_bit(
-    make_updater: MakeUpdater, address: Address, tmp_path: Path
-) -> None:
-    scaled = ADAM.model_copy(update={"epochs": 3, "scale_by_ess": True})
-    method = replace(METHOD, optimizer=scaled)
-    undisturbed = train_whole(make_updater(method=method), address, tmp_path)
-    updater = make_updater(method=method)
-    advance(updater, 3, 3)
-    assert tensors(updater, address) == undisturbed
-
-
 @pytest.fixture
 def train_by(
     make_updater: MakeUpdater, address: Address, tmp_path: Path
 ) -> Callable[..., list[bytes]]:
     """Train one step, on the same datums whichever the method, and return the weights."""
 
-    def train(
-        loss: str, settings: dict[str, float], epochs: int = 1, *, scale_by_ess: bool = False
-    ) -> list[bytes]:
+    def train(loss: str, settings: dict[str, float], epochs: int = 1) -> list[bytes]:
         (tmp_path / "checkpoints.jsonl").unlink(missing_ok=True)
-        scaled = ADAM.model_copy(update={"epochs": epochs, "scale_by_ess": scale_by_ess})
-        method = UpdateMethod(loss, settings, scaled, STEPS)
+        optimizer = ADAM.model_copy(update={"epochs": epochs})
+        method = UpdateMethod(loss, settings, optimizer, STEPS)
         updater = make_updater(method=method)
         advance(updater, 0, 1)  # step 1 has no datum, and saves a state
         return tensors(updater, address)
@@ -209,18 +201,6 @@ def test_on_policy_one_step_of_ppo_is_importance_sampling_to_the_bit(
     clips = {"clip_low_threshold": 0.9999, "clip_high_threshold": 1.0001}
     assert train_by("ppo", clips) == train_by("importance_sampling", {})
     assert train_by("ppo", clips, 2) != train_by("importance_sampling", {}, 2)
-
-
-def test_effective_samples_scale_the_learning_rate_where_ratios_differ(
-    train_by: Callable[..., list[bytes]],
-) -> None:
-    once, thrice = (
-        [train_by("importance_sampling", {}, epochs, scale_by_ess=scaled) for scaled in (0, 1)]
-        for epochs in (1, 3)
-    )
-    assert thrice[0] != thrice[1]
-    for plain, scaled in zip(map(load, once[0]), map(load, once[1]), strict=True):
-        assert max(float((plain[name] - scaled[name]).abs().max()) for name in plain) <= 1e-6
 
 
 @pytest.mark.parametrize("loss", ["dro", "dual_clip", "sapo", "topr", "sppo"])
@@ -418,7 +398,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert tensors(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    update_policy.make(path, updater, 3, [datums], with_state=True)
+    update_policy.make(path, updater, 3, [datums])
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert tensors(updater, address) == undisturbed
 

@@ -29,8 +29,8 @@ from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
+from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
-from tasks.storage.stages import ChildResult, write_sweep
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.runs.small_recipe import small_recipe
@@ -162,7 +162,8 @@ def test_what_models_and_users_wrote_is_shown_and_never_run() -> None:
 
 def test_what_the_reader_of_a_sweep_has_to_know_stands_below_its_table(tmp_path: Path) -> None:
     swept = RunFolder(record_run("hello").path.with_name("swept"))
-    write_sweep(swept, {}, ["hello"], [ChildResult("hello", 1, 0.5)], "Their <seeds> differ.")
+    results = [ChildResult("hello", 1, measured=0.5)]
+    write_plan(swept, PlanRecord({}, ["hello"], "reward", results, "Their <seeds> differ."))
     read = PageReader(write_report([swept], tmp_path / "page.html").read_text())
     assert "Their <seeds> differ." in read.text.partition("runs of the sweep")[2]
 
@@ -175,8 +176,8 @@ def test_the_run_that_a_sweep_has_chosen_is_named_so_and_drawn_by_thicker_lines(
     swept = folders[0].path.with_name("swept")
 
     def page(chosen: str) -> str:
-        results = [ChildResult(name, 1, 0.5, chosen=name == chosen) for name in names]
-        write_sweep(RunFolder(swept), {}, names, results)
+        results = [ChildResult(name, 1, measured=0.5, chosen=name == chosen) for name in names]
+        write_plan(RunFolder(swept), PlanRecord({}, names, "reward", results))
         return write_report([RunFolder(swept)], tmp_path / "page.html").read_text()
 
     assert ("first, chosen" in page("second"), "second, chosen" in page("second")) == (False, True)

@@ -96,7 +96,7 @@ class Step:
         assemble_trajectories.make(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)
         self.trajectories, self.datums = trajectories.read_bytes(), datums.read_bytes()
-        files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
+        files = StepFiles(spans, trajectories, {}, datums)
         self.metrics: Metrics = measure(files, trained_roles=ROLES, min_group_size=2)
         self.games: list[JsonObject] = read_games(spans)
         self.transcripts = transcripts(spans)

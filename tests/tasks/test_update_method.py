@@ -1,7 +1,6 @@
 """Learning-rate schedules and the minibatches of an update, by numbers."""
 
 from dataclasses import replace
-from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tinker.live_policy import Pass
-from tasks.algorithm.learning_rates import MixingSchedule, share_by_sample
+from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.datums import OF_PAIRS, OF_REFERRED, SCHEMA, to_datums, units_of
 from tasks.settings.optimizer import Optimizer, ScheduleName
 from tasks.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
@@ -42,17 +41,6 @@ def test_shares_of_the_learning_rate(
     method = UpdateMethod("ppo", {}, optimizer, len(shares))
     rates = [method.request(step, []).optimizer.learning_rate for step in range(len(shares))]
     assert rates == pytest.approx([0.1 * share for share in shares], abs=1e-6)
-
-
-def test_the_share_of_effective_samples_is_by_trajectories_and_their_sampled_targets() -> None:
-    """With weights 1 and 3, ESS = 4² / (1 + 9) = 1.6 of 2."""
-    sampled = [np.array([0.0, -1.0, -2.0]), np.array([-1.0, 0.0, -1.0])]
-    on_policy = [np.array([-5.0, -1.0, -2.0]), np.array([-1.0, -7.0, -1.0])]
-    assert share_by_sample(on_policy, sampled) == 1
-    apart = [on_policy[0], on_policy[1] + np.array([log(3.0), 1.0, 0.0])]
-    assert share_by_sample(apart, sampled) == pytest.approx(sqrt(0.8), abs=1e-12)
-    far = [on_policy[0], on_policy[1] + 800]
-    assert share_by_sample(far, sampled) == pytest.approx(sqrt(0.5), abs=1e-12)
 
 
 @given(

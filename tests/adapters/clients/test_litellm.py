@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import adapters.door.call_sequence
+import adapters.door.role_calls
 from adapters.calls import POLICY, Policy, Refused
 from adapters.clients.current_rollout import Roles, ask_role, rollout_context
 from adapters.clients.litellm import Reply, complete, import_litellm
@@ -286,8 +286,8 @@ def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
         first.cancel()
         return await ask()
 
-    recognised = adapters.door.call_sequence._is_resent
-    monkeypatch.setattr(adapters.door.call_sequence, "_is_resent", again)
+    recognised = adapters.door.role_calls._is_resent
+    monkeypatch.setattr(adapters.door.role_calls, "_is_resent", again)
     inside.sampler.hold = slow
     assert asyncio.run(twice()).id == inside.spans[0].response_id
     assert len(inside.spans) == 1

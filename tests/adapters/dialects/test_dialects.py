@@ -14,8 +14,7 @@ from adapters.dialects.instructions import instruction_of
 from adapters.dialects.structured import choice_outcome
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.format_checks import find_error
-from adapters.door.kept_calls import KeptCalls
-from adapters.door.memory import request_sha
+from adapters.door.role_calls import KeptCalls, request_sha
 from adapters.door.serving import choose_sampling
 from tests.support.door.opened_door import CHAT
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
 from adapters.dialects.instructions import instruction_of
 from adapters.door.format_checks import FormatChecks
-from adapters.door.memory import request_sha
+from adapters.door.role_calls import request_sha
 from tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 

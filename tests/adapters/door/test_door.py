@@ -13,10 +13,10 @@ import pytest
 import tinker
 
 from adapters.calls import Completion
-from adapters.door import call_sequence
+from adapters.door import role_calls
 from adapters.door.batches import MOST_REFUSALS, PlannedRollout
-from adapters.door.call_sequence import CallSequence
 from adapters.door.door import Door
+from adapters.door.role_calls import CallSequence
 from adapters.network.addresses import Listener
 from adapters.network.app_server import CannotListen
 from adapters.player_protocol import ROLE
@@ -382,15 +382,15 @@ def test_a_failure_that_passes_is_asked_again_with_the_same_seed(opened: Opened)
 @pytest.fixture
 def held_until_resent(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the first call's sampling until the door has met an equal request."""
-    resent, is_resent = asyncio.Event(), call_sequence._is_resent
+    resent, is_resent = asyncio.Event(), role_calls._is_resent
 
-    async def is_resent_and_tell(pending: call_sequence.PendingRequest, meta: Any) -> bool:
+    async def is_resent_and_tell(pending: role_calls.PendingRequest, meta: Any) -> bool:
         try:
             return await is_resent(pending, meta)
         finally:
             resent.set()
 
-    monkeypatch.setattr(call_sequence, "_is_resent", is_resent_and_tell)
+    monkeypatch.setattr(role_calls, "_is_resent", is_resent_and_tell)
     opened.sampler.hold = resent.wait
 
 

@@ -1,4 +1,4 @@
-"""The door, asked by its own document, and by its clients' request types, some damaged.
+"""The door, asked by its document, and by its clients' request types, some damaged.
 
 `FUZZ` says how many requests are sent of each kind (`make fuzz`: 10,000).
 """
@@ -92,7 +92,7 @@ ODD_PATHS = (
     "/%00",
     "/responses/abc",
     "/v1/models",
-    "/openapi.json/",
+    "/openapi.json",
 )
 
 
@@ -178,11 +178,9 @@ def fuzz(folder: Path, many: int, ask_by: AskBy) -> Counter[int]:
     return statuses
 
 
-def by_document(one: Endpoint) -> Ask:
-    """Make requests that the document at this door allows, and as many that it forbids."""
-    headers, url = bearer(one["api_key"]), f"{one['base_url']}/openapi.json"
-    described = httpx.get(url, headers=headers, timeout=None).json()
-    cases = drawn(described, BY_DOCUMENT)
+def by_document(_: Endpoint) -> Ask:
+    """Make requests that the document allows, and as many that it forbids."""
+    cases = drawn(BY_DOCUMENT)
 
     def ask(number: int, to: Endpoint) -> tuple[httpx.Request, Complain]:
         case = cases[number]

@@ -24,10 +24,8 @@ from adapters.calls import (
     Tool,
     ToolCall,
 )
-from adapters.door.call_sequence import SAMPLER_FORBIDDEN, CallSequence, RequestMeta
-from adapters.door.kept_calls import KeptCalls
-from adapters.door.memory import Memory
 from adapters.door.policy_backend import PolicyBackend
+from adapters.door.role_calls import SAMPLER_FORBIDDEN, CallSequence, KeptCalls, Memory, RequestMeta
 from adapters.rendering.chat import Chat
 from tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call

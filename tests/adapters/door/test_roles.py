@@ -13,8 +13,7 @@ from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
 from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
-from adapters.door.kept_calls import KeptCalls
-from adapters.door.memory import Memory
+from adapters.door.role_calls import KeptCalls, Memory
 from adapters.door.roles import check_role
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
@@ -129,7 +128,7 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     trajectories.unlink(missing_ok=True)
     assemble_trajectories.make(trajectories, spans, TRAINED)
     write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
-    files = StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {})
+    files = StepFiles(spans, trajectories, {}, datums)
     return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from adapters.calls import Request, Thinking
 from adapters.door.door import Door
-from adapters.door.kept_calls import KeptCalls
-from adapters.door.memory import request_sha
+from adapters.door.role_calls import KeptCalls, request_sha
 from adapters.rendering.chat import Chat
 from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, CHAT, SAMPLING, Opened, opened_batch

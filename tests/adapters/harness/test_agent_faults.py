@@ -17,7 +17,6 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY
 from adapters.harness.agents import contained_task
 from adapters.harness.player import BatchRefused
 from tasks.algorithm.advantages import CreditAssignment
@@ -315,4 +314,4 @@ def measured(folder: Path) -> dict[str, float]:
     assemble_trajectories.make(trajectories, spans)
     datums = folder / "datums.parquet"
     write_datums(datums, trajectories, CreditAssignment("centred"))
-    return measure(StepFiles(spans, {POLICY: trajectories}, {}, {POLICY: datums}, {}))
+    return measure(StepFiles(spans, trajectories, {}, datums))

@@ -1,5 +1,7 @@
-"""An event loop of the running clock: a standstill of the process ends no wait, of nobody's."""
+"""Event loops of the running clock, which no standstill of the process hurts, and a watchdog."""
 
+import asyncio
+import logging
 import signal
 import socket
 import subprocess
@@ -7,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from adapters.process.event_loop import watch_event_loop
 from adapters.process.running_clock import LONGEST_TICK
 
 WAIT_SECONDS, STILL_SECONDS = LONGEST_TICK + 2, LONGEST_TICK + 3
@@ -68,3 +73,29 @@ def test_a_client_that_stood_still_reads_the_answer_that_came_meanwhile() -> Non
 
 def test_a_client_that_is_not_answered_still_gives_up_by_its_own_timeout() -> None:
     assert "httpx.ReadTimeout" in ask_and_stand_still(b"", 1)
+
+
+async def blocking(records: list[logging.LogRecord]) -> None:
+    while not records:
+        time.sleep(0.05)
+
+
+def test_a_blocking_coroutine_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with watch_event_loop(first_word=0.2):
+            await blocking(caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    assert "have stood still for" in caplog.text
+    lines = [blocking.__code__.co_firstlineno + 1, blocking.__code__.co_firstlineno + 2]
+    assert any(f"{__file__}, line {line}, in blocking" in caplog.text for line in lines)
+
+
+def test_a_running_loop_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with watch_event_loop(first_word=20.0):
+            await asyncio.sleep(0.3)
+
+    asyncio.run(work())
+    assert not [record for record in caplog.records if record.name.endswith("event_loop")]

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from adapters.calls import Message, Refused, Tool
-from adapters.door.kept_calls import KeptCalls
+from adapters.door.role_calls import KeptCalls
 from adapters.rendering.chat import Chat
 from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.calls import Refused, Request
 from adapters.dialects import openai_chat
-from adapters.door.kept_calls import KeptCalls
+from adapters.door.role_calls import KeptCalls
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.answered_call import answered_call

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from adapters.errors import UserError
 from flows.cli import command_line
 from flows.cli.commands import app
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
 from flows.stages import stages
 from tasks.comparison.promotions import Promotion, record_promotion
 from tasks.storage.files import write_text
+from tasks.storage.manifest import read_manifest
+from tasks.storage.plan_record import PlanRecord, read_plan, write_plan
 from tasks.storage.run_folder import folder_of, runs_root
-from tasks.storage.stages import stage_results, write_sweep
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.staged import VALUES
@@ -43,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
     swept = {f"ss-seed{seed}": small_recipe(seed=seed) for seed in (1, 2)}
     for name, recipe in swept.items():
         write_finished(name, recipe)
-    write_sweep(folder_of("ss"), {}, [*swept], [])
+    write_plan(folder_of("ss"), PlanRecord({}, [*swept], "held-out reward"))
     return tmp_path
 
 
@@ -237,14 +238,25 @@ def test_another_recipe_of_a_stage_whose_run_is_gone_is_refused(
     assert files() == before
 
 
-def test_no_run_is_deleted_whose_stage_would_have_the_name_of_a_checkpoint(project: Path) -> None:
-    shutil.rmtree(folder_of(STAGES[1]).path)
-    names_one = {"name": STAGES[1], "run": "one", "step": 2, "created": "", "when": ""}
-    record_promotion(Promotion.model_validate({**names_one, "replaces": None, "forced": "why"}))
+@pytest.mark.usefixtures("project", "no_flow")
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        (STAGES[1], "train st.yaml --run st --from rewards"),
+        (STAGES[0], "train st.yaml --run st --if-exists delete"),
+        ("ss-seed2", "sweep one.yaml --set seed=1,2,3 --run ss --if-exists delete"),
+    ],
+)
+def test_no_run_is_deleted_whose_checkpoint_has_a_name(run: str, line: str) -> None:
+    created = read_manifest(folder_of(run))["created"]
+    record_promotion(Promotion(name="best-yet", run=run, step=2, created=created))
     before = files()
-    with pytest.raises(UserError, match="st-2-rewards is the name of the checkpoint one@2"):
-        ratchet("train st.yaml --run st --if-exists delete")
+    with pytest.raises(UserError, match=f"{run}@2 is best-yet, and the run {run} is to be deleted"):
+        ratchet(line)
     assert files() == before
+    shutil.rmtree(folder_of(run).path)
+    with pytest.raises(Begun):
+        ratchet(line)
 
 
 def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
@@ -253,15 +265,15 @@ def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
     shutil.rmtree(folder_of(STAGES[0]).path)
     before = files()
     stages(UNPLAYED, run="st")
-    assert [one.stage for one in stage_results(folder_of("st"))] == [*UNPLAYED.names()]
+    assert [one.stage for one in read_plan(folder_of("st")).results] == [*UNPLAYED.names()]
     assert {*files()} - {*before} == {folder_of("st").report}
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("sweep one.yaml --set seed=1,3 --run ss --if-exists resume", "has begun ss-seed2, of whi"),
-        ("train two.yaml --run st --if-exists resume", "has begun st-3-pairs, of which this reci"),
+        ("sweep one.yaml --set seed=1,3 --run ss --if-exists resume", "has begun ss-seed2, which"),
+        ("train two.yaml --run st --if-exists resume", "has begun st-3-pairs, which this recipe d"),
     ],
 )
 def test_a_recipe_without_runs_that_were_begun_is_refused(

@@ -12,26 +12,19 @@ from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.comparison.compare import compare
-from flows.comparison.promote import plan_promotion, promote, read_condition
+from flows.comparison.promote import promote
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import bind_checkpoints
-from flows.runtime.checks import check_run
 from flows.runtime.eval_targets import EvalTarget
-from flows.runtime.forks import fork_run
 from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.checkpoints import read_checkpoint
-from tasks.comparison.comparisons import Comparison, most_different
-from tasks.comparison.promotions import (
-    NotBetter,
-    PromotionRefused,
-    promotion_rows,
-    record_promotion,
-)
+from tasks.comparison.comparisons import Comparison, NotBetter, most_different
+from tasks.comparison.promotions import PromotionRefused, read_promotions
 from tasks.recording.views import open_views
 from tasks.storage.files import write_text
-from tasks.storage.manifest import recipe_of
+from tasks.storage.manifest import recipe_of, write_manifest
 from tasks.storage.owners import last_owner
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
@@ -59,11 +52,11 @@ def compared(run: RunFolder, recipe: Recipe) -> Comparison:
 
 @pytest.fixture
 def named(run: RunFolder) -> Iterator[str]:
-    """A name that one@2 has, in a history of its own."""
-    history = run.path.parent / "comparisons" / "promotions.jsonl"
-    promote(plan_promotion("one@2", "production", None, gated=False), None)
+    """A name that one@2 has, beside no other name."""
+    names = run.path.parent / "comparisons" / "promotions.jsonl"
+    promote("one@2", "production")
     yield "production"
-    history.unlink()
+    names.unlink()
 
 
 def test_the_same_weights_play_the_same_answers_so_that_all_examples_are_tied(
@@ -146,70 +139,36 @@ def test_what_cannot_be_compared_is_refused(
         compare(recipe, targets, against)
 
 
-def test_a_better_checkpoint_is_promoted_with_its_evidence(
-    compared: Comparison, recipe: Recipe, named: str
-) -> None:
-    record_promotion(plan_promotion("one@0", named, "a rollback", gated=False))
-    evidence = compare(recipe, [read_condition("reward > production"), "one@2"])
-    promoted = promote(plan_promotion("one@2", named, None, gated=True), evidence)
-    assert promoted.replaces == "one@0"
-    rows = promotion_rows()
-    assert [(row["run"], row["step"], row["forced"]) for row in rows] == [
-        ("one", 2, None),
-        ("one", 0, "a rollback"),
-        ("one", 2, None),
-    ]
-    assert rows[-1]["comparison"] == evidence.folder
-    assert rows[-1]["recipe"] == recipe.fingerprint()
-    assert rows[-1]["difference"]["interval"][0] > 0
+def test_a_name_means_the_checkpoint_that_had_it_last(run: RunFolder, named: str) -> None:
+    promote("one@0", named)
+    promote("one@1", "other")
+    found = {name: one.checkpoint for name, one in read_promotions().items()}
+    assert found == {named: "one@0", "other": "one@1"}
 
 
-def test_neither_a_worse_checkpoint_nor_a_tie_is_promoted(
+def test_a_better_checkpoint_passes_and_neither_a_worse_one_nor_a_tie(
     compared: Comparison, recipe: Recipe, named: str
 ) -> None:
+    compare(recipe, ["base", "one@2"]).check_gains()
     worse = compare(recipe, [named, "one@0"])
     with pytest.raises(NotBetter, match=r"one@0 is not shown to be better than one@2: reward -0"):
-        promote(plan_promotion("one@0", named, None, gated=True), worse)
-    tie = compare(recipe, ["base", "one@0"])
+        worse.check_gains()
     with pytest.raises(NotBetter, match=r"than base: reward \+0.000 \(-0.*Play more by --ex"):
-        promote(plan_promotion("one@0", "other", None, gated=True), tie)
-    assert NotBetter.status == 1
-    assert len(promotion_rows()) == 1, "nothing was recorded"
-    forced = promote(plan_promotion("one@0", named, "a demonstration", gated=True), worse)
-    assert forced.difference == worse.targets[1].difference
+        compared.check_gains()
 
 
-def test_where_all_held_out_examples_were_played_more_rows_are_asked_for(
-    compared: Comparison, recipe: Recipe
-) -> None:
-    source = recipe.held_out_split()
-    there = len(source.examples())
-    base, untrained, _ = compared.targets
-    whole = compared.model_copy(update={"targets": (base, untrained), "examples": there})
-    said = f"All {there} held-out examples were played; add rows of the split test to .*hello.csv"
-    with pytest.raises(NotBetter, match=said):
-        promote(plan_promotion("one@0", "other", None, gated=True), whole, source)
-    some = whole.model_copy(update={"examples": there - 1})
-    with pytest.raises(NotBetter, match="Play more by --examples"):
-        promote(plan_promotion("one@0", "other", None, gated=True), some, source)
-
-
-def test_a_checkpoint_of_which_more_rollouts_fail_is_not_promoted(
-    compared: Comparison, named: str
-) -> None:
+def test_a_checkpoint_of_which_more_rollouts_fail_does_not_pass(compared: Comparison) -> None:
     base, _, trained = compared.targets
     failing = compared.model_copy(
         update={"targets": (base, trained.model_copy(update={"failed": 1}))}
     )
     with pytest.raises(NotBetter, match="1 and 0 failed rollouts"):
-        promote(plan_promotion("one@2", "other", None, gated=True), failing)
+        failing.check_gains()
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "name", "said"),
     [
-        ("one@0", "production", 'give --if "reward > production", or --force REASON'),
-        ("one@2", "production", "production is one@2 already"),
         ("one@0", "one", "one is the name of the run"),
         ("one@0", "base", "base means something else already"),
         ("one@0", "a name", "cannot name a run"),
@@ -222,20 +181,7 @@ def test_a_name_that_is_taken_or_a_checkpoint_that_is_none_is_refused(
     named: str, checkpoint: str, name: str, said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        plan_promotion(checkpoint, name, None, gated=False)
-
-
-def test_a_condition_is_read_or_refused() -> None:
-    assert read_condition("reward > production") == "production"
-    with pytest.raises(UserError, match='write "reward > TARGET"'):
-        read_condition("loss < production")
-
-
-def test_of_two_promotions_that_were_decided_at_once_the_second_is_refused(named: str) -> None:
-    planned = plan_promotion("one@0", named, "first", gated=False)
-    record_promotion(plan_promotion("one@1", named, "meanwhile", gated=False))
-    with pytest.raises(PromotionRefused, match="become one@1 meanwhile, and was one@2; repeat"):
-        record_promotion(planned)
+        promote(checkpoint, name)
 
 
 def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) -> None:
@@ -254,12 +200,15 @@ def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) ->
         assert (bound["run"], bound["step"]) == ("one", 2), "the checkpoint, not the name"
 
 
-def test_a_run_cannot_have_the_name_of_a_checkpoint(named: str, recipe: Recipe) -> None:
-    with pytest.raises(PromotionRefused, match="name of the checkpoint one@2, and cannot be that"):
-        check_run(recipe, folder_of(named))
-    longer = recipe_of(folder_of("one")) | {"steps": 3}
-    with pytest.raises(PromotionRefused, match="cannot be that of a run"):
-        fork_run(folder_of("one"), named, 1, longer, "any")
+def test_a_name_that_is_a_run_as_well_is_not_taken_for_either(named: str) -> None:
+    run = RunFolder(folder_of(named).path)
+    write_manifest(run, recipe_of(folder_of("one")), "any")
+    try:
+        with pytest.raises(PromotionRefused, match="both the checkpoint one@2 and a run; write"):
+            read_checkpoint(named)
+        assert read_checkpoint(f"{named}@1") == (named, 1)
+    finally:
+        run.delete()
 
 
 def test_a_name_whose_run_is_another_one_by_now_is_refused(
@@ -272,10 +221,8 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
 
 
 def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) -> None:
-    said = CliRunner().invoke(app, ["promote", "one@1", named, "--force", "try"]).output
+    said = CliRunner().invoke(app, ["promote", "one@1", named]).output
     assert said.splitlines()[0] == "production is one@1, and was one@2"
-    refused = CliRunner().invoke(app, ["promote", "one@0", "other", "--agent", "hello"])
-    assert "do nothing without --if" in str(refused.exception)
 
 
 def test_promote_says_when_the_service_deletes_the_checkpoint(
@@ -291,13 +238,16 @@ def test_promote_says_when_the_service_deletes_the_checkpoint(
     )
 
 
-def test_promote_plays_the_gate_by_the_run_s_own_recipe(named: str, compared: Comparison) -> None:
-    gate = ["--if", "reward > production"]
-    refused = CliRunner().invoke(app, ["promote", "one@0", named, *gate])
+def test_a_gate_ends_the_command_by_status_1_after_the_table(
+    compared: Comparison, recipe: Recipe, tmp_path: Path
+) -> None:
+    file = write_text(tmp_path / "hello.yaml", recipe.model_dump_json())
+    gate = ["--agent", str(file), "--gate"]
+    refused = CliRunner().invoke(app, ["compare", "one@2", "one@0", *gate])
     assert isinstance(refused.exception, NotBetter)
-    passed = CliRunner().invoke(app, ["promote", "one@2", "other", "--if", "reward > base"]).output
-    assert passed.splitlines()[0] == "other is one@2"
-    assert passed.splitlines()[1].startswith("reward less that of base: +0.")
+    assert refused.exception.status == 1
+    assert "one@0 and one@2 differ most in" in refused.output
+    assert CliRunner().invoke(app, ["compare", "base", "one@2", *gate]).exit_code == 0
 
 
 def test_a_model_of_litellm_is_compared_by_its_reward_and_its_tokens(

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.recipe.loading import changed_recipe
-from flows.recipe.sweeps.sweep import SweepRecipe
+from flows.recipe.plan import SweepRecipe
 from flows.server import deployed_runs
 from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
 from flows.sweep import check_sweep, sweep
 from tasks.storage.files import write_text
+from tasks.storage.plan_record import PlanRecord, has_plan, write_plan
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.storage.stages import has_stages, write_sweep
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
 
@@ -75,14 +75,14 @@ def test_nothing_is_deleted_of_a_sweep_that_workers_cannot_train(
 ) -> None:
     base = small_recipe().model_dump_json()
     file = write_text(tmp_path / "base.yaml", base)
-    write_sweep(folder_of("x"), {}, [], [])
+    write_plan(folder_of("x"), PlanRecord({}, (), ""))
     words = ["sweep", str(file), "--set", "seed=1,2", "--run", "x", "--if-exists", "delete"]
     with (
         temporary_settings({PREFECT_API_URL: None}),
         pytest.raises(UserError, match="needs workers of a Prefect server"),
     ):
         CliRunner().invoke(app, [*words, "--at-once", "2"], catch_exceptions=False)
-    assert has_stages(folder_of("x"))
+    assert has_plan(folder_of("x"))
 
 
 def test_a_deployment_of_runs_in_turn_does_nothing() -> None:
@@ -211,11 +211,11 @@ def test_nothing_is_deleted_of_a_sweep_whose_run_workers_train_otherwise(
         }
         client.create_flow_run_from_deployment(id, name=f"{flow}-seed1", parameters=other)
     file = write_text(tmp_path / "base.yaml", small_recipe().model_dump_json())
-    write_sweep(folder_of(flow), {}, [], [])
+    write_plan(folder_of(flow), PlanRecord({}, (), ""))
     line = f"sweep {file} --set seed=1,2 --run {flow} --if-exists delete --at-once 2"
     with pytest.raises(UserError, match=f"flow run {flow}-seed1 .* with other parameters"):
         CliRunner().invoke(app, [*line.split(), "--deployment", flow], catch_exceptions=False)
-    assert has_stages(folder_of(flow))
+    assert has_plan(folder_of(flow))
 
 
 def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str]) -> None:

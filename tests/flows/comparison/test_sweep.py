@@ -12,20 +12,18 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
-from flows.cli.sweeping import make_recipe
-from flows.recipe.loading import changed_recipe, recipe_options
+from flows.recipe.loading import changed_recipe, recipe_options, swept_recipe
+from flows.recipe.plan import SweepRecipe, as_overrides, measured_by, name_child
 from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.sweeps.measured import measured_by
-from flows.recipe.sweeps.sweep import SweepRecipe, as_overrides, name_child
-from flows.runtime.flow_runs import SweepSummary
+from flows.stages import PlanSummary
 from flows.sweep import check_sweep, choose, describe_draws, sweep
 from tasks.recording.scores import read_evaluation
 from tasks.reports.page import write_report
 from tasks.storage.files import write_text
 from tasks.storage.manifest import parent_of
 from tasks.storage.owners import last_owner
+from tasks.storage.plan_record import ChildResult, child_runs, read_plan
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.storage.stages import ChildResult, result_table, stage_runs
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.swept import RECIPE
 
@@ -55,18 +53,18 @@ JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
 
 
 @pytest.fixture(scope="module")
-def swept(root: Path, prefect_server: None, no_tinker: None) -> SweepSummary:
+def swept(root: Path, prefect_server: None, no_tinker: None) -> PlanSummary:
     """A sweep that was killed in its second run, and has gone on."""
     variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
     command = [sys.executable, "-m", "tests.support.runs.swept", "some"]
     killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert [run.name for run in stage_runs(folder_of("some"))] == [FIRST, SECOND]
+    assert [run.name for run in child_runs(folder_of("some"))] == [FIRST, SECOND]
     return sweep(RECIPE, run="some")
 
 
 @pytest.mark.story
-def test_a_sweep_that_was_killed_goes_on_and_repeats_no_finished_run(swept: SweepSummary) -> None:
+def test_a_sweep_that_was_killed_goes_on_and_repeats_no_finished_run(swept: PlanSummary) -> None:
     owners = {name: last_owner(folder_of(name).owners) for name in (FIRST, SECOND)}
     assert {name: owner.epoch for name, owner in owners.items() if owner} == {FIRST: 1, SECOND: 2}
     assert sweep(RECIPE, run="some").results == swept.results
@@ -75,7 +73,7 @@ def test_a_sweep_that_was_killed_goes_on_and_repeats_no_finished_run(swept: Swee
 
 @pytest.mark.story
 def test_a_run_that_fails_is_a_result_with_its_error_and_the_others_are_measured(
-    swept: SweepSummary,
+    swept: PlanSummary,
 ) -> None:
     assert [one.run for one in swept.results] == [FIRST, SECOND, FAILED]
     first, second, failed = swept.results
@@ -88,21 +86,21 @@ def test_a_run_that_fails_is_a_result_with_its_error_and_the_others_are_measured
 
 
 @pytest.mark.story
-def test_one_report_has_the_table_and_the_curves_of_every_run(swept: SweepSummary) -> None:
+def test_one_report_has_the_table_and_the_curves_of_every_run(swept: PlanSummary) -> None:
     folder = folder_of("some")
     page = write_report([folder], folder.report).read_text()
     assert "What the runs of the sweep have come to" in page
     assert all(name in page for name in (FIRST, SECOND, "StepStopped"))
-    names, rows = result_table(folder)
+    names, rows = read_plan(folder).table()
     assert [row[names.index("chosen")] for row in rows].count("best") == 1
 
 
 @pytest.mark.story
-def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: SweepSummary) -> None:
-    recipe = make_recipe(None, FIRST, {}, ["optimizer.learning_rate=0.001,0.003"])
+def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: PlanSummary) -> None:
+    recipe = swept_recipe(None, FIRST, {}, ["optimizer.learning_rate=0.001,0.003"])
     replayed = sweep(recipe, run="replays")
     assert [one.error for one in replayed.results] == ["", ""]
-    for run in stage_runs(folder_of("replays")):
+    for run in child_runs(folder_of("replays")):
         parent = parent_of(run)
         assert parent is not None
         assert (parent["run"], parent["how"]) == (FIRST, "replay")
@@ -110,12 +108,12 @@ def test_a_sweep_of_replays_trains_on_rollouts_that_were_sampled_once(swept: Swe
 
 @pytest.mark.story
 def test_seeds_with_one_seed_of_evaluations_are_measured_on_the_same_examples(
-    swept: SweepSummary,
+    swept: PlanSummary,
 ) -> None:
     fixed = {"evaluation": {"seed": 3, "examples": 4, "greedy": False}, "steps": 1}
     summary = sweep(made(base=BASE | fixed, grid={"seed": [0, 1]}), run="seeds")
     assert [one.error for one in summary.results] == ["", ""]
-    drawn = [run.shard("test-00001").read_text() for run in stage_runs(folder_of("seeds"))]
+    drawn = [run.shard("test-00001").read_text() for run in child_runs(folder_of("seeds"))]
     assert drawn[0] == drawn[1]
 
 
@@ -132,40 +130,23 @@ def test_names_say_the_values_and_a_grid_has_every_combination() -> None:
     assert name_child("x", both) == "x-checkpoints.every2-evaluation.every3-lossppo"
 
 
-def test_draws_are_those_of_their_seed() -> None:
-    keys = {
-        "optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
-        "model.lora_rank": [8, 16],
-        "rollouts.groups": {"low": 2, "high": 9},
-    }
-    drawn = made(random={"runs": 50, "seed": 3, "keys": keys}).values()
-    assert drawn == made(random={"runs": 50, "seed": 3, "keys": keys}).values()
-    assert drawn != made(random={"runs": 50, "seed": 4, "keys": keys}).values()
-    rates = sorted(one["optimizer.learning_rate"] for one in drawn)
-    assert 1e-4 <= rates[0] < rates[-1] <= 1e-2
-    assert 3e-4 < rates[25] < 3e-3, "the middle of the logarithms"
-    assert {one["model.lora_rank"] for one in drawn} == {8, 16}
-    assert {one["rollouts.groups"] for one in drawn} <= {*range(2, 10)}
-
-
 def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Path) -> None:
     file = str(write_text(tmp_path / "one.yaml", small_recipe().model_dump_json()))
-    recipe = make_recipe(file, None, {}, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
-    children = check_sweep(recipe, "x")
+    recipe = swept_recipe(file, None, {}, ["optimizer.learning_rate=0.1,0.2", "steps=5"])
+    children = check_sweep(recipe, "x").children
     assert [child.name for child in children] == ["x-lr0.1", "x-lr0.2"]
     assert {child.recipe.steps for child in children} == {5}
     with pytest.raises(UserError, match="no key has several values"):
-        make_recipe(file, None, {}, ["steps=5"])
+        swept_recipe(file, None, {}, ["steps=5"])
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "values are given by nothing; give one of grid, listed, random"),
-        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid, listed; give one"),
+        ({}, "values are given by nothing; give one of grid, listed"),
+        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid and listed; give"),
         ({"grid": {"steps": []}}, "grid: steps has no value"),
         ({"base": None, "grid": {"steps": [2]}}, "give base or replay"),
-        ({"random": {"runs": 2, "keys": {"seed": {"low": 2, "high": 1}}}}, "span nothing"),
         ({"grid": {"stepz": [2, 3]}}, "x-stepz2: a recipe has no key 'stepz'; did you mean 'st"),
         ({"grid": {"steps": [2, "two"]}}, "x-stepstwo: recipe.steps: Input should be a valid int"),
         ({"grid": {"algorithm.advantage": ["centred", "centered"]}}, "x-advantagecentered: "),
@@ -255,10 +236,12 @@ def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherw
 
 def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None) -> None:
     def told(values: dict[str, Any], failed: Sequence[str] = ()) -> str:
-        children = check_sweep(made(**values), "x")
+        children = check_sweep(made(**values), "x").children
         names = [child.name for child in children]
         results = [
-            ChildResult(name, 2, error="lost") if name in failed else ChildResult(name, 2, 0.5)
+            ChildResult(name, 2, error="lost")
+            if name in failed
+            else ChildResult(name, 2, measured=0.5)
             for name in names
         ]
         return describe_draws(children, results)
@@ -276,18 +259,12 @@ def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None)
 
 def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equal_ones() -> None:
     measured = (0.5, None, 0.7, 0.7, 0.2)
-    results = [ChildResult(f"run{n}", 2, value) for n, value in enumerate(measured)]
+    results = [ChildResult(f"run{n}", 2, measured=value) for n, value in enumerate(measured)]
     chosen = {select: choose(results, select) for select in ("reward", "loss")}
     assert [one.run for one in chosen["reward"] if one.chosen] == ["run2"]
     assert [one.run for one in chosen["loss"] if one.chosen] == ["run4"]
     with pytest.raises(RunError, match=r"each run has failed \(1\), a since it broke; mend"):
         choose([ChildResult("a", 0, error="it broke")], "reward")
-
-
-@pytest.mark.story
-def test_a_run_that_is_no_sweep_is_not_taken_for_one(swept: SweepSummary) -> None:
-    with pytest.raises(UserError, match="exists, and is no sweep"):
-        check_sweep(RECIPE, FIRST)
 
 
 def test_every_key_of_a_sweep_is_listed() -> None:

@@ -171,13 +171,6 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
             "algorithm.expert with roles that train policy, second",
         ),
         (
-            {
-                "algorithm": {"expert": EXPERT},
-                "optimizer": {"learning_rate": 1, "scale_by_ess": True, "substeps": 2},
-            },
-            "optimizer.scale_by_ess with algorithm.expert",
-        ),
-        (
             {"algorithm": {"expert": {"path": "a", "final_share": 0.1}}},
             "final_share 0.1 with decay_steps 0",
         ),

@@ -21,8 +21,8 @@ from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
+from flows.recipe.plan import SweepRecipe
 from flows.recipe.run_recipe import FlowError
-from flows.recipe.sweeps.sweep import SweepRecipe
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.flow_runs import RunSummary, summarize_run
 from flows.runtime.forks import fork_run

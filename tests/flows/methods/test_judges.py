@@ -172,18 +172,18 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     assert is_written(fork.verdicts(1))
     assert is_written(fork.spans("judge-00001.0"))
     assert not is_written(fork.shard("judge-00002"))
-    other = judged(PAIRS | {"opponents": 2}, steps=1, agent=RECIPE.agent)
+    other = judged(PAIRS | {"question": "Which is it?"}, steps=1, agent=RECIPE.agent)
     replay(other, "whole", run="again")
     again = folder_of("again")
-    assert len(read_shard(again.shard("judge-00000"))) == 4 * 4
+    assert len(read_shard(again.shard("judge-00000"))) == 4 * 6
     assert read(again.datums(POLICY, 0)).num_rows > 0
     replay(RECIPE.model_copy(update={"steps": 1}), "whole", run="same")
     kept = folder_of("same")
     assert is_written(kept.spans("judge-00000.0"))
     asked = [read_metrics(run.metrics)[0]["judge/calls"] for run in (again, kept)]
-    assert asked == [4 * 4 * 2, 0], "the parent has paid for its own verdicts"
+    assert asked == [4 * 6 * 2, 0], "the parent has paid for its own verdicts"
     moved = RunFolder(again.path.rename(again.path.with_name("moved")))
-    assert [spent(moved), spent(kept)] == [[("judge", 32)], []], "a new name changes no cost"
+    assert [spent(moved), spent(kept)] == [[("judge", 48)], []], "a new name changes no cost"
 
 
 def test_a_replay_asks_another_model_behind_the_judge_anew(
@@ -371,7 +371,6 @@ def test_a_policy_that_judges_tells_the_probability_of_its_verdicts(
     [
         (PAIRS, "evaluation.judge.agent judge:pairs asks the role judge, which nobody answers"),
         ({"agent": "judge:group", "role": "examiner"}, "says nothing of the checkpoint"),
-        (PAIRS | {"role": "examiner", "opponents": 2}, "opponents 2 does nothing"),
         (PAIRS | {"role": "own"}, "judges evaluations, and changes as it is trained"),
         (PAIRS | {"role": "before"}, "judges evaluations, and changes as it is trained"),
     ],
@@ -388,7 +387,6 @@ def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: st
         ({"roles": {}}, "asks the role judge, which nobody answers; give roles.judge"),
         ({"roles": {"judge": "policy:other"}}, "would be a policy that nothing trains"),
         ({"judge": {"agent": "judge:criteria"}}, "with 0 criteria: one without the other"),
-        ({"judge": {"agent": "hello", "opponents": 2}}, "opponents 2 does nothing with agent"),
         ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
         ({"judge": {"agent": "hello", "by_probability": True}}, "by_probability does nothing"),
         ({"judge": {"question": "Which?"}}, "judge without an agent ignores question"),

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.project.modules import load_agent_file
 from flows.recipe.loading import named_recipe
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
 from flows.stages import stages
 from tasks.examples.reading import read_examples

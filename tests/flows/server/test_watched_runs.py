@@ -25,8 +25,8 @@ from tasks.reports.artifacts import Artifacts
 from tasks.rollouts import StepStopped
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest
+from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.stages import write_sweep
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 from tests.tasks.test_journal import ended
@@ -164,7 +164,7 @@ def test_a_name_that_neither_this_machine_nor_the_server_has_gets_the_nearest() 
 
 def test_a_sweep_of_this_machine_names_its_runs_that_have_begun(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "here" / "sweep")
-    write_sweep(folder, {}, ["sweep-a", "sweep-b"], [])
+    write_plan(folder, PlanRecord({}, ["sweep-a", "sweep-b"], "held-out reward"))
     write_manifest(RunFolder(tmp_path / "here" / "sweep-a"), {}, "f00d")
     refused = watch("sweep").exception
     assert isinstance(refused, UserError)

@@ -1,6 +1,8 @@
-"""Requests that the door's own document allows, and requests that it forbids."""
+"""The OpenAPI document of the door, and requests that it allows, and that it forbids."""
 
 from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +21,17 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from adapters.dialects.field_rules import Api, Fate, rules_of
+from adapters.yaml_text import read_yaml
+
+PARTS = ("frame", "openai_chat", "openai_responses", "anthropic_messages")
+BODIES = {
+    "ChatRequest": Api.CHAT,
+    "ResponsesRequest": Api.RESPONSES,
+    "MessagesRequest": Api.MESSAGES,
+}
+"""The schema of each API's bodies."""
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -28,18 +41,48 @@ CHECKS = [
 ]
 
 
-def operations(document: dict[str, Any]) -> list[APIOperation]:
+def _join(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Join two documents and the objects in them, which may have no value of one name."""
+    joined = {**one, **other}
+    for name in one.keys() & other.keys():
+        joined[name] = _join(one[name], other[name])
+    return joined
+
+
+def _others(api: Api) -> dict[str, Any]:
+    """Describe the fields that are not honoured: the harmless ones, and those that are refused."""
+    fields: dict[str, Any] = {}
+    for name, rule in rules_of(api).items():
+        if rule.fate is Fate.HARMLESS:
+            fields[name] = {}
+        elif rule.fate is Fate.REFUSED:
+            fields[name] = {"enum": [None, *rule.unless]}
+    return {"properties": fields, "additionalProperties": {"type": "null"}}
+
+
+def _read_document() -> dict[str, Any]:
+    folder = Path(__file__).with_name("document")
+    parts = [read_yaml((folder / f"{part}.yaml").read_text(encoding="utf-8")) for part in PARTS]
+    others = {name: _others(api) for name, api in BODIES.items()}
+    return reduce(_join, [*parts, {"components": {"schemas": others}}])
+
+
+DOCUMENT: dict[str, Any] = _read_document()
+"""The requests and answers that the door reads and writes, below a base URL."""
+
+
+def operations() -> list[APIOperation]:
     """List the operations of the document; the sender adds the key."""
     config = SchemathesisConfig()
     config.projects.default.generation.update(with_security_parameters=False)
-    schema = from_dict(document, config=config)
+    schema = from_dict(DOCUMENT, config=config)
     schema.validate()
-    return [schema[path][method] for path, item in document["paths"].items() for method in item]
+    return [schema[path][method] for path, item in DOCUMENT["paths"].items() for method in item]
 
 
-def drawn(document: dict[str, Any], many: int) -> list[Case]:
+def drawn(many: int) -> list[Case]:
     """Draw `many` cases, always the same; of each operation with a body, half must be refused."""
-    posts = [one for one in operations(document) if one.method == "post"]
+    posts = [one for one in operations() if one.method == "post"]
     kinds = [(one, mode) for one in posts for mode in GenerationMode]
     cases: list[Case] = []
     for index, (operation, mode) in enumerate(kinds):

@@ -3,7 +3,7 @@
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.step_log import record_metrics
@@ -11,8 +11,8 @@ from tasks.storage.files import write_text
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.stages import StageResult, write_stages
 from tasks.given.held_out import HeldOutMeasure
+from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 
 
 def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
@@ -49,7 +49,8 @@ def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
 
 def write_finished_stages(run: str, recipe: StagesRecipe) -> list[RunFolder]:
     """Write a run of stages that has finished; return the runs of its stages."""
-    parts = [*recipe.runs_of(run)]
-    results = [StageResult(part.stage, part.name, part.start, 2, "") for part in parts]
-    write_stages(folder_of(run), recipe.model_dump(mode="json"), results)
+    parts = [*recipe.children(run)]
+    results = [ChildResult(part.name, 2, part.stage, part.start) for part in parts]
+    names, values = [part.name for part in parts], recipe.model_dump(mode="json")
+    write_plan(folder_of(run), PlanRecord(values, names, "agent's reward", results))
     return [write_finished(part.name, part.recipe) for part in parts]

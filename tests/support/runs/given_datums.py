@@ -13,16 +13,17 @@ from pathlib import Path
 import pyarrow as pa
 from prefect import flow
 
+from adapters.calls import POLICY
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.by_policy import record_step, update
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_run import open_run
-from tasks.update_method import UpdateMethod
+from flows.runtime.open_run import open_run, record_step
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import SCHEMA
 from tasks.metrics import StepFiles
 from tasks.storage.durability import durable
 from tasks.storage.tables import write
+from tasks.update_method import UpdateMethod
+from tasks.updates import update_policy
 
 LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")
 
@@ -52,10 +53,10 @@ def count(recipe: CountingRecipe, run: str) -> None:
     """Train a model to count."""
     with open_run(recipe, run) as opened:
         for step in opened.steps_left():
-            datums = {"policy": count_on(opened.folder.datums("policy", step), step)}
-            saves_state = recipe.checkpoints.due(step + 1, recipe.steps)
-            updates = update(opened, step, [datums], with_state=saves_state)
-            record_step(opened, step, StepFiles([], {}, {}, datums, updates))
+            datums = count_on(opened.folder.datums(POLICY, step), step)
+            path, updater = opened.folder.update(POLICY, step), opened.policies.main.updater
+            update_policy(path, updater, step, [datums])
+            record_step(opened, step, {POLICY: StepFiles([], None, {}, datums)})
 
 
 RECIPE = CountingRecipe.model_validate(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from adapters.calls import POLICY
+from adapters.rewards import Reward
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.recording.journal import seal
 from tasks.storage.run_folder import RunFolder

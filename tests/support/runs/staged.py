@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flows import stages as flow
-from flows.recipe.stages import StagesRecipe
+from flows.recipe.plan import StagesRecipe
+from tasks.storage.plan_record import PlanRecord
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater
 
@@ -60,20 +61,20 @@ RECIPE = StagesRecipe.model_validate(VALUES)
 
 def end_at(place: str, number: int) -> None:
     """Have this process ended in the first update of a stage, or when the first has finished."""
-    save, write = PolicyUpdater.update, flow.write_stages
+    save, write = PolicyUpdater.update, flow.write_plan
 
     def save_or_end(self: PolicyUpdater, *args: Any, **options: Any) -> Any:
         if self.ledger.path.parent.name.endswith(place):
             os.kill(os.getpid(), number)
         return save(self, *args, **options)
 
-    def write_or_end(run: RunFolder, *args: Any) -> None:
-        write(run, *args)
-        if place == "between" and args[1]:
+    def write_or_end(run: RunFolder, record: PlanRecord) -> None:
+        write(run, record)
+        if place == "between" and record.results:
             os.kill(os.getpid(), number)
 
     PolicyUpdater.update = save_or_end
-    flow.write_stages = write_or_end
+    flow.write_plan = write_or_end
 
 
 if __name__ == "__main__":

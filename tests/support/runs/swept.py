@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from flows.recipe.sweeps.sweep import SweepRecipe
+from flows.recipe.plan import SweepRecipe
 from flows.sweep import sweep
 from tasks.updates import PolicyUpdater
 from tests.support.runs.small_recipe import small_recipe

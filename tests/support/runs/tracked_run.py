@@ -5,11 +5,12 @@ from pathlib import Path
 
 from adapters.calls import POLICY
 from adapters.player_protocol import Failure
+from adapters.rewards import Reward
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import PlayedShard, score_rollouts
-from tasks.recording.step_log import record_metrics
 from tasks.recording.journal import seal
 from tasks.recording.spans import Span
+from tasks.recording.step_log import record_metrics
 from tasks.storage.json_files import write_json, write_rows
 from tasks.storage.names import batch_name, rollout_name, shard_name
 from tasks.storage.run_folder import RunFolder

@@ -273,7 +273,6 @@ def test_references_of_other_trajectories_are_refused() -> None:
         ({"estimator": "k2"}, "coefficient 0 ignores estimator"),
         ({"reference": "sft@3", "discount": 0.5}, "coefficient 0 ignores reference, discount"),
         ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
-        ({"coefficient": 0.1, "estimator": "corrected_k3"}, "give k1"),
         ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "ignores discount"),
         ({"coefficient": 0.1, "placement": "reward", "baseline": "mean"}, "ignores baseline"),
         ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "loss ignores discount"),

@@ -65,12 +65,6 @@ def test_a_setting_that_a_loss_ignores_is_refused_with_the_ones_it_reads(loss: s
         small_recipe(algorithm={"loss": loss, "loss_settings": {"clips": 1.0}})
 
 
-def test_stable_reinforce_is_refused_with_its_reason_and_what_to_use() -> None:
-    said = "stable_reinforce has no published formula.*not be rebuilt.*; give gspo or cispo"
-    with pytest.raises(ValidationError, match=said):
-        small_recipe(algorithm={"loss": "stable_reinforce"})
-
-
 def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
     said = Path("docs/algorithms.md").read_text(encoding="utf-8")
     for table in (describe_losses(), describe_advantages()):

@@ -1,8 +1,12 @@
-"""The TLS contexts of agents' clients: read once for a process, and changed by nobody."""
+"""The libraries of clients: silent, with models built before their use, and one TLS context."""
 
 import asyncio
+import importlib
+import importlib.util
+import os
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +17,126 @@ import httpx
 import openai
 import pytest
 
-from adapters.clients.libraries import SharedContext, share_contexts
+from adapters.clients.libraries import TELEMETRY, SharedContext, share_contexts, when_imported
 from adapters.door.door import Door
 from adapters.network.addresses import Certificate, Listener
 from adapters.network.app_server import AppServer
 from adapters.rewards import Reward
 from tests.adapters.harness.test_player import play
 from tests.support.door.opened_door import ASK
+from tests.support.processes import ROOT
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a package that has not been imported, and return its name."""
+    name = f"package_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    return name
+
+
+def test_the_function_is_called_once_after_the_import(package: str) -> None:
+    values: list[int] = []
+    before = [*sys.meta_path]
+    when_imported(package, lambda module: values.append(module.value))
+    assert importlib.util.find_spec(package), "to look for it is not to import it"
+    assert values == []
+    importlib.reload(importlib.import_module(package))
+    assert (values, sys.meta_path) == ([1], before)
+
+
+def test_several_functions_can_wait_for_the_same_package(package: str) -> None:
+    done: list[str] = []
+    for who in ("first", "second"):
+        when_imported(package, lambda _, who=who: done.append(who))
+    importlib.import_module(package)
+    assert sorted(done) == ["first", "second"]
+
+
+def test_the_function_is_called_at_once_if_the_package_is_imported() -> None:
+    done: list[str] = []
+    when_imported("sys", lambda _: done.append("sys"))
+    assert done == ["sys"]
+
+
+def test_importing_a_missing_package_still_raises(package: str) -> None:
+    when_imported("no_such_package", lambda _: None)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        importlib.import_module("no_such_package")
+
+
+SCRIPT = "import flows, os, sys; print('prefect' in sys.modules, *(os.environ[n] for n in {names}))"
+
+
+def test_the_flows_turn_telemetry_off_before_prefect_is_imported() -> None:
+    environment = {name: text for name, text in os.environ.items() if name not in TELEMETRY}
+    environment |= {"PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "0"}
+    command = [sys.executable, "-c", SCRIPT.format(names=[*TELEMETRY])]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", *({**TELEMETRY, "DO_NOT_TRACK": "0"}).values()]
+
+
+FIRST_USE = """
+import sys, threading
+{before}
+import openai
+from openai._models import construct_type
+from openai.types.chat import ChatCompletion
+{after}
+answer = {{
+    "id": "a", "object": "chat.completion", "created": 1, "model": "m",
+    "choices": [{{"index": 0, "finish_reason": "stop", "message": {{
+        "role": "assistant", "content": "hello",
+        "tool_calls": [
+            {{"id": "b", "type": "function", "function": {{"name": "f", "arguments": ""}}}},
+        ],
+    }}}}],
+    "usage": {{"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}},
+}}
+sys.setswitchinterval(1e-6)
+together, failed = threading.Barrier(8), []
+
+def parse():
+    together.wait()
+    try:
+        construct_type(type_=ChatCompletion, value=answer)
+    except Exception as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=parse) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+waiting = [model for model in openai.BaseModel.__subclasses__() if not model.__pydantic_complete__]
+print(len(failed), len(waiting))
+"""
+BUILD = "from adapters.clients.libraries import build_client_models; build_client_models()"
+
+
+def first_use(before: str = "", after: str = "") -> list[int]:
+    """Parse an answer in eight threads; return how many failed, and the models not yet built."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_USE.format(before=before, after=after)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(number) for number in ran.stdout.split()]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_no_thread_meets_a_model_of_openai_s_client_that_is_being_built(when: str) -> None:
+    assert first_use(**{when: BUILD}) == [0, 0]
+
+
+def test_openai_s_client_alone_leaves_its_models_to_their_first_use() -> None:
+    _, waiting = first_use()
+    assert waiting > 0, "the client builds its models itself, so this module is not needed any more"
+
 
 NOWHERE: Any = {"base_url": "http://127.0.0.1:1/v1", "api_key": "key"}
 

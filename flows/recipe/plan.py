@@ -1,0 +1,469 @@
+"""The recipes of several runs: stages, one after the other, and a sweep, one beside the other.
+
+A plan is a list of children, each of which is a run with a recipe of its own.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationError, model_validator
+
+from adapters.door.roles import checkpoint_of
+from adapters.errors import counted
+from flows.recipe.algorithm import BASE
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.preferring import START as REFERENCE_AT_START
+from flows.recipe.preferring import PreferRecipe
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from tasks.settings.given import TEST
+from tasks.settings.section import Refusals, Section, explain
+from tasks.storage.keys import merge
+from tasks.storage.plan_record import ChildResult, PlanRecord
+from tasks.storage.run_folder import name_run
+
+LAST, BEST = "last", "best"
+STAGE_START = re.compile(r"(?:(?P<stage>\w+)@)?(?P<step>last|best|\d{1,9})", re.ASCII)
+NAMED = re.compile(r"\{(\w+)\}")
+"""Place of the run of an earlier stage in a text of a recipe."""
+
+SHORT = {"learning_rate": "lr", "lora_rank": "rank"}
+"""Ends of keys → what they are called in the names of runs."""
+MOST_RUNS = 1000
+MOST_AT_ONCE = 100
+
+Selected: TypeAlias = Literal["reward", "greedy", "judged", "loss", "accuracy"]
+Values = dict[str, Any]
+"""Values of keys that make a run of a sweep."""
+OF_TRAINING = ("query", "share")
+"""Keys of an origin of texts or pairs that say nothing of those that are held out."""
+HELD_OUT = ("path", "test_split", "splits", "held_out")
+"""Keys of a dataset that say which of its examples are held out."""
+TOKENS = ("base", "renderer", "thinking")
+"""Keys of a model that say of which tokens a text is."""
+
+StageFlow: TypeAlias = Literal["train", "finetune", "prefer"]
+KINDS: Mapping[str, type[RunRecipe]] = {
+    "train": Recipe,
+    "finetune": FinetuneRecipe,
+    "prefer": PreferRecipe,
+}
+
+
+@dataclass(frozen=True)
+class Child:
+    """A run among several: its name, its recipe, and the runs that it waits for.
+
+    `stage` is the name of its stage, and `start` the checkpoint where its weights start. A child
+    that replays trains on the rollouts of the run `replayed`.
+    """
+
+    name: str
+    recipe: RunRecipe
+    awaits: frozenset[str] = frozenset()
+    stage: str = ""
+    start: str = ""
+    replayed: str | None = None
+
+    @property
+    def flow(self) -> str:
+        """Flow that trains it."""
+        return self.recipe.flow if self.replayed is None else "replay"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of that flow, as a Prefect server takes them."""
+        parent = {} if self.replayed is None else {"parent": self.replayed}
+        return {"recipe": self.recipe.model_dump(mode="json"), "run": self.name, **parent}
+
+
+class Stage(Section):
+    """A recipe among several, and the checkpoint of an earlier one at which its weights start."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_]{1,60}$")
+    """Its name, of letters, digits and _: its run is called RUN-NUMBER-NAME."""
+
+    flow: StageFlow = "train"
+    """The flow that its recipe is for."""
+
+    start: str = Field(default=LAST, pattern=rf"^{STAGE_START.pattern.replace('?P<stage>', '?:')}$")
+    """Checkpoint of the stage before at which its weights start: `last`; `best` on held-out
+    examples; or a step. Of an earlier stage it is NAME@last, NAME@best or NAME@STEP."""
+
+    recipe: Recipe | FinetuneRecipe | PreferRecipe
+    """The keys of a recipe of its flow, without model.start. In a text, {NAME} is the run of the
+    earlier stage NAME, as in `{texts}@best`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recipe_is_of_the_flow(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        recipe, flow = values.get("recipe"), values.get("flow", "train")
+        if not isinstance(recipe, Mapping) or flow not in KINDS:
+            return values
+        return {**values, "recipe": _validated(flow, recipe, str(values.get("name")))}
+
+
+class StagesRecipe(FlowRecipe):
+    """The recipe of `stages`: several recipes, one after the other."""
+
+    flow: str = "stages"
+    """The flow that the recipe is for."""
+
+    shared: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Keys of a recipe that several stages have, such as model or seed: they are laid under the
+    recipes whose flows know them."""
+
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """The stages, in their order. `--set stages.NAME.recipe.KEY=…` changes one."""
+
+    evaluate: Recipe | None = None
+    """A recipe of train, whose agent plays the held-out examples of its dataset before the first
+    stage and after each one, with the weights that the stage hands on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared_keys_are_laid_under(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not isinstance(values.get("stages"), list | tuple):
+            return values
+        if not isinstance(shared := values.get("shared", {}), Mapping):
+            return values
+        stages = [
+            {**one, "recipe": _lay_under(shared, str(one.get("flow", "train")), one.get("recipe"))}
+            if isinstance(one, Mapping)
+            else one
+            for one in values["stages"]
+        ]
+        evaluated = values.get("evaluate")
+        if isinstance(evaluated, Mapping):
+            evaluated = _lay_under(shared, "train", evaluated)
+        return {**values, "stages": stages, "evaluate": evaluated}
+
+    def refusals(self) -> Refusals:
+        names = self.names()
+        yield len({*names}) < len(names), f"stages {', '.join(names)}: give each another name"
+        known = {key for stage in self.stages for key in type(stage.recipe).model_fields}
+        yield (
+            not self.shared.keys() <= known,
+            f"shared {', '.join(sorted(self.shared.keys() - known))} is a key of no stage; leave "
+            "it out",
+        )
+        yield (
+            self.stages[0].start != LAST,
+            f"start {self.stages[0].start} of the first stage {names[0]}, which has none before "
+            "it; leave it out, or give recipe.model.start",
+        )
+        for number, stage in enumerate(self.stages):
+            later = {*names[number:]} & {*NAMED.findall(_text(stage.recipe))}
+            yield (
+                later != set(),
+                f"stage {stage.name} names the run of {', '.join(sorted(later))}, which begins no "
+                "earlier; name a stage before it",
+            )
+            if number:
+                yield from self._refused_start(number)
+        for stage in self.stages if self.evaluate else ():
+            assert self.evaluate is not None
+            missing = sorted(self.evaluate.policies().keys() - stage.recipe.policies().keys())
+            yield (
+                missing != [],
+                f"evaluate needs the policy {', '.join(missing)}, which stage {stage.name} does "
+                "not train; evaluate an agent whose policies all stages train",
+            )
+
+    def _refused_start(self, number: int) -> Refusals:
+        """Yield what is wrong with the start of a stage that is not the first."""
+        stage, before = self.stages[number], {one.name: one for one in self.stages[:number]}
+        name, step = self._start(number)
+        yield (
+            name not in before,
+            f"stage {stage.name} starts at {stage.start}, and no stage before it is called {name}; "
+            f"give one of {', '.join(before)}",
+        )
+        parent, own = before[name].recipe, stage.recipe
+        yield (
+            own.model.start is not None,
+            f"recipe.model.start {own.model.start} of stage {stage.name}, which starts at stage "
+            f"{name}; give start of the stage in its place",
+        )
+        differing = own.model.differences(parent.model)
+        if own.model.base != parent.model.base:
+            differing.insert(0, f"model.base {parent.model.base}, and the recipe {own.model.base}")
+        yield (
+            differing != [],
+            f"stage {stage.name} starts at stage {name}, which has {'; '.join(differing)}; give "
+            "the same, best once as shared.model",
+        )
+        yield (
+            parent.checkpoints.ttl_seconds is not None,
+            f"checkpoints.ttl_seconds {parent.checkpoints.ttl_seconds} of stage {name}, at whose "
+            f"checkpoint stage {stage.name} starts: it may expire before; leave it out there",
+        )
+        evaluation, saved = parent.evaluation.every, parent.checkpoints.every
+        yield (
+            step == BEST and evaluation % saved != 0,
+            f"stage {stage.name} starts at the best checkpoint of stage {name}, which measures "
+            f"every {counted(evaluation, 'step')} and saves its training state every {saved}; give "
+            "checkpoints.every a divisor of evaluation.every",
+        )
+        yield (
+            step.isdecimal() and parent.steps > 0 and not _is_saved(parent, int(step)),
+            f"stage {stage.name} starts at step {step} of stage {name}, which saves its training "
+            f"state every {saved} of {counted(parent.steps, 'step')}; give such a step",
+        )
+
+    def names(self) -> list[str]:
+        """List the names of the stages, in their order."""
+        return [stage.name for stage in self.stages]
+
+    def children(self, run: str) -> list[Child]:
+        """List the runs of the stages, whose names begin with that of the run of all.
+
+        A stage waits for the one before it, for the one where it starts, and for those it names.
+        """
+        runs: dict[str, Child] = {}
+        for number, stage in enumerate(self.stages):
+            text, start = _text(stage.recipe), stage.recipe.model.start or ""
+            awaits = runs.keys() & {*NAMED.findall(text)}
+            for name, earlier in runs.items():
+                text = text.replace(f"{{{name}}}", earlier.name)
+            values = json.loads(text)
+            if number:
+                named, step = self._start(number)
+                parent = runs[named]
+                step = step if step != LAST else str(parent.recipe.steps or "")
+                start = f"{parent.name}@{step}".removesuffix("@")
+                values["model"]["start"] = start
+                awaits |= {named, self.stages[number - 1].name}
+            runs[stage.name] = Child(
+                name=f"{run}-{number + 1}-{stage.name}",
+                recipe=KINDS[stage.flow].model_validate(values),
+                awaits=frozenset(runs[one].name for one in awaits),
+                stage=stage.name,
+                start=start,
+            )
+        return [*runs.values()]
+
+    def reads_runs(self, stage: Stage) -> bool:
+        """Return whether a stage's recipe names the run of another one."""
+        return not {*self.names()}.isdisjoint(NAMED.findall(_text(stage.recipe)))
+
+    def handed_on(self, name: str) -> str:
+        """Return which checkpoint of a stage the next one starts at: its step, or last."""
+        starts = (self._start(number) for number in range(1, len(self.stages)))
+        return next((step for stage, step in starts if stage == name), LAST)
+
+    def _start(self, number: int) -> tuple[str, str]:
+        """Return the name of the stage at which a later one starts, and the step."""
+        found = STAGE_START.fullmatch(self.stages[number].start)
+        assert found is not None, "the pattern of the key"
+        return found["stage"] or self.stages[number - 1].name, found["step"]
+
+
+def _is_saved(recipe: RunRecipe, step: int) -> bool:
+    return step <= recipe.steps and recipe.checkpoints.due(step, recipe.steps)
+
+
+def _text(recipe: RunRecipe) -> str:
+    return json.dumps(recipe.model_dump(mode="json"), ensure_ascii=False)
+
+
+def _lay_under(shared: Mapping[str, Any], flow: str, recipe: Any) -> Any:
+    """Lay what a flow knows of the shared keys under the keys of a recipe."""
+    if not isinstance(recipe, Mapping) or flow not in KINDS:
+        return recipe
+    known = KINDS[flow].model_fields
+    return merge({key: value for key, value in shared.items() if key in known}, recipe)
+
+
+def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
+    try:
+        return KINDS[flow].model_validate({"flow": flow, **recipe})
+    except ValidationError as error:
+        raise ValueError(f"stage {stage}: {explain(error)}") from None
+
+
+class SweepRecipe(FlowRecipe):
+    """The recipe of `sweep`: the same run with other values, again and again."""
+
+    flow: str = "sweep"
+    """The flow that the recipe is for."""
+
+    base: str | dict[str, Any] | None = None
+    """The recipe whose keys are varied: its keys, with its flow, or its name."""
+
+    replay: str | None = None
+    """A run whose recorded rollouts every run trains on: no other is sampled. Its recipe is the
+    base, unless one is given."""
+
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict[str, tuple[Any, ...]])
+    """Keys of a recipe, each with a list of values: every combination is a run."""
+
+    listed: tuple[Values, ...] = ()
+    """The values of each run, as a list of keys with a value."""
+
+    select: Selected | None = None
+    """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`,
+    `greedy` of greedy rollouts, `judged` by a judge of evaluations, `loss` or `accuracy`; by
+    default that of the flow."""
+
+    at_once: int = Field(default=1, ge=1, le=MOST_AT_ONCE)
+    """Runs that are trained at the same time. 1 trains them in turn, in the sweep's process; more
+    are flow runs of a deployment, which the workers of a Prefect server train."""
+
+    deployment: str | None = None
+    """The deployment of the runs, FLOW/NAME; by default that of the name `base`, or else the first
+    of the flow that has so many flow runs at a time."""
+
+    @model_validator(mode="after")
+    def _runs_are_few(self) -> "SweepRecipe":
+        if not 1 <= (count := len(self.values())) <= MOST_RUNS:
+            raise ValueError(f"there are {count} runs; give values for 1 to {MOST_RUNS}")
+        return self
+
+    def refusals(self) -> Refusals:
+        yield (
+            bool(self.grid) == bool(self.listed),
+            f"values are given by {'grid and listed' if self.grid else 'nothing'}; give one of "
+            "grid, listed",
+        )
+        yield (
+            self.base is None and self.replay is None,
+            "a sweep varies a recipe, or the replays of a run; give base or replay",
+        )
+        empty = [key for key, values in self.grid.items() if not values]
+        yield empty != [], f"grid: {', '.join(empty)} has no value; give some"
+        yield (
+            self.deployment is not None and self.at_once == 1,
+            f"deployment {self.deployment} does nothing where the runs are trained in turn; give "
+            "at_once, or leave it out",
+        )
+
+    def values(self) -> list[Values]:
+        """List the values of each run, in order."""
+        combined = product(*self.grid.values()) if self.grid else ()
+        return [*self.listed, *(dict(zip(self.grid, one, strict=True)) for one in combined)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs that are trained, each after those that it waits for, and the recipe of all.
+
+    `measure` is what they are measured by, as the table of their results names it.
+    """
+
+    run: str
+    recipe: StagesRecipe | SweepRecipe
+    children: Sequence[Child]
+    measure: str
+
+    def record(self, results: Mapping[str, Sequence[ChildResult]]) -> PlanRecord:
+        """Return the record of the runs, and of the results of some, by the runs' names."""
+        names = [child.name for child in self.children]
+        ended = [one for name in names for one in results.get(name, ())]
+        return PlanRecord(self.recipe.model_dump(mode="json"), names, self.measure, ended)
+
+
+def name_child(run: str, values: Values) -> str:
+    """Name a run after its values: RUN-lr0.001-rank8."""
+    ends = [key.rpartition(".")[2] for key in values]
+    parts = [
+        f"{SHORT.get(end, end) if ends.count(end) == 1 else key}{_written(value)}"
+        for (key, value), end in zip(values.items(), ends, strict=True)
+    ]
+    return name_run(run, *parts)
+
+
+def as_overrides(values: Values) -> list[str]:
+    """Return values as `--set` has them."""
+    return [f"{key}={_written(value)}" for key, value in values.items()]
+
+
+def _written(value: object) -> str:
+    """Write a value as a command line has it, a list or a table as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def measured_by(recipe: RunRecipe, select: str) -> dict[str, Any]:
+    """Map keys of a recipe to what says how held-out examples are measured, for a measure.
+
+    Runs of which it differs cannot be compared.
+    """
+    values = recipe.model_dump(mode="json")
+    if isinstance(recipe, Recipe):
+        return {"evaluation": values["evaluation"], **_played_by(recipe, select)}
+    dataset = values["dataset"]
+    sources = {name: _held_out(one) for name, one in dataset.get("sources", {}).items()}
+    return {
+        "evaluation": values["evaluation"],
+        "dataset": {**_held_out(dataset), "sources": sources},
+        "teacher": values.get("teacher"),
+        **(_compared_by(recipe) if isinstance(recipe, PreferRecipe) else _model(recipe, *TOKENS)),
+    }
+
+
+def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
+    """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations.
+
+    A judge of pairs compares with checkpoint 0, whose weights are then a part of the measure.
+    """
+    values, rollouts, judge = (
+        recipe.model_dump(mode="json"),
+        recipe.rollouts,
+        recipe.evaluation.judge,
+    )
+    sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
+    asked = {*recipe.plays()[1], *(recipe.plays(judge)[1] if judge.judges else ())}
+    fixed = recipe.evaluation.roles
+    roles = {role: who for role, who in recipe.roles.items() if role in asked - fixed.keys()}
+    by_base = BASE in map(checkpoint_of, (*roles.values(), *fixed.values()))
+    beside_start = select != "greedy" and judge.judges and judge.shown() == "pair"
+    return {
+        "agent": recipe.agent,
+        "roles": roles,
+        "dataset": {key: values["dataset"][key] for key in HELD_OUT},
+        "rollouts": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "max_calls": rollouts.max_calls,
+            "timeout_seconds": rollouts.timeout_seconds,
+        },
+        **_model(recipe, *["base"] * by_base, *["base", "start"] * beside_start),
+    }
+
+
+def _compared_by(recipe: PreferRecipe) -> dict[str, Any]:
+    """Map the keys by which the sides of held-out pairs are compared, and with which reference.
+
+    Of pairs all losses compare alike that have a reference, or none, by sums or by token; labelled
+    answers are compared with the loss's z.
+    """
+    reference, row = recipe.preference.reference, recipe.preference.row()
+    by = f"log p{' - log ref' * row.reference}{' by token' * row.by_token}"
+    by += " - z" * (row.mismatched and _may_be_labelled(recipe))
+    if not row.reference:
+        return {"preference": {"loss": by}}
+    start = ["start"] * (reference == REFERENCE_AT_START)
+    return {
+        "preference": {"loss": by, "reference": reference},
+        **_model(recipe, *TOKENS, *start),
+    }
+
+
+def _may_be_labelled(recipe: PreferRecipe) -> bool:
+    """Return whether held-out answers are labelled; what a query chooses may be."""
+    held_out = recipe.sources().get(TEST)
+    return held_out is None or any("completion" in row["example"] for row in held_out.examples())
+
+
+def _model(recipe: RunRecipe, *keys: str) -> dict[str, Any]:
+    return {"model": {key: getattr(recipe.model, key) for key in keys}}
+
+
+def _held_out(origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in origin.items() if key not in OF_TRAINING}

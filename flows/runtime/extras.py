@@ -1,0 +1,94 @@
+"""What a recipe adds to the path of a step: a judge, a reference, teachers, an expert's texts.
+
+Each is a source of its own, beside the agent's rewards and the rollouts. A plain recipe has none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.calls import POLICY
+from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import open_references
+from flows.runtime.open_rollouts import RolloutRunner, ask_judge
+from flows.runtime.open_run import OpenRun
+from flows.runtime.policies import RunPolicy
+from tasks.given.given import bind_given, draw_given
+from tasks.given.texts import Texts
+from tasks.judging.groups import draw_groups
+from tasks.judging.verdicts import measure_verdicts, record_verdicts
+from tasks.metrics import name_expert
+from tasks.recording.step_log import Metrics
+from tasks.references import References, compute_references
+from tasks.storage.arrivals import batches_of
+from tasks.storage.manifest import ancestors
+from tasks.storage.names import JUDGE, shard_name
+from tasks.storage.tables import flat, read
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Sources of a run beside its agent: who judges, who scores tokens, and an expert's texts."""
+
+    run: OpenRun
+    recipe: Recipe
+    judge: RolloutRunner
+    scorers: Mapping[str, References]
+    texts: Texts | None = None
+
+    def scores(self, step: int, spans: Sequence[Path]) -> Path | None:
+        """Have the judge score the rollouts of a step; None without a judge.
+
+        A policy that answers it is the one after `step` updates.
+        """
+        judge, folder = self.recipe.judge, self.run.folder
+        if not judge.judges:
+            return None
+        path = folder.shard(shard_name(JUDGE, step))
+        shard = draw_groups(path, spans, judge.judging(), self.recipe.seed)
+        return record_verdicts(folder.verdicts(step), ask_judge(self.judge, judge, shard, step))
+
+    def logprobs(
+        self, policy: RunPolicy, step: int, spans: Sequence[Path], trajectories: Path
+    ) -> dict[str, Path]:
+        """Compute the log-probabilities of tokens under the reference and the teachers, if any."""
+        folder = self.run.folder
+        shards = folder.shards_of(batches_of(folder, step)) if self.scorers else []
+        return {
+            source: compute_references(
+                folder.references(policy.name, step, source), trajectories, scorer, shards, spans
+            )
+            for source, scorer in self.scorers.items()
+        }
+
+    def datums(self, policy: RunPolicy, step: int) -> list[Path]:
+        """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
+        if self.texts is None:
+            return []
+        drawing = self.recipe.algorithm.expert.drawing(self.recipe.seed)
+        return [draw_given(self.run.folder.expert(policy.name, step), self.texts, drawing, step)]
+
+    def metrics(self, step: int, spans: Sequence[Path]) -> Metrics:
+        """Measure the expert's texts and the judge's work of a step; nothing without them."""
+        folder, measured = self.run.folder, dict[str, float]()
+        if self.texts is not None:
+            drawn = folder.expert(POLICY, step)
+            tokens = int(flat(read(drawn, ["mask"])["mask"]).sum())
+            measured = name_expert({**self.texts.measure(drawn), "tokens": tokens})
+        if self.recipe.judge.judges:
+            verdicts, judged = folder.verdicts(step), folder.sealed(shard_name(JUDGE, step))
+            measured |= measure_verdicts(verdicts, judged, spans, ancestors(folder))
+        return measured
+
+
+@contextmanager
+def open_extras(run: OpenRun, recipe: Recipe, judge: RolloutRunner) -> Iterator[Extras]:
+    """Open what a recipe adds to the path of each step, which `judge` plays as far as it judges."""
+    texts, expert = None, recipe.algorithm.expert
+    if expert.given_texts:
+        with run.beginning():
+            texts, chat = Texts(run.folder.expert_texts), run.chat(recipe.model)
+            bind_given(texts.path, texts, recipe.given_examples(), chat, expert)
+    with open_references(recipe, run.folder, run.service) as scorers:
+        yield Extras(run, recipe, judge, scorers, texts)

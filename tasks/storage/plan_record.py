@@ -1,0 +1,95 @@
+"""The record of a run of several runs: its recipe, their names, and what each has come to."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json, write_json
+from tasks.storage.run_folder import RunError, RunFolder
+
+Table = tuple[Sequence[str], list[list[object]]]
+"""Names of columns, and rows; None where there is nothing."""
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """A line of the table: a run, and what its checkpoint `step` is measured by, unless it failed.
+
+    The line of a stage has its name, where its weights started, and what its own run has measured
+    on `held_out` examples, in words. The first line of stages may be of the weights before them.
+    """
+
+    run: str
+    step: int
+    stage: str = ""
+    start: str = ""
+    held_out: str = ""
+    measured: float | None = None
+    interval: tuple[float, float] | None = None
+    chosen: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """Record of a run of several runs; `measure` says what the `measured` of its results is.
+
+    The `note` is what a reader of the results has to know.
+    """
+
+    recipe: dict[str, Any]
+    runs: Sequence[str]
+    measure: str
+    results: Sequence[ChildResult] = ()
+    note: str = ""
+
+    def chosen(self) -> list[str]:
+        """Return the name of the run that was chosen, if one was."""
+        return [one.run for one in self.results if one.chosen]
+
+    def table(self) -> Table:
+        """Return the results as a table of the columns that have a value in any row."""
+        names = ("stage", "run", "step", "starts at", "held-out", self.measure)
+        names += ("95 % interval", "chosen", "error")
+        rows = [_cells(one) for one in self.results]
+        kept = [at for at in range(len(names)) if any(row[at] is not None for row in rows)]
+        return [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _cells(one: ChildResult) -> list[object]:
+    interval = " to ".join(f"{bound:.3g}" for bound in one.interval or ())
+    held_out = one.held_out.removeprefix("held-out ").partition(" in ")[0]
+    before = [one.stage or None, one.run, one.step, one.start or None, held_out or None]
+    chosen = "best" if one.chosen else None
+    return [*before, one.measured, interval or None, chosen, one.error or None]
+
+
+def write_plan(run: RunFolder, record: PlanRecord) -> None:
+    """Write the record of a run of several runs, in place of the one before."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_json(run.stages, asdict(record))
+
+
+def has_plan(run: RunFolder) -> bool:
+    """Return whether a run is one of several, which are runs of their own."""
+    return is_written(run.stages)
+
+
+def read_plan(run: RunFolder) -> PlanRecord:
+    """Read the record of a run of several runs; that of another run is empty."""
+    if not has_plan(run):
+        return PlanRecord({}, (), "")
+    values = read_json(run.stages)
+    if "measure" not in values:
+        raise RunError(
+            f"{run.stages} is the record of another version; remove that file and repeat the "
+            "command that made it, which trains no finished run again"
+        )
+    return PlanRecord(**{**values, "results": [ChildResult(**row) for row in values["results"]]})
+
+
+def child_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:
+    """List the runs that are there of a run of several, from number `first`."""
+    named = (RunFolder(run.path.with_name(name)) for name in read_plan(run).runs[first:])
+    return [one for one in named if one.exists()]
