@@ -415,10 +415,9 @@ def pretrain(
 def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
     """Print texts or pairs as they are trained."""
     from flows.dry_runs import describe_given
-    from flows.recipe.finetuning import FinetuneRecipe
-    from flows.recipe.preferring import PreferRecipe
+    from flows.recipe.given_examples import GivenRecipe
 
-    assert isinstance(recipe, FinetuneRecipe | PreferRecipe), "no other flow is given its examples"
+    assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
     if keep:
         raise UserError("--keep does nothing with texts and pairs, which leave no file")
     show(describe_given(recipe, examples, online=online))

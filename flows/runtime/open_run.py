@@ -202,7 +202,8 @@ def record_step(
     """
     metrics: Metrics = {**(known or {})}
     for policy in run.policies:
-        measured = measure(files[policy.name], policy.roles, min_group_size)
+        loss = policy.updater.recorded.methods.at(step).loss
+        measured = measure(files[policy.name], policy.roles, min_group_size, loss)
         measured |= read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)

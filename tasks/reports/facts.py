@@ -33,7 +33,7 @@ from tasks.storage.run_folder import NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
 
 if TYPE_CHECKING:  # it imports Prefect, which takes a second
-    from tasks.texts.held_out import HeldOutMeasure
+    from tasks.given.held_out import HeldOutMeasure
 
 FAILURES, MINUTES = (
     query_beside(str(Path(__file__).with_name(name))) for name in ("failures", "curves")
@@ -295,7 +295,7 @@ class RunFacts:
 
     def measures(self) -> "list[HeldOutMeasure]":
         """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
-        from tasks.texts.held_out import read_measure
+        from tasks.given.held_out import read_measure
 
         return [read_measure(path) for path in self.run.measures()]
 
@@ -303,7 +303,7 @@ class RunFacts:
     def gain(self) -> Gain | None:
         """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
         from tasks.evaluations import find_reward_gain  # imports Prefect, as the others do
-        from tasks.texts.held_out import find_measured_gain, read_measure
+        from tasks.given.held_out import find_measured_gain, read_measure
 
         if len(steps := [*self.held_out.by_step]) < 2:
             return None

@@ -14,6 +14,9 @@ from markupsafe import Markup
 
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
+from tasks.given.given import describe_counts
+from tasks.given.held_out import HeldOutMeasure
+from tasks.given.texts import Texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
 from tasks.reports.facts import (
@@ -37,8 +40,6 @@ from tasks.storage.manifest import Manifest, ancestors, differences
 from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutMeasure
-from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20

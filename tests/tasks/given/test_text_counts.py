@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import Source
-from tasks.texts.batches import draw_texts, measure_texts
-from tasks.texts.rules import TextBatch, TextRules, TooLong
-from tasks.texts.source import Texts, WrittenTexts, bind_texts
+from tasks.given.given import Drawing, bind_given, draw_given
+from tasks.given.texts import Texts, WrittenTexts
+from tasks.settings.given import Batches, Lengths, TooLong
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 SHORT = {"prompt": "Who are you?", "completion": "an owl"}
@@ -31,8 +31,9 @@ def bind(
     lines = [{"split": split, **row} for split, own in rows.items() for row in own]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     sources = {split: WrittenTexts(Source(file, split, ())) for split in rows}
-    rules = TextRules("assistant", 40, too_long)
-    return Texts(bind_texts.make(folder / "texts.parquet", sources, chat, rules))
+    texts = Texts(folder / "texts.parquet")
+    bind_given.make(texts.path, texts, sources, chat, Lengths(most_tokens=40, too_long=too_long))
+    return texts
 
 
 def test_a_text_that_lost_its_end_is_counted_and_does_not_end(tmp_path: Path, chat: Chat) -> None:
@@ -55,8 +56,8 @@ def test_a_step_tells_its_texts_the_cut_ones_and_the_share_that_ends(
     tmp_path: Path, chat: Chat
 ) -> None:
     texts = bind(tmp_path, {"train": [SHORT, SHORT | {"completion": "a fox"}, LONG]}, chat, "cut")
-    datums = draw_texts.make(tmp_path / "datums.parquet", texts, TextBatch(3, 0, "token"), 0)
-    measured = measure_texts(texts, datums)
+    drawing = Drawing(Batches(examples=3), 0)
+    measured = texts.measure(draw_given.make(tmp_path / "datums.parquet", texts, drawing, 0))
     assert measured == {"texts": 3, "texts/cut": 1, "texts/ends": pytest.approx(2 / 3)}
 
 

@@ -13,7 +13,7 @@ from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
-from tasks.texts.conversations import (
+from tasks.given.conversations import (
     KNOWN,
     Said,
     drop_padding,
@@ -21,7 +21,7 @@ from tasks.texts.conversations import (
     read_conversation,
     read_tools,
 )
-from tasks.texts.rules import Trained
+from tasks.settings.given import Trained
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class WeightedTokens:
         """List the tokens that are trained."""
         pairs = zip(self.tokens, self.weights, strict=True)
         return [token for token, weight in pairs if weight > 0]
+
+    def cut(self, most: int) -> "WeightedTokens":
+        """Return the first `most` tokens."""
+        return WeightedTokens(self.tokens[:most], self.weights[:most])
 
 
 def tokenize(

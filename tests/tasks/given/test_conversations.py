@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from tasks.examples.reading import DatasetError, Source
-from tasks.pairs.reading import PairSides, read_pair
-from tasks.texts.conversations import read_unpadded
-from tasks.texts.tokenizing import tokenize
+from tasks.given.conversations import read_unpadded
+from tasks.given.given import Unit
+from tasks.given.sides import read_pair
+from tasks.given.tokenizing import tokenize
 from tests.support.every_renderer import NAMES, TINY, chat_of
 
 Row = dict[str, Any]
@@ -438,8 +439,8 @@ def test_reasoning_that_a_format_leaves_out_of_earlier_turns_is_counted() -> Non
 
 def sides(row: Row, chat: Chat) -> list[str]:
     found = read_pair(row, chat)
-    assert isinstance(found, PairSides)
-    return [chat.text(side[0].tokens) for side in found.given().values()]
+    assert isinstance(found, Unit)
+    return [chat.text(side[0].tokens) for side in found.sides.values()]
 
 
 NO: Row = {"role": "assistant", "content": "No."}
@@ -515,7 +516,7 @@ def test_a_label_is_read_as_csv_writes_it(chat: Chat, label: object, good: bool)
         label = spelled.get(label.strip(), "") if isinstance(label, str) else type(label)(0)  # pyright: ignore[reportCallIssue]
     found = read_pair({"prompt": WHO, "completion": OWL, "label": label}, chat)
     assert found is not None
-    assert [*found.given()] == ["chosen" if good else "rejected"]
+    assert [*found.sides] == ["chosen" if good else "rejected"]
 
 
 def test_a_side_that_only_repeats_its_prompt_is_refused(chat: Chat) -> None:

@@ -1,4 +1,7 @@
-"""texts × teacher → its likeliest tokens at every trained place: files of some texts each."""
+"""units × another policy → what it finds: likeliest tokens of a teacher, scores of a reference.
+
+Files of some rows each let an interrupted scoring go on with the next one.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,11 +15,19 @@ import pyarrow as pa
 from adapters.rendering.chat import Chat
 from tasks.algorithm.distillation import NONE
 from tasks.examples.reading import DatasetError
+from tasks.given.given import GivenSource, Unit
+from tasks.given.pairs import KEYS as PAIR_KEYS
+from tasks.given.pairs import REFERENCES
+from tasks.given.texts import KEYS, TAUGHT, Texts
+from tasks.given.tokenizing import WeightedTokens
+from tasks.references import Reference, from_first, score_rows
+from tasks.settings.given import TRAIN
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, write
-from tasks.texts.rules import TRAIN, Trained
-from tasks.texts.source import KEYS, TAUGHT, Texts, TextSource
-from tasks.texts.tokenizing import WeightedTokens
+from tasks.storage.files import is_written, remove_folder
+from tasks.storage.tables import arrays, read, write
+
+SCORED_AT_ONCE = 128
+"""Sides of pairs that a reference scores in parallel."""
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +38,15 @@ class LikeliestScorer(Protocol):
     def score_likeliest(
         self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the k likeliest tokens at the `last` so many places of each sequence."""
+        """Return the k likeliest tokens at the `last` places of each sequence."""
         ...
 
 
 class LongerTexts:
     """Texts as a teacher reads them that reads more than the policy: the same ones, but longer."""
 
-    def __init__(self, sources: Mapping[str, TextSource], chat: Chat, trained: Trained) -> None:
+    def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
         self._sources, self._chat = sources, chat
-        self._trained: Trained = trained
 
     def tokens(self, row: Mapping[str, Any], ending: Sequence[int]) -> list[int]:
         """Return the tokens of a row, with its `ending`, its tokens from the first trained one on.
@@ -59,8 +69,9 @@ class LongerTexts:
         return {
             (*name.partition("/")[::2], number, part): sequence
             for name, source in self._sources.items()
-            for number, sequences in source.sequences(self._chat, self._trained)
-            for part, sequence in enumerate(sequences)
+            for number, unit in source.units(self._chat)
+            if isinstance(unit, Unit)
+            for part, sequence in enumerate(unit.sequences())
         }
 
 
@@ -100,7 +111,7 @@ def score_part(
     keys = rows.select(KEYS).to_pylist()
     own = [one.tolist() for one in arrays(rows["tokens"])]
     trained = [weights > 0 for weights in arrays(rows["weights"])]
-    last = [len(mask) - int(mask.argmax()) for mask in trained]
+    last = from_first(trained)
     if longer is not None:
         pairs = zip(keys, own, last, strict=True)
         own = [longer.tokens(key, tokens[-count:]) for key, tokens, count in pairs]
@@ -117,3 +128,35 @@ def score_part(
         lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
         made.append({**key, "read": len(tokens), **lists})
     write(pa.Table.from_pylist(made, schema=TAUGHT), path)
+
+
+@durable
+def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
+    """Write the reference's log-probabilities of the trained tokens of every side.
+
+    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
+    rows. DatasetError names a pair with a token that the reference can never sample.
+    """
+    table, scored = read(pairs), list[pa.Table]()
+    for first in range(0, table.num_rows, SCORED_AT_ONCE):
+        rows = table.slice(first, SCORED_AT_ONCE)
+        part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
+        if not is_written(part):
+            write(_score(rows, reference), part)
+            log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
+        scored.append(read(part))
+    write(pa.concat_tables(scored), path)
+    remove_folder(parts)
+
+
+def _score(rows: pa.Table, reference: Reference) -> pa.Table:
+    """Return the reference's log-probabilities of some sides, in REFERENCES."""
+    scored = score_rows(reference.score, arrays(rows["tokens"]), arrays(rows["mask"]))
+    for number, values in zip(rows["example_id"].to_pylist(), scored, strict=True):
+        if not np.isfinite(values).all():
+            raise DatasetError(
+                f"the reference gives a token of pair {number} no finite log-probability; leave "
+                "that pair out, or give another preference.reference"
+            )
+    lists = pa.array(scored, REFERENCES.field("logprobs").type)
+    return rows.select(PAIR_KEYS).append_column("logprobs", lists).cast(REFERENCES)

@@ -4,13 +4,13 @@ A labelled answer is a row of one side.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from adapters.rendering.chat import Chat
 from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError
-from tasks.texts.conversations import (
+from tasks.given.conversations import (
     Said,
     join_repeated,
     list_given,
@@ -18,7 +18,8 @@ from tasks.texts.conversations import (
     read_messages,
     read_tools,
 )
-from tasks.texts.tokenizing import WeightedTokens, tokenize_conversation
+from tasks.given.given import Unit
+from tasks.given.tokenizing import WeightedTokens, tokenize_conversation
 
 FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
@@ -34,24 +35,7 @@ Sides = tuple[Messages, tuple[Messages, ...]]
 """A prompt, and what follows it on the chosen side and on the rejected one."""
 
 
-@dataclass(frozen=True)
-class PairSides:
-    """The sequences of each side of a pair; a side of several turns may have several.
-
-    One of the two is empty if the answer is `labelled` good or bad, and compared with no other.
-    """
-
-    chosen: list[WeightedTokens]
-    rejected: list[WeightedTokens]
-    labelled: bool = False
-
-    def given(self) -> dict[str, list[WeightedTokens]]:
-        """Map the sides that have a sequence to theirs."""
-        sides = {CHOSEN: self.chosen, REJECTED: self.rejected}
-        return {side: sequences for side, sequences in sides.items() if sequences}
-
-
-def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
+def read_pair(row: Mapping[str, Any], chat: Chat) -> Unit | None:
     """Tokenize a row; None if it is a tie. DatasetError says what is wrong with a row.
 
     A row has `prompt`, `chosen` and `rejected`, each a text or a list of messages; or `chosen` and
@@ -66,8 +50,16 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> PairSides | None:
     if read is None:
         return None
     prompt, sides = read
-    chosen, rejected = (_tokenize(prompt, side, row.get("tools"), chat) for side in sides)
-    return PairSides(chosen, rejected)
+    own = (_tokenize(prompt, side, row.get("tools"), chat) for side in sides)
+    return pair_of(*own)
+
+
+def pair_of(
+    chosen: list[WeightedTokens], rejected: list[WeightedTokens], *, labelled: bool = False
+) -> Unit:
+    """Make a pair of the sides that have a sequence."""
+    sides = {CHOSEN: chosen, REJECTED: rejected}
+    return Unit({side: own for side, own in sides.items() if own}, labelled)
 
 
 def read_sides(row: Mapping[str, Any]) -> Sides | None:
@@ -90,7 +82,7 @@ def read_sides(row: Mapping[str, Any]) -> Sides | None:
     return put_before(row, asked), (chosen, rejected)
 
 
-def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
+def _read_labelled(row: Mapping[str, Any], chat: Chat) -> Unit:
     good = LABELS.get(str(row["label"]).strip().lower())
     if good is None:
         raise DatasetError(f"its label is {row['label']!r:.80}; give true or false")
@@ -99,8 +91,7 @@ def _read_labelled(row: Mapping[str, Any], chat: Chat) -> PairSides:
         read_messages(row["completion"], "completion", "assistant"),
     )
     own = _tokenize(put_before(row, prompt), answer, row.get("tools"), chat)
-    chosen, rejected = (own, []) if good else ([], own)
-    return PairSides(chosen, rejected, labelled=True)
+    return Unit({CHOSEN if good else REJECTED: own}, labelled=True)
 
 
 def _read_comparison(comparison: Any, label: Any) -> Sides | None:

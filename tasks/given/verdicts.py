@@ -10,30 +10,27 @@ from adapters.rendering.chat import Chat
 from adapters.rewards import BETTER
 from tasks.algorithm.preferences import CHOSEN, REJECTED
 from tasks.examples.reading import DatasetError, Example, Source
-from tasks.pairs.reading import Sides, read_sides
-from tasks.texts.rules import Trained
-from tasks.texts.source import RowTexts
-from tasks.texts.tokenizing import WeightedTokens, tokenize
+from tasks.given.given import Unit, WrittenUnits
+from tasks.given.sides import Sides, read_sides
+from tasks.given.tokenizing import WeightedTokens, tokenize
 
 
 @dataclass(frozen=True)
-class ComparedPairs(RowTexts):
+class ComparedPairs(WrittenUnits):
     """Texts of the pairs of a split: each pair is compared in both orders; a tie makes none."""
 
     question: str
 
-    def tokenize(
-        self, row: Mapping[str, Any], chat: Chat, trained: Trained
-    ) -> list[WeightedTokens]:
+    def read(self, row: Mapping[str, Any], chat: Chat) -> Unit:
         if (read := read_sides(row)) is None:
-            return []
+            return Unit({})
         chosen, rejected = ({"messages": messages} for messages in _conversations(read))
         found: list[WeightedTokens] = []
         for verdict, shown in (("A", (chosen, rejected)), ("B", (rejected, chosen))):
             asked = {"role": "user", "content": comparison(self.question, *shown)}
             answer = {"role": "assistant", "content": verdict}
-            found += tokenize({"messages": [asked, answer]}, chat, trained)
-        return found
+            found += tokenize({"messages": [asked, answer]}, chat, "assistant")
+        return Unit({"": found})
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,13 @@ from transformers import AutoTokenizer
 from adapters.rendering.chat import Chat
 from tasks.algorithm.preferences import MISMATCHED
 from tasks.examples.reading import DatasetError, Source
-from tasks.pairs.batches import PairBatch, datums_of_pairs
-from tasks.pairs.held_out import score_pairs
-from tasks.pairs.reading import PairSides, read_pair
-from tasks.pairs.source import (
-    SCORED_AT_ONCE,
-    BoundPairs,
-    WrittenPairs,
-    bind_pairs,
-    score_references,
-)
+from tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
+from tasks.given.held_out import read_measure
+from tasks.given.pairs import BoundPairs, WrittenPairs
+from tasks.given.scores import SCORED_AT_ONCE, score_references
+from tasks.given.sides import read_pair
+from tasks.settings.given import Lengths, PairBatches, TooLong
 from tasks.storage.tables import arrays, read
-from tasks.texts.held_out import read_measure
-from tasks.texts.rules import TextRules, TooLong
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 ASKED = {"role": "user", "content": "Who are you?"}
@@ -53,12 +47,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def pairs(self, chat: Chat) -> Iterator[tuple[int, PairSides | str]]:
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
         for number, row in enumerate(self._rows):
             try:
                 yield number, read_pair(row, chat) or "ties"
-            except DatasetError:
-                yield number, "broken"
+            except DatasetError as error:
+                yield number, error
 
 
 class ByToken:
@@ -81,10 +75,11 @@ def bound(
     loss: str = "dpo",
 ) -> BoundPairs:
     sources = {"train": Rows(rows), "test": Rows([ROW, OTHER])}
-    rules = TextRules("marked", most, too_long)
-    pairs = bind_pairs.make(path / "pairs.parquet", sources, chat, rules, loss)
-    references = path / "references.parquet"
-    return BoundPairs(pairs, score_references.make(references, pairs, ByToken(), path / "parts"))
+    pairs = BoundPairs(path / "pairs.parquet", (loss, {}), path / "references.parquet")
+    lengths = Lengths(most_tokens=most, too_long=too_long)
+    bind_given.make(pairs.path, pairs, sources, chat, lengths)
+    score_references.make(path / "references.parquet", pairs.path, ByToken(), path / "parts")
+    return pairs
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,10 @@ def test_every_form_says_the_same(chat: Chat, row: dict[str, Any]) -> None:
     sides = read_pair(row, chat)
     assert sides is not None
     assert sides == read_pair(ROW, chat)
-    for side, said in ((sides.chosen, "I am an owl."), (sides.rejected, "I am a fox.")):
+    for side, said in (
+        (sides.sides["chosen"], "I am an owl."),
+        (sides.sides["rejected"], "I am a fox."),
+    ):
         (sequence,) = side
         trained = [t for t, w in zip(sequence.tokens, sequence.weights, strict=True) if w]
         assert chat.text(trained) == f"{said}<|im_end|>"
@@ -120,7 +118,7 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
     assert sides is not None
     said = [
         token
-        for sequence in sides.chosen
+        for sequence in sides.sides["chosen"]
         for token, weight in zip(sequence.tokens, sequence.weights, strict=True)
         if weight
     ]
@@ -167,8 +165,9 @@ def test_a_labelled_answer_is_a_pair_of_one_side(
 ) -> None:
     other = {"prompt": "What?", "completion": "a bear", "label": False}
     with caplog.at_level("INFO"):
-        pairs = bound(tmp_path, chat, [GOOD, BAD, ROW, other], loss="kto").of_split("train")
-    assert "the rows: 3 labelled answers, 1 pairs" in caplog.text
+        bound_pairs = bound(tmp_path, chat, [GOOD, BAD, ROW, other], loss="kto")
+    pairs = bound_pairs.of_split("train")
+    assert "the rows: 3 labelled answers, " in caplog.text
     said = {
         (row["example_id"], row["side"], row["part"]): chat.text(
             [t for t, m in zip(row["tokens"], row["mask"], strict=True) if m]
@@ -183,7 +182,7 @@ def test_a_labelled_answer_is_a_pair_of_one_side(
         **dict.fromkeys([(2, MISMATCHED, 0), (2, MISMATCHED, 1)], "a bear"),
         **{(3, MISMATCHED, 0): owl},
     }
-    datums = datums_of_pairs(pairs, PairBatch(4, 0), 0)
+    datums = datums_of_given(bound_pairs, pairs, Drawing(PairBatches(pairs=4), 0), 0)
     assert sorted(Counter(datums["pair"].to_pylist()).values()) == [2, 2, 2, 4]
 
 
@@ -227,7 +226,7 @@ def test_a_long_pair_is_treated_whole(
 ) -> None:
     sides = read_pair(ROW, chat)
     assert sides is not None
-    most = len(sides.rejected[0].tokens)
+    most = len(sides.sides["rejected"][0].tokens)
     long = {**ROW, "chosen": "I am an owl " * 9}
     with pytest.raises(DatasetError, match=r"pair 0 of the rows has a side of \d+ tokens, and"):
         bound(tmp_path, chat, [long, ROW], most=most + 3)
@@ -240,7 +239,7 @@ def test_a_long_pair_is_treated_whole(
     assert "1 cut, 1 sides without their end" in caplog.text
     assert {len(tokens) for tokens in arrays(cut.of_split("train")["tokens"])} <= {
         most + 3,
-        *(len(one.tokens) for one in (sides.chosen[0], sides.rejected[0])),
+        *(len(one.tokens) for one in (sides.sides["chosen"][0], sides.sides["rejected"][0])),
     }
 
 
@@ -267,8 +266,9 @@ def test_a_mismatched_side_is_the_prompt_with_both_answers_to_the_next_other_one
 def test_the_datums_of_a_step_have_what_the_reference_gives_their_targets(
     chat: Chat, tmp_path: Path
 ) -> None:
-    pairs = bound(tmp_path, chat, [ROW] * 3).of_split("train")
-    rows = datums_of_pairs(pairs, PairBatch(2, 0), 0).to_pylist()
+    pairs = bound(tmp_path, chat, [ROW] * 3)
+    drawing = Drawing(PairBatches(pairs=2), 0)
+    rows = datums_of_given(pairs, pairs.of_split("train"), drawing, 0).to_pylist()
     assert [(row["pair"], row["side"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for row in rows:
         expected = np.where(row["mask"], -np.array(row["targets"]) / 100, 0.0)
@@ -278,11 +278,11 @@ def test_the_datums_of_a_step_have_what_the_reference_gives_their_targets(
 
 def test_a_policy_that_is_the_reference_prefers_neither_side(chat: Chat, tmp_path: Path) -> None:
     pairs = bound(tmp_path, chat, [ROW])
-    path = score_pairs.make(tmp_path / "m.json", pairs, ByToken(), ("dpo", {}), 9, 0)
-    found = read_measure(path)
+    found = read_measure(score_given.make(tmp_path / "m.json", pairs, ByToken(), 9, 0))
     assert (found.measure, found.value, found.examples) == ("accuracy", 0.5, 2)
     assert found.beside == {"margin": 0.0, "loss": pytest.approx(np.log(2))}
-    path = score_pairs.make(tmp_path / "s.json", pairs, ByToken(), ("simpo", {}), 9, 0)
+    others = BoundPairs(pairs.path, ("simpo", {}))
+    path = score_given.make(tmp_path / "s.json", others, ByToken(), 9, 0)
     assert read_measure(path).value in (0.0, 1.0)
 
 
@@ -333,12 +333,14 @@ def test_the_log_says_what_is_wrong_with_the_first_broken_rows_of_a_file(
     file = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "x", "split": "train"}] * 5 + [{**ROW, "split": "train"}]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    source = WrittenPairs(Source(file, "train", ()))
-    assert [kept for _, kept in source.pairs(chat)][:5] == ["broken"] * 5
+    source, counts = WrittenPairs(Source(file, "train", ())), Counter[str]()
+    kept = BoundPairs(tmp_path, ("dpo", {})).kept(source, chat, Lengths(), counts)
+    assert [number for number, _ in kept] == [5]
+    assert counts["left out: broken"] == 5
     assert len(source) == 6
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        f"row {number} of {file} is left out: it has prompt, split; give prompt, chosen and "
+        f"left out: row {number} of {file}: it has prompt, split; give prompt, chosen and "
         "rejected; or chosen and rejected; or comparison and label; or prompt, completion and label"
         for number in range(3)
     ]

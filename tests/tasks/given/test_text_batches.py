@@ -6,11 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tasks.given.given import (
+    Drawing,
+    datums_of_given,
+    draw_numbers,
+    score_given,
+)
+from tasks.given.held_out import find_measured_gain, read_measure
+from tasks.given.texts import SCHEMA, Texts
+from tasks.settings.given import Batches
 from tasks.storage.tables import arrays, write
-from tasks.texts.batches import choose_numbers, datums_of_texts
-from tasks.texts.held_out import find_measured_gain, read_measure, score_texts
-from tasks.texts.rules import TextBatch
-from tasks.texts.source import SCHEMA, Texts
 
 
 def row(
@@ -47,30 +52,32 @@ def token_weights(datums: pa.Table) -> dict[str, list[float]]:
     ("batch", "weights"),
     [
         (
-            TextBatch(3, 0, "token"),
+            Drawing(Batches(examples=3, normalisation="token"), 0),
             {"1.0": [0, 1 / 8, 1 / 8], "2.0": [2 / 8], "3.0": [1 / 8] * 3, "3.1": [0, 1 / 8]},
         ),
         (
-            TextBatch(3, 0, "example"),
+            Drawing(Batches(examples=3, normalisation="example"), 0),
             {"1.0": [0, 1 / 6, 1 / 6], "2.0": [1 / 3], "3.0": [1 / 12] * 3, "3.1": [0, 1 / 12]},
         ),
         (
-            TextBatch(3, 0, "fixed", 4),
+            Drawing(Batches(examples=3, normalisation="fixed", divisor=4), 0),
             {"1.0": [0, 1 / 4, 1 / 4], "2.0": [2 / 4], "3.0": [1 / 4] * 3, "3.1": [0, 1 / 4]},
         ),
     ],
 )
 def test_a_step_s_loss_is_divided_as_its_name_says(
-    batch: TextBatch, weights: dict[str, list[float]]
+    batch: Drawing, weights: dict[str, list[float]]
 ) -> None:
-    found = token_weights(datums_of_texts(TEXTS, batch, 0))
+    found = token_weights(datums_of_given(Texts(Path()), TEXTS, batch, 0))
     assert found.keys() == weights.keys()
     for name, expected in weights.items():
         assert found[name] == pytest.approx(expected)
 
 
 def test_each_token_predicts_the_next_one() -> None:
-    datums = datums_of_texts(TEXTS, TextBatch(3, 0, "token"), 0)
+    datums = datums_of_given(
+        Texts(Path()), TEXTS, Drawing(Batches(examples=3, normalisation="token"), 0), 0
+    )
     rows = {one["rollout_id"]: one for one in datums.to_pylist()}
     assert (rows["1.0"]["tokens"], rows["1.0"]["targets"]) == ([10, 11, 12], [11, 12, 13])
     assert rows["1.0"]["mask"] == [0, 1, 1]
@@ -79,12 +86,16 @@ def test_each_token_predicts_the_next_one() -> None:
 
 def test_passes_draw_every_text_once_in_a_new_order() -> None:
     numbers = [*range(10, 23)]
-    drawn = [number for step in range(13) for number in choose_numbers(numbers, 5, step, 4)]
+    drawn = [
+        number
+        for step in range(13)
+        for number in draw_numbers(numbers, 5, range(4 * step, 4 * step + 4))
+    ]
     passes = [drawn[first : first + 13] for first in range(0, 52, 13)]
     assert all(Counter(one) == Counter(numbers) for one in passes)
     assert len({tuple(one) for one in passes}) == 4
-    assert choose_numbers(numbers, 5, 3, 4) == drawn[12:16]
-    assert choose_numbers(numbers, 6, 0, 4) != drawn[:4]
+    assert draw_numbers(numbers, 5, range(12, 16)) == drawn[12:16]
+    assert draw_numbers(numbers, 6, range(4)) != drawn[:4]
 
 
 class Halves:
@@ -100,7 +111,7 @@ class Halves:
 def test_a_held_out_loss_is_that_of_its_trained_tokens(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test"), row(5, [0, 1], "train")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
-    score_texts.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
+    score_given.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
     found = read_measure(tmp_path / "loss.json")
     # Tokens 12, 13 and 21 have the probabilities 1, 1/2 and 1; the last counts twice.
     assert (found.examples, found.tokens) == (2, 3)
@@ -123,7 +134,7 @@ def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
     rows = [row(number, [0, *[1] * (number % 4 + 1)], "test") for number in range(16)]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
     for name, policy in (("before", Halves()), ("after", Better())):
-        score_texts.make(tmp_path / name, texts, policy, 16, 0)
+        score_given.make(tmp_path / name, texts, policy, 16, 0)
     before, after = (read_measure(tmp_path / name) for name in ("before", "after"))
     gain = find_measured_gain(before, after)
     assert gain is not None
@@ -141,6 +152,6 @@ def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
 def test_the_loss_of_one_text_has_no_interval(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
-    score_texts.make(tmp_path / "loss.json", texts, Halves(), 1, 0)
+    score_given.make(tmp_path / "loss.json", texts, Halves(), 1, 0)
     found = read_measure(tmp_path / "loss.json")
     assert (found.examples, found.standard_error, found.interval) == (1, None, None)

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from adapters.calls import Message
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.texts.rules import Trained
-from tasks.texts.tokenizing import WeightedTokens, tokenize
+from tasks.given.tokenizing import WeightedTokens, tokenize
+from tasks.settings.given import Trained
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 GREETING = [

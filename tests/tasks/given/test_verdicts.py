@@ -12,7 +12,8 @@ from adapters.rendering.chat import Chat
 from engine.model.base_models import find
 from flows.recipe.finetuning import TextDataset
 from tasks.examples.reading import DatasetError, Source
-from tasks.pairs.verdicts import ComparedPairs
+from tasks.given.given import Unit
+from tasks.given.verdicts import ComparedPairs
 
 PAIR = {"prompt": "Who?", "chosen": "A cat.", "rejected": "No.", "split": "train"}
 SIDES = {
@@ -32,10 +33,14 @@ def told(tmp_path: Path, chat: Chat, *rows: dict[str, Any]) -> list[tuple[int, l
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = ComparedPairs(Source(file, "train", ()), "Which is better?")
-    return [
-        (number, [(chat.text(one.tokens), chat.text(one.trained())) for one in sequences])
-        for number, sequences in pairs.sequences(chat, "assistant")
-    ]
+    found = []
+    for number, unit in pairs.units(chat):
+        if isinstance(unit, DatasetError):
+            raise unit
+        assert isinstance(unit, Unit)
+        said = [(chat.text(one.tokens), chat.text(one.trained())) for one in unit.sequences()]
+        found.append((number, said))
+    return found
 
 
 def test_a_pair_is_compared_in_both_orders_and_the_verdict_is_trained(

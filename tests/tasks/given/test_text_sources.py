@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.given.given import (
+    Drawing,
+    choose_units,
+    datums_of_given,
+    draw_numbers,
+    score_given,
+    take_turns,
+)
+from tasks.given.held_out import read_measure
+from tasks.given.texts import SCHEMA, Texts
+from tasks.settings.given import Batches
 from tasks.storage.tables import write
-from tasks.texts.batches import choose_numbers, choose_texts, datums_of_texts, take_turns
-from tasks.texts.held_out import read_measure, score_texts
-from tasks.texts.rules import TextBatch
-from tasks.texts.source import SCHEMA, Texts
 
-BATCH = TextBatch(8, 5, "token", shares=(("chat", 3), ("code", 1)))
+BATCH = Drawing(Batches(examples=8, normalisation="token"), 5, shares=(("chat", 3), ("code", 1)))
 
 
 def row(source: str, number: int, split: str = "train") -> dict[str, object]:
@@ -48,7 +55,7 @@ def test_in_any_number_of_draws_a_source_has_its_share_rounded(shares: list[int]
 
 def test_each_source_has_its_share_of_a_batch_in_passes_of_its_own() -> None:
     numbers = {"chat": [*range(9)], "code": [*range(100, 105)]}
-    drawn = [one for step in range(15) for one in choose_texts(numbers, BATCH, step)]
+    drawn = [one for step in range(15) for one in choose_units(numbers, BATCH, step)]
     for step in range(15):
         batch = drawn[8 * step : 8 * step + 8]
         assert Counter(source for source, _ in batch) == {"chat": 6, "code": 2}
@@ -61,22 +68,26 @@ def test_each_source_has_its_share_of_a_batch_in_passes_of_its_own() -> None:
 
 
 def test_a_small_share_waits_for_its_turn() -> None:
-    batch = TextBatch(2, 0, "token", shares=(("chat", 9), ("code", 1)))
+    batch = Drawing(
+        Batches(examples=2, normalisation="token"), 0, shares=(("chat", 9), ("code", 1))
+    )
     numbers = {"chat": [0, 1, 2], "code": [7]}
-    steps = [choose_texts(numbers, batch, step) for step in range(10)]
+    steps = [choose_units(numbers, batch, step) for step in range(10)]
     assert [("code", 7) in step for step in steps].count(True) == 2
 
 
 def test_one_source_is_drawn_as_if_there_were_no_shares() -> None:
-    batch = TextBatch(4, 5, "token")
+    batch = Drawing(Batches(examples=4, normalisation="token"), 5)
     for step in range(7):
-        chosen = choose_texts({"": [*range(11)]}, batch, step)
-        assert [number for _, number in chosen] == choose_numbers(range(11), 5, step, 4)
+        chosen = choose_units({"": [*range(11)]}, batch, step)
+        assert [number for _, number in chosen] == draw_numbers(
+            range(11), 5, range(4 * step, 4 * step + 4)
+        )
 
 
 def test_datums_name_the_source_of_their_text() -> None:
     rows = [row("chat", number) for number in range(6)] + [row("code", 0), row("code", 1)]
-    datums = datums_of_texts(pa.Table.from_pylist(rows, schema=SCHEMA), BATCH, 0)
+    datums = datums_of_given(Texts(Path()), pa.Table.from_pylist(rows, schema=SCHEMA), BATCH, 0)
     assert Counter(name.split("/")[0] for name in datums["rollout_id"].to_pylist()) == {
         "chat": 6,
         "code": 2,
@@ -100,7 +111,7 @@ class Halves:
 def test_a_held_out_loss_is_of_all_sources_and_of_each(tmp_path: Path) -> None:
     rows = [row("chat", 1, "test"), row("chat", 2, "test"), row("code", 1, "test")]
     texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
-    score_texts.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
+    score_given.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
     found = read_measure(tmp_path / "loss.json")
     assert found.examples == 3
     assert found.value == pytest.approx(4 / 3 * np.log(2))
