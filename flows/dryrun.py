@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from prefect import flow
+from pydantic import BaseModel
 
-from flows.dry_runs import DryRun
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.checks import check_start
@@ -22,6 +22,14 @@ from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
 from tasks.tracking.prefect_pages import publish_tag
 from tasks.trajectories import assemble_trajectories
+
+
+class DryRun(BaseModel, frozen=True):
+    """Numbers of a dry run's rollouts, and its report as text."""
+
+    rollouts: int
+    failed: int
+    report: str
 
 
 @flow(name="dryrun", flow_run_name=name_of_run)

@@ -8,7 +8,7 @@ teacher is asked once, too. The loss on held-out texts, and not a reward, says w
 
 from prefect import flow
 
-from flows.learning_given import learn_given
+from flows.learn_given import learn_given
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.bound_checkpoints import open_teacher
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, name_of_run

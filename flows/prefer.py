@@ -9,7 +9,7 @@ be, and not a reward, says what was learnt.
 from prefect import flow
 
 from adapters.calls import POLICY
-from flows.learning_given import learn_given
+from flows.learn_given import learn_given
 from flows.recipe.algorithm import BASE
 from flows.recipe.preferring import PreferRecipe
 from flows.runtime.bound_checkpoints import read_bound

@@ -26,8 +26,7 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "comparison", "runtime", "server", "importing", "recipe"},
-        "comparison": {MODULES, "runtime", "recipe"},
+        "cli": {MODULES, "runtime", "server", "importing", "recipe"},
         MODULES: {"runtime", "recipe", "server"},
         "runtime": {"recipe"},
         "server": set(),

@@ -243,7 +243,7 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
-    from flows.dry_runs import forget_service, shrink, take_offline
+    from flows.cli.dry_recipes import forget_service, shrink, take_offline
     from flows.recipe.loading import named_recipe
     from flows.recipe.recipe import Recipe
     from flows.recipe.run_recipe import RunRecipe
@@ -414,7 +414,7 @@ def pretrain(
 
 def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
     """Print texts or pairs as they are trained."""
-    from flows.dry_runs import describe_given
+    from flows.cli.dry_recipes import describe_given
     from flows.recipe.given_examples import GivenRecipe
 
     assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"

@@ -50,8 +50,8 @@ def compare(
     short = {"evaluation.examples": examples, "dataset.path": dataset}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     recipe = named_recipe(agent, overrides)
-    from flows.comparison.compare import compare as flow
-    from flows.comparison.compare import find_targets
+    from flows.compare import compare as flow
+    from flows.compare import find_targets
 
     find_targets(recipe, targets, against)  # refuses before anything starts
     stopped = "stopped; the same command goes on, and repeats no game"
@@ -70,7 +70,7 @@ def promote(
     name: Annotated[str, typer.Argument(help="The name that the checkpoint is to have.")],
 ) -> None:
     """Give a checkpoint a name, in place of the one that had it."""
-    from flows.comparison.promote import promote as record
+    from flows.runtime.bound_checkpoints import promote as record
     from tasks.storage.manifest import recipe_of
     from tasks.storage.run_folder import folder_of
 

@@ -1,34 +1,43 @@
 """A recipe of a Trinity-RFT 0.6.0 configuration, with its implicit defaults made explicit."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from math import floor
+from typing import cast
 
-from adapters.errors import UserError, counted
+from adapters.errors import UserError, counted, listed
 from adapters.redaction import quote
-from flows.importing.translation import Translation, write_recipe
-from flows.importing.trinity_algorithm import RAFT, TEACHINGS, translate_algorithm
-from flows.importing.trinity_expert import BUFFERS, SAMPLING, expert_texts
+from flows.importing.trinity_algorithm import (
+    BUFFERS,
+    RAFT,
+    SAMPLING,
+    TEACHINGS,
+    expert_texts,
+    translate_algorithm,
+)
 from flows.importing.trinity_file import (
     EVALUATED,
+    VERSION,
     ImportRefusal,
+    Translation,
     TrinityFile,
     known_keys,
     number,
     read_values,
     trinity_file,
+    write_recipe,
 )
 from flows.importing.trinity_given import (
     BUFFER,
-    FLOWS,
-    OF_ROLLOUTS,
+    GIVEN_FLOWS,
+    ROLLOUT_KEYS,
     flow_of,
     translate_given,
 )
-from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
 from flows.recipe.plan import KINDS
 from tasks.settings.section import MOST_STEPS, TABLES
-from tasks.storage.keys import Section, flatten
+from tasks.storage.keys import Json, Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),
@@ -59,14 +68,14 @@ ORDERS = {"sequential": "sequential", "shuffle": "shuffled", "random": "shuffled
 
 
 SIZES = {"rollouts.groups": "buffer.batch_size", "rollouts.group_size": "algorithm.repeat_times"}
-"""Key of a recipe → that of Trinity which says the same."""
+"""Key of a recipe → Trinity's key for the same number."""
 
 
 def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
     """Make the text of a recipe of a Trinity-RFT file, with each `section.key=value` over it.
 
-    A file with stages becomes a recipe of stages, in which an override is of each stage that has
-    its section, or of one as `stages.NAME.recipe.section.key=value`.
+    A file with stages becomes a recipe of stages. There an override changes each stage that has
+    its section; `stages.NAME.recipe.section.key=value` changes one stage.
     """
     head = [f"# A recipe made of {name}; `ratchet train` takes this file."]
     try:
@@ -76,7 +85,7 @@ def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
             return "\n".join([*head, *_import_one(name, values, overrides)]) + "\n"
         lines = [*head, "flow: stages", "stages:"]
         for stage, own in stages.items():
-            flow = _flow_of(trinity_file(name, own))
+            flow = flow_of(_algorithm_of(trinity_file(name, own)))
             given = [found for one in overrides if (found := override_of(one, stage, flow))]
             written = _import_one(f"stage {stage}", own, given)
             lines += [f"  - name: {stage}", f"    flow: {flow}", "    recipe:"]
@@ -87,7 +96,7 @@ def import_trinity(name: str, text: str, overrides: Sequence[str] = ()) -> str:
 
 
 def _import_one(name: str, values: Section, overrides: Sequence[str]) -> list[str]:
-    """Write the recipe of a file without stages; no refusal has the value of a variable."""
+    """Write the recipe of a file without stages; no refusal quotes a variable's value."""
     file = trinity_file(name, values)
     try:
         return _translate(file, overrides)
@@ -95,13 +104,17 @@ def _import_one(name: str, values: Section, overrides: Sequence[str]) -> list[st
         raise ImportRefusal(file.without_variables(str(refusal))) from None
 
 
+def _algorithm_of(file: TrinityFile) -> str:
+    return str(file.get("algorithm.algorithm_type")).lower()
+
+
 def _translate(file: TrinityFile, overrides: Sequence[str]) -> list[str]:
-    algorithm = str(file.get("algorithm.algorithm_type")).lower()
+    algorithm = _algorithm_of(file)
     chosen = flatten(parse_overrides(overrides, KINDS[flow_of(algorithm)]), TABLES)
     out = Translation(file, chosen)
     _refuse_what_is_on(out, algorithm)
     _translate_model(out)
-    if algorithm in FLOWS:
+    if algorithm in GIVEN_FLOWS:
         translate_given(out, algorithm)
     else:
         _translate_task(out)
@@ -118,15 +131,11 @@ def _translate(file: TrinityFile, overrides: Sequence[str]) -> list[str]:
     return write_recipe(out, overrides)
 
 
-def _flow_of(file: TrinityFile) -> str:
-    return flow_of(str(file.get("algorithm.algorithm_type")).lower())
-
-
 def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
     """Tell what each key without a counterpart would have done; refuse it if it is needed."""
-    known, given = known_keys(), algorithm in FLOWS
+    known, given = known_keys(), algorithm in GIVEN_FLOWS
     for key, value in out.file.given.items():
-        if given and key.startswith(OF_ROLLOUTS) and key != SEED:
+        if given and key.startswith(ROLLOUT_KEYS) and key != SEED:
             out.left_out[key] = "is of rollouts, of which none is played"
         elif given and key.startswith(f"{BUFFER}.") and key not in known.defaults:
             out.left_out[key] = "says how Trinity reads the rows; they are read as a file"
@@ -367,3 +376,35 @@ def _translate_saving(out: Translation) -> None:
         out.left_out["monitor.monitor_type"] = (
             f"logs to {monitor}; all metrics of each step are in the run's folder"
         )
+
+
+STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
+"""Sections that a stage may have: each takes the place of the whole section of the file."""
+
+
+def split_stages(values: Section) -> dict[str, Section] | None:
+    """Return the values of each stage, as a file's would be; None for a file without stages."""
+    if not (given := values.get("stages")):
+        return None
+    shared = {key: value for key, value in values.items() if key != "stages"}
+    stages: dict[str, Section] = {}
+    for place, stage in enumerate(
+        cast(Sequence[Json], given if isinstance(given, list) else [given])
+    ):
+        if not isinstance(stage, Mapping):
+            raise ImportRefusal(f"stages[{place}] has no keys; give it a section of {VERSION}")
+        if strange := sorted(stage.keys() - {"stage_name", *STAGE_KEYS}):
+            raise ImportRefusal(f"stages[{place}] has {listed(strange)}; Trinity knows none")
+        sections = {key: value for key, value in stage.items() if key in STAGE_KEYS and value}
+        named = re.sub(r"\W", "_", str(stage.get("stage_name") or f"stage_{place}"), flags=re.A)
+        stages[named] = {**shared, **sections}
+    return stages
+
+
+def override_of(override: str, stage: str, flow: str) -> str:
+    """Return an override as a stage's recipe takes it; empty if it is meant for other stages."""
+    if override.startswith("stages."):
+        own = f"stages.{stage}.recipe."
+        return override.removeprefix(own) if override.startswith(own) else ""
+    section = override.partition("=")[0].partition(".")[0]
+    return override if section in KINDS[flow].model_fields else ""

@@ -2,18 +2,20 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from adapters.errors import UserError, listed
 from adapters.redaction import SECRET_VARIABLE, quote
-from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml
+from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml, write_yaml
+from flows.recipe.loading import changed_recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.storage.files import read_bytes
-from tasks.storage.keys import Json, Section
+from tasks.storage.keys import Json, Section, find, merge, nest
 
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"
@@ -22,14 +24,14 @@ WORDS = (
     *("clip_mode", "weight", "regularizer", "fnorm", "opmd_baseline", "std_cal_level"),
     *("loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode", "sft_dataset_name"),
 )
-"""Arguments of Trinity's functions that are no numbers."""
+"""Arguments of Trinity's functions that are not numbers."""
 SHORTEST_VALUE = 4
 """Letters of a variable from which on a refusal hides its value wherever it stands."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 
 
 class ImportRefusal(UserError):
-    """Refusal of a file that no recipe says."""
+    """Refusal of a file that no recipe can express."""
 
 
 class MissingVariable(ImportRefusal):
@@ -40,9 +42,8 @@ class MissingVariable(ImportRefusal):
 class RefusedKey:
     """A key that changes what is trained, and has no counterpart.
 
-    `off` are the values that do nothing; it does nothing either where the key `only_with` is off,
-    or the key `not_with` is on. A user who gives one of the keys `settled_by` gives what is trained
-    instead.
+    Its values in `off` do nothing. Every value does nothing where the key `only_with` is off, or
+    the key `not_with` is on. A user settles the refusal by giving one of the keys `settled_by`.
     """
 
     effect: str
@@ -164,7 +165,7 @@ def known_keys() -> Keys:
 
 
 def read_configuration(file: TextIO) -> str:
-    """Read the text of a file that is open; ImportRefusal if it is none, or too long for YAML."""
+    """Read the text of an open file; ImportRefusal if it is not UTF-8."""
     try:
         return file.read(MOST_LETTERS + 1)
     except UnicodeDecodeError as error:
@@ -172,12 +173,12 @@ def read_configuration(file: TextIO) -> str:
 
 
 def read_trinity(name: str, text: str) -> TrinityFile:
-    """Read a file's text; ImportRefusal if it is no YAML, or a key is unknown."""
+    """Read a file's text; ImportRefusal if it is not YAML, or a key is unknown."""
     return trinity_file(name, read_values(name, text))
 
 
 def read_values(name: str, text: str) -> Section:
-    """Read the sections of a file's text, in which words are YAML 1.1's, as OmegaConf has them."""
+    """Read the sections of a file's text, by the rules of YAML 1.1, which OmegaConf follows."""
     try:
         values = read_yaml(text, YAML_1_1)
     except YamlError as error:
@@ -200,7 +201,7 @@ def trinity_file(name: str, values: Section) -> TrinityFile:
 
 
 def number(key: str, value: object) -> float:
-    """Return a value as a finite number; ImportRefusal if it is none."""
+    """Return a value as a number; ImportRefusal if it is not a finite one."""
     try:
         found = float(str(value)) if isinstance(value, str | int | float) else nan
     except (ValueError, OverflowError):
@@ -211,16 +212,16 @@ def number(key: str, value: object) -> float:
 
 
 def section(key: str, value: object) -> Section:
-    """Return the section that a value is, empty if it is null; ImportRefusal if it is none."""
+    """Return a value as a section, empty for null; ImportRefusal if it has no keys."""
     if value is not None and not isinstance(value, Mapping):
         raise ImportRefusal(f"{key} is {quote(value, key)}, and should have keys")
     return cast(Section, value or {})
 
 
 def _shaped(key: str, value: Any) -> Any:
-    """Return the value of a key; ImportRefusal if it is a list, or has keys, where none may be.
+    """Return the value of a key; ImportRefusal unless it is a list or one value, as required.
 
-    Arguments of a function are numbers, but for those that are words; a null one is not given.
+    Arguments of a function are numbers, except WORDS; a null argument counts as not given.
     """
     if key.endswith("_args"):
         given = {name: one for name, one in section(key, value).items() if one is not None}
@@ -252,7 +253,7 @@ def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def _sections(key: str, value: Json) -> Sequence[Section] | None:
-    """Return the sections that are a key's value, which are several of data sets alone."""
+    """Return the sections in a key's value; only the key of held-out data sets may have several."""
     entries = cast(Sequence[Json], value if isinstance(value, list) else [value])
     if not all(isinstance(entry, Mapping) for entry in entries):
         return None
@@ -265,3 +266,110 @@ def _begins_a_key(key: str) -> bool:
     known = known_keys()
     keys = (*known.defaults, *known.effects, *known.refused)
     return any(other.startswith(f"{key}.") for other in keys)
+
+
+@dataclass
+class Translation:
+    """Values of a recipe, by `section.key`, each with its reason.
+
+    `chosen` are the values that the user gives in place of the file's. `left_out` maps a key of the
+    file without a counterpart to what it would have done.
+    """
+
+    file: TrinityFile
+    chosen: Section
+    values: dict[str, tuple[Json, str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def give(self, key: str, value: Json, reason: str) -> None:
+        self.values[key] = value, reason
+
+    def replaces(self, key: str) -> bool:
+        """Return whether the user gives the preset or the function that the key is a part of."""
+        part = key.removesuffix("_settings")
+        settings = part != key and part in self.chosen
+        return settings or ("algorithm.preset" in self.chosen and key.startswith("algorithm."))
+
+    def value_of(self, key: str) -> Json:
+        """Return the value of a key: the user's, else the file's, else None."""
+        return self.chosen.get(key, self.values.get(key, (None, ""))[0])
+
+    def copy(
+        self, ours: str, theirs: str, kind: Callable[[float], Json] | None = None, note: str = ""
+    ) -> None:
+        """Set a key of the recipe to the value of one of the file's, made a `kind` of number.
+
+        A variable that the environment lacks is refused, unless the user gives the key.
+        """
+        if ours in self.chosen:
+            return
+        try:
+            value = self.file.get(theirs) if kind is None else kind(self.file.number(theirs))
+        except MissingVariable as missing:
+            self.refuse(str(missing), ours)
+        else:
+            self.give(ours, value, self.file.reason(theirs) + note)
+
+    def give_path(self, section: str) -> None:
+        """Set the data set to a section's: a file, a folder, or the hub's name with its subset."""
+        key = f"{section}.path"
+        self.copy("dataset.path", key)
+        if "dataset.path" not in self.values:
+            return
+        path, _ = self.values.pop("dataset.path")
+        if path is None:
+            self.refuse(f"{key} is missing", "dataset.path")
+            return
+        subset = self.file.get(f"{section}.subset_name")
+        local = str(path).startswith((".", "/")) or str(path).count("/") != 1
+        of_hub = "/".join(str(part) for part in (f"hub:{path}", subset) if part)
+        file = str(path).endswith((".csv", ".jsonl", ".parquet"))
+        self.give("dataset.path", str(path) if local or file else of_hub, f"{key} and subset_name")
+
+    def refuse(self, said: str, *settled_by: str) -> None:
+        """Note what no recipe can express, unless the user gives one of the keys that settle it."""
+        if not self.chosen.keys() & {*settled_by}:
+            remedy = f"; give --set {settled_by[0]}=…" if settled_by else ""
+            self.problems.append(said + remedy)
+
+
+def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str]:
+    """Write the lines of a translation's recipe, with each override over it.
+
+    Keys without a counterpart come last, one a line. ImportRefusal if there are problems.
+    """
+    if translation.problems:
+        raise ImportRefusal("; and ".join(translation.problems))
+    values = {
+        key: value for key, value in translation.values.items() if not translation.replaces(key)
+    }
+    translated = _in_sections({key: value for key, (value, _) in values.items()})
+    recipe = changed_recipe(translated, overrides, RunRecipe).model_dump(mode="json")
+    reasons = {key: reason for key, (_, reason) in values.items()}
+    reasons |= dict.fromkeys(translation.chosen, "given by --set")
+    written = {
+        key: f"{write_yaml(find(recipe, key), in_one_line=True)}  # {' '.join(why.split())}"
+        for key, why in reasons.items()
+    }
+    lines = [*_lay_out(_in_sections(written))]
+    if translation.left_out:
+        lines += ["", "# Keys without a counterpart, and what each does in Trinity-RFT 0.6.0:"]
+    return lines + [
+        f"# {key}: {' '.join(effect.split())}." for key, effect in translation.left_out.items()
+    ]
+
+
+def _in_sections(values: Section) -> Section:
+    """Nest the values of whole keys, such as `section.key`."""
+    return reduce(merge, (nest(key, value) for key, value in values.items()), {})
+
+
+def _lay_out(section: Section, indent: str = "") -> Iterator[str]:
+    """Yield the lines of a section: its keys, and then its own sections."""
+    for key, value in sorted(section.items(), key=lambda item: isinstance(item[1], Mapping)):
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lay_out(value, f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {value}"

@@ -1,10 +1,10 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
 from adapters.errors import listed
-from flows.importing.translation import Translation
-from flows.importing.trinity_expert import NORMALISATIONS
+from flows.importing.trinity_algorithm import NORMALISATIONS
+from flows.importing.trinity_file import Translation
 
-FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
+GIVEN_FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
 """Algorithm of Trinity that trains on texts or pairs → the flow that does."""
 
 BUFFER = "buffer.trainer_input.experience_buffer"
@@ -29,7 +29,7 @@ COLUMNS = {
 }
 """Flow and prompt_type → our columns, with Trinity's key that names each."""
 CPT = {"text": "prompt_key"}
-OF_ROLLOUTS = (
+ROLLOUT_KEYS = (
     "buffer.batch_size",
     "buffer.explorer_input.",
     "explorer.",
@@ -49,12 +49,12 @@ SETTINGS = {"beta": ("beta", 0.1), "label_smoothing": ("smoothing", 0.0)}
 
 def flow_of(algorithm: str) -> str:
     """Return the flow that trains by an algorithm of Trinity."""
-    return FLOWS.get(algorithm, "train")
+    return GIVEN_FLOWS.get(algorithm, "train")
 
 
 def translate_given(out: Translation, algorithm: str) -> None:
-    """Translate what is not of every flow: the rows, the batch and the loss."""
-    out.give("flow", FLOWS[algorithm], f"algorithm.algorithm_type {algorithm}")
+    """Translate the rows, the batch and the loss of texts or pairs."""
+    out.give("flow", GIVEN_FLOWS[algorithm], f"algorithm.algorithm_type {algorithm}")
     if (mode := out.file.get("mode")) != "train":
         out.problems.append(f"mode {mode} with {algorithm} is refused by Trinity too; write train")
     _translate_rows(out, algorithm)
@@ -68,7 +68,7 @@ def translate_given(out: Translation, algorithm: str) -> None:
 
 
 def _translate_rows(out: Translation, algorithm: str) -> None:
-    file, flow = out.file, FLOWS[algorithm]
+    file, flow = out.file, GIVEN_FLOWS[algorithm]
     out.give_path(BUFFER)
     if (split := file.get(f"{BUFFER}.split")) != "train":
         out.refuse(f"{BUFFER}.split {split}: the rows of split train are trained", "dataset.path")

@@ -26,7 +26,13 @@ from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import CheckpointError, Ledger
-from tasks.comparison.promotions import find_promotion
+from tasks.comparison.promotions import (
+    Promotion,
+    check_name,
+    find_promotion,
+    read_promotions,
+    record_promotion,
+)
 from tasks.reports.facts import read_facts
 from tasks.settings.run import Model
 from tasks.storage.files import is_written
@@ -115,6 +121,21 @@ def read_step(run: str, step: str) -> int:
             f"{run}@{BEST}"
         )
     return int(step)
+
+
+def promote(checkpoint: str, name: str) -> tuple[Promotion, Promotion | None]:
+    """Give a checkpoint a name; return what the name means, and what it meant before.
+
+    UserError if the checkpoint does not exist, or if the name means something else.
+    """
+    check_name(name)
+    named = CheckpointName.parse(checkpoint)
+    named.check_whole(checkpoint)
+    created = read_manifest(named.folder)["created"]
+    promotion = Promotion(name=name, run=named.run, step=named.saved_step, created=created)
+    before = read_promotions().get(name)
+    record_promotion(promotion)
+    return promotion, before
 
 
 def best_step(run: RunFolder) -> int:

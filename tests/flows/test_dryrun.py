@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from adapters.process.terminal import hanging
 from flows.cli.commands import app
-from flows.dry_runs import OfflineError, shrink, take_offline
+from flows.cli.dry_recipes import OfflineError, shrink, take_offline
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build_datums
 from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe, read_kept_tokens

@@ -8,8 +8,7 @@ import pytest
 from adapters.errors import UserError
 from adapters.yaml_text import read_yaml, write_yaml
 from flows.importing.trinity import import_trinity
-from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, LOSSES
-from flows.importing.trinity_expert import EXPERTS
+from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, EXPERTS, LOSSES
 from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.recipe import Recipe

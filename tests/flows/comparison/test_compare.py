@@ -11,11 +11,10 @@ from adapters.calls import Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from flows.cli.commands import app
-from flows.comparison.compare import compare
-from flows.comparison.promote import promote
+from flows.compare import compare
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import CheckpointName, bind_checkpoints
+from flows.runtime.bound_checkpoints import CheckpointName, bind_checkpoints, promote
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.serving import find_weights
 from flows.train import train

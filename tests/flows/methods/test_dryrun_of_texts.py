@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.cli.commands import app
-from flows.dry_runs import describe_given
+from flows.cli.dry_recipes import describe_given
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from tests.tasks.test_examples import jsonl

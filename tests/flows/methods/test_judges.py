@@ -11,8 +11,8 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.cli.dry_recipes import shrink
 from flows.debug import debug_rollout
-from flows.dry_runs import shrink
 from flows.dryrun import dryrun
 from flows.evaluate import evaluate
 from flows.recipe.loading import read_lineage

@@ -12,7 +12,7 @@ from adapters.calls import Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.rewards import BETTER
 from flows.cli.commands import app
-from flows.comparison.compare import compare
+from flows.compare import compare
 from flows.evaluate import evaluate
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe

@@ -11,7 +11,7 @@ import pytest
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.project.modules import load_agent_file
-from flows.dry_runs import shrink
+from flows.cli.dry_recipes import shrink
 from flows.dryrun import dryrun
 from flows.recipe.recipe import Recipe
 from flows.replay import replay

@@ -1,8 +1,6 @@
-"""The recipe of a dry run: small enough to look at, and answered on this machine alone."""
+"""The recipe of a dry run: small enough to read, and played on this machine alone."""
 
 import os
-
-from pydantic import BaseModel
 
 from adapters.door.roles import FUNCTION, is_untrained, policy_of
 from adapters.errors import UserError
@@ -12,12 +10,6 @@ from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.recipe import Recipe
 from tasks.settings.run import Model, Tracking
 from tasks.storage.run_folder import folder_of
-
-
-class DryRun(BaseModel, frozen=True):
-    rollouts: int
-    failed: int
-    report: str
 
 
 class OfflineError(UserError):
@@ -63,7 +55,7 @@ def forget_service() -> None:
 def describe_given(recipe: GivenRecipe, examples: int, *, online: bool = False) -> str:
     """Describe the texts or pairs of a recipe as they are trained: the first ones, and counts.
 
-    The tokens are those of the recipe's own model, of which the tokenizer alone is read.
+    The tokenizer is the recipe's own model's; its weights are not read.
     """
     if not online:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported

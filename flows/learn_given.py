@@ -1,7 +1,7 @@
-"""The loop of a run that learns what it is given, and plays nothing: texts, or pairs.
+"""The loop of a run that learns from given texts or pairs, and plays nothing.
 
-The policy's answers are not asked, so that the datums of a step do not depend on the update before
-it: an update is submitted beside the result of the one before.
+The datums of a step do not depend on the update before it, since nothing is sampled. An update is
+submitted before the result of the previous one has come.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ R = TypeVar("R", bound=GivenRecipe)
 
 
 def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], None]) -> RunSummary:
-    """Train a run on what it is given, once another policy, if its recipe has one, has read it."""
+    """Train a run on texts or pairs; `have_read` has a teacher or a reference read them first."""
     run = run or name_of_run()
     recipe = check_start(recipe, folder_of(run))
     with open_run(recipe, run) as opened:
