@@ -8,18 +8,18 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-OTHERS = ("adapters", "durable", "engine", "pretraining", "tasks")
+PACKAGES = ("adapters", "durable", "engine", "pretraining", "tasks")
 """The packages that `flows` imports or starts."""
 
 
 def check_packages() -> None:
-    """Raise ImportError if Python finds a module that is called as a package of ours is.
+    """Raise ImportError if Python finds another module by the name of one of our PACKAGES.
 
-    So it does where the folder of that module comes first on its path: by PYTHONPATH, by
-    `python -m`, or in a worker of Prefect's. The command `ratchet` ends with the sentence alone.
+    Python does if that module's folder comes first on its path: by PYTHONPATH, by `python -m`, or
+    in a worker of Prefect's. The command `ratchet` prints the sentence without a stack trace.
     """
     ours = Path(__file__).resolve().parents[1]
-    for name in OTHERS:
+    for name in PACKAGES:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded else find_spec(name)
         [place, *_] = (spec and (spec.submodule_search_locations or [spec.origin])) or [None]

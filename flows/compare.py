@@ -27,7 +27,7 @@ from tasks.storage.run_folder import folder_of
 
 @flow(name="compare", flow_run_name=lambda: f"compare {' '.join(flow_run.parameters['targets'])}")
 def compare(recipe: Recipe, targets: Sequence[str], against: str | None = None) -> Comparison:
-    """Compare targets on held-out examples; what was played before is read and not repeated.
+    """Compare targets on held-out examples; rollouts that are on disk are not played again.
 
     Args:
         recipe: Its agent plays its held-out examples, by its `evaluation` and the same seeds, with
@@ -56,9 +56,9 @@ def compare(recipe: Recipe, targets: Sequence[str], against: str | None = None) 
 
 
 def find_targets(recipe: Recipe, targets: Sequence[str], against: str | None) -> dict[str, str]:
-    """Map each target to what it is: RUN@STEP, `base`, or a model of LiteLLM.
+    """Map each target to its whole name: RUN@STEP, `base`, or a model of LiteLLM.
 
-    UserError if there is none, if two are the same, or if there is nothing to compare.
+    UserError if a target does not exist, if two are the same, or if there is only one.
     """
     titles = {name: find_target(recipe, None, None, name, True).title for name in targets}
     if len({*titles.values()}) < max(len(targets), 2):
@@ -90,7 +90,7 @@ def _summarize(title: str, target: EvalTarget) -> ComparedTarget:
 
 
 def _read_examples(target: EvalTarget) -> list[ExampleRow]:
-    """Read the sampled examples as a target has played them, by the roles that it answers."""
+    """Read the sampled held-out examples of a target, by the roles that it answers."""
     shard = shard_name(f"test{target.tag}", target.checkpoint)
     roles = [role for roles in target.requested.policies().values() for role in roles]
     return read_played(folder_of(target.run).sealed(shard), roles)

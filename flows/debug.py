@@ -1,4 +1,4 @@
-"""recorded rollout → the same rollout again, in this process, for its user's debugger."""
+"""recorded rollout → the same rollout, played again in this process for a debugger."""
 
 import sys
 import traceback
@@ -40,12 +40,12 @@ from tasks.settings.rollouts import Judge
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED, RunFolder
 
-IN_PROCESSES = ("command:", "resident:", "verifiers:")
-"""Beginnings of the names of agents whose code runs in a process of its own."""
+OTHER_PROCESSES = ("command:", "resident:", "verifiers:")
+"""Prefixes of agents whose code runs in another process."""
 
 
 class RequestDiffers(UserError):
-    """The end of a rollout whose agent asks something else than was recorded."""
+    """Refusal to go on with a rollout whose agent asks something else than was recorded."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Rerun:
 def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rerun:
     """Play a rollout of a run again, with the recorded answers; nothing of the run changes.
 
-    From the first request that differs, the run's model answers if `sample` is set; without it
-    the agent gets an error, and RequestDiffers is raised when it has ended. What differs is shown
-    then. `stop` opens pdb where an error came.
+    From the first request that differs, the run's model answers if `sample` is set. Without it the
+    agent gets an error, and when it has ended, the difference is shown and RequestDiffers raised.
+    `stop` opens pdb at the place of an error.
     """
     recorded = find_rollout(run, name)
     recipe = read_lineage(run, read_recipe(run, Recipe)).at(parse_rollout(name).step)
     assert isinstance(recipe, Recipe), "a fork is of the flow of its parent"
     replayed = _Replay.of(recipe, recorded)
-    if stop and replayed.agent.startswith(IN_PROCESSES):
+    if stop and replayed.agent.startswith(OTHER_PROCESSES):
         raise UserError(
             f"the agent {replayed.agent} runs in a process of its own, which has ended when its "
             "error is known; leave out --pdb, and put breakpoint() into the agent"
@@ -103,7 +103,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
 
 @dataclass(frozen=True)
 class _Replay:
-    """A recorded rollout, and what of its recipe plays it: the agent's, or the judge's."""
+    """A recorded rollout, and the part of its recipe that plays it: the agent's, or the judge's."""
 
     recipe: Recipe
     recorded: RecordedRollout
@@ -159,7 +159,7 @@ def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], st
 def _show(error: Exception | None, backends: Sequence[RecordedBackend]) -> None:
     """Print an agent's error, and below it the requests that differ.
 
-    The error of an agent whose request was refused, since it differs, says nothing of the agent.
+    An error is left out if a request was refused because it differs: it is the refusal's.
     """
     differing = [one for one in backends if one.difference]
     if error is not None and all(one.onward for one in differing):
@@ -176,7 +176,7 @@ def _always(answer: Answer) -> Backend:
 def _onward(
     run: RunFolder, replayed: _Replay, sample: bool
 ) -> Iterator[tuple[Chat, Mapping[str, Answer]]]:
-    """Yield the chat of a run and, to `sample` on, who answers each role after the record."""
+    """Yield the chat of a run and, if `sample`, who answers each role after its recorded calls."""
     recipe = replayed.recipe
     model = recipe.model
     if not sample:
@@ -219,7 +219,7 @@ def _checkpoint(run: RunFolder, policy: str, recorded: RecordedRollout) -> Check
 
 @contextmanager
 def _open_service(run: RunFolder, recipe: Recipe, samplers: Sequence[str]) -> Iterator[Service]:
-    """Yield the service of a run; an engine has copies of the weights, so that the run's stay."""
+    """Yield the service of a run; an engine works on copies of the weights, not on the run's."""
     base = recipe.model.base
     with TemporaryDirectory() as state:
         if needs_engine(base):
@@ -231,7 +231,7 @@ def _open_service(run: RunFolder, recipe: Recipe, samplers: Sequence[str]) -> It
 
 
 class _OneRollout:
-    """Recorder of a batch of one rollout that is played again, of which nothing is recorded."""
+    """Recorder of a batch with one rollout that is played again; it records nothing."""
 
     def __init__(self, recorded: RecordedRollout) -> None:
         self._planned = PlannedRollout(

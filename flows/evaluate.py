@@ -23,7 +23,7 @@ from tasks.tracking.prefect_pages import publish_evaluations
 
 
 def _name_of_target() -> str:
-    """Name the flow run after what it scores; after the agent if the flow is about to refuse it."""
+    """Name the flow run after its target, or after the agent if the flow will refuse the target."""
     parameters = flow_run.parameters
     named = (parameters.get(name) for name in ("run", "checkpoint", "model"))
     try:
@@ -41,7 +41,7 @@ def evaluate(
     model: str | None = None,
     as_given: bool = False,
 ) -> EvaluationResult:
-    """Score a model; what was played before, by the same settings, is read and not repeated.
+    """Score a model; rollouts by the same settings that are on disk are not played again.
 
     Args:
         recipe: Its `evaluation` gives the settings; for a checkpoint of its agent's the rest is the
@@ -80,9 +80,9 @@ def evaluate(
 def evaluate_once(
     recipe: Recipe, run: str | None = None, step: int | None = None, model: str | None = None
 ) -> EvalTarget:
-    """Score what `evaluate` would, by the recipe as it is given, unless it was; return who it is.
+    """Run `evaluate` by the recipe as it is given, unless its file exists; return the target.
 
-    What has been scored is only read: neither a service nor an engine is started for it.
+    For a file that exists, neither a service nor an engine is started.
     """
     target = find_target(recipe, run, step, model, as_given=True)
     if not is_written(target.file):

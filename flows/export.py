@@ -1,4 +1,4 @@
-"""checkpoint → a folder that other programs load: an adapter or weights, and all that they need."""
+"""checkpoint → a folder that other programs load: an adapter or weights, tokenizer and card."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,14 +51,14 @@ and on any other service, which may compute in bfloat16."""
 
 @dataclass(frozen=True)
 class ExportForm:
-    """Form of an exported folder, and how near it has to be to the service."""
+    """Form of an exported folder, and its largest allowed difference from the service."""
 
     form: Form
     dtype: Dtype = "float32"
     tolerance: float | None = None
 
     def check(self) -> None:
-        """Refuse (ExportRefused) a form that cannot be written here."""
+        """Refuse (ExportRefused) a form that cannot be written on this machine."""
         if self.form == "peft" and self.dtype != "float32":
             raise ExportRefused("an adapter is float32; leave out --dtype, or give --format merged")
         if self.form == "peft" and find_spec("peft") is None:
@@ -81,7 +81,7 @@ class Probe:
         return sum(map(len, self.expected))
 
     def difference(self, network: Any) -> float:
-        """Return by how much a network's log-probabilities differ at most."""
+        """Return the largest difference of a network's log-probabilities from the expected ones."""
         return largest_difference(score(network, self.sequences), self.expected)
 
 
@@ -125,7 +125,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
 
 
 def _rebuild(weights: Weights, run: RunFolder, service: "Service") -> "LivePolicy":
-    """Return a training client of the checkpoint, which alone has weights for download."""
+    """Return a training client of the checkpoint, since only these can download weights."""
     recipe = read_recipe(run)
     recorded = recorded_steps(recipe, read_lineage(run, recipe), run, weights.policy)
     ledger = Ledger(run.checkpoints(weights.policy))
@@ -138,7 +138,7 @@ def _write_tokenizer(
     asked: ExportForm,
     folder: Path,
 ) -> tuple[Chat, Probe]:
-    """Write the tokenizer with the chat template; return its chat, and what is to be compared."""
+    """Write the tokenizer with the chat template; return its chat, and the probe of the weights."""
     (service, sampler), model = opened, weights.model
     renderer = model.renderer
     tokenizer: Any = service.tokenizer_of(sampler)

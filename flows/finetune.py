@@ -1,9 +1,9 @@
 """Train a policy by supervised learning: it learns to write given texts.
 
 Each step draws texts in a seeded order, and takes one optimizer step on the cross-entropy of their
-trained tokens, or on the divergence from a teacher's likeliest tokens at their places. The texts
-are made tokens once, when the run begins, exactly as the door would have recorded them, and the
-teacher is asked once, too. The loss on held-out texts, and not a reward, says what was learnt.
+trained tokens, or on the divergence from a teacher's likeliest tokens at the same positions. The
+texts are tokenised once, when the run begins, exactly as the door would have recorded them. The
+teacher reads them once, too. The loss on held-out texts measures what was learnt, not a reward.
 """
 
 from prefect import flow
@@ -29,7 +29,7 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
 
 
 def have_taught(run: OpenRun, recipe: FinetuneRecipe) -> None:
-    """Have the teacher, if there is one, read the texts, unless it has read all of them."""
+    """Have the teacher, if the recipe has one, read the texts that it has not read."""
     teacher, texts = recipe.teacher, recipe.units(run.folder)
     if teacher.model is None or texts.is_bound():
         return

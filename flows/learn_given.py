@@ -55,7 +55,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
             given.check_first(updated, recipe.checkpoints.probe_tolerance)
         score(run, recipe, given, step + 1)
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
-        record_step(run, step, {POLICY: files}, known=given.measure(datums))
+        record_step(run, step, {POLICY: files}, extra=given.measure(datums))
 
 
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:

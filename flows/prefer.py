@@ -1,9 +1,9 @@
 """Train a policy on preferences: it learns which of two answers to prefer.
 
 Each step draws pairs in a seeded order, and takes one optimizer step on the loss that `preference`
-names, a function of the log-probabilities of each pair's two sides. A reference that never changes
-scores every side once, when the run begins. How often held-out pairs are compared as they should
-be, and not a reward, says what was learnt.
+names, a function of the log-probabilities of each pair's two sides. A reference, whose weights
+never change, scores every side once, when the run begins. The share of held-out pairs whose chosen
+side the policy prefers measures what was learnt, not a reward.
 """
 
 from prefect import flow
@@ -22,7 +22,7 @@ from tasks.references import Reference
 @flow(name="prefer", flow_run_name=name_of_run)
 @again_if_engine_dies
 def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
-    """Train a model on pairs of answers, of which one is preferred.
+    """Train a model on pairs of answers: one is chosen, one rejected.
 
     Args:
         recipe: Everything the run depends on.
@@ -32,7 +32,7 @@ def prefer(recipe: PreferRecipe, run: str | None = None) -> RunSummary:
 
 
 def have_scored(run: OpenRun, recipe: PreferRecipe) -> None:
-    """Have the reference, if the loss has one, score every side, unless it has."""
+    """Have the reference, if the loss has one, score the sides that it has not scored."""
     pairs, folder = recipe.units(run.folder), run.folder
     if not pairs.is_bound():
         scored, reference = folder.pair_references, open_reference(run, recipe)
@@ -40,7 +40,7 @@ def have_scored(run: OpenRun, recipe: PreferRecipe) -> None:
 
 
 def open_reference(run: OpenRun, recipe: PreferRecipe) -> Reference:
-    """Return the policy that a run's loss compares with, which is never the one that is trained."""
+    """Return the reference policy of a run's loss; its weights do not change in the run."""
     preference = recipe.preference
     if preference.reference == BASE:
         return run.service.base_sampler(recipe.model.base)

@@ -23,12 +23,12 @@ from tasks.storage.run_folder import folder_of
 @flow(name="replay", flow_run_name=name_of_run)
 @again_if_engine_dies
 def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
-    """Train on recorded rollouts; only the last checkpoint's evaluation is sampled.
+    """Train on recorded rollouts; only the evaluation of the last checkpoint samples.
 
     Args:
         recipe: The parent's, with another algorithm, optimizer, judge or evaluation.
         parent: The run whose rollouts are trained on.
-        run: The new run's name, a folder under runs/; one that exists continues where it stopped.
+        run: The new run's name, a folder under runs/; a run that exists continues where it stopped.
     """
     recipe, name = count_steps(recipe), run or name_of_run()
     if not folder_of(name).exists():

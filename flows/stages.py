@@ -1,8 +1,8 @@
-"""Train a model in stages: by several recipes, each of which starts where one before it ended.
+"""Train a model in stages: by several recipes, each from a checkpoint of an earlier stage.
 
-Each stage is a run of its own, by its own flow, whose first weights are a checkpoint of an earlier
-stage. A stage begins when the one before it has finished; one that has finished is never opened
-again. One agent may play the same held-out examples after every stage.
+Each stage is a run of its own, by its own flow. A stage begins when the stage before it has
+finished; a finished stage is never opened again. One agent may play the same held-out examples
+after every stage.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ class PlanSummary(BaseModel, frozen=True):
 
     @property
     def result(self) -> str:
-        """Name of the run that was chosen, or else of the last one."""
+        """Name of the chosen run, or else of the last run."""
         return next((one.run for one in self.results if one.chosen), self.results[-1].run)
 
 
@@ -65,10 +65,10 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> PlanSummary:
 
 
 def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
-    """Return the plan of stages, with their epochs counted where no earlier stage says how many.
+    """Return the plan of stages, with epochs counted as steps unless an earlier stage decides them.
 
-    Refuse (UserError) what would end one before its first step. Runs that are to be `deleted` first
-    count as absent.
+    UserError if a stage could not begin its first step. Runs that will be `deleted` first count as
+    absent.
     """
     recipe = count_stages(recipe)
     plan = check_plan(Plan(run, recipe, recipe.children(run), "agent's reward"), deleted)
@@ -82,7 +82,7 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
 
 
 def train_in_turn(children: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
-    """Train the runs that have not finished; one that fails ends the flow."""
+    """Train the runs that have not finished; a failure ends the flow."""
     for child in children:
         if not is_finished(child):
             FLOWS[child.recipe.flow](child.recipe, run=child.name)
@@ -90,7 +90,7 @@ def train_in_turn(children: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, 
 
 
 def score(recipe: StagesRecipe, stage: PlannedRun, _: str) -> Iterator[ChildResult]:
-    """Yield the result of a stage that has finished; the first stage's own start comes before."""
+    """Yield the result of a finished stage; before the first stage's, the result of its start."""
     step, folder = recipe.handed_on(stage.stage), folder_of(stage.name)
     steps = len(read_metrics(folder.metrics)) if step == LAST else read_step(stage.name, step)
     outcome = summarize_run(folder).outcome
@@ -107,7 +107,7 @@ def score(recipe: StagesRecipe, stage: PlannedRun, _: str) -> Iterator[ChildResu
 
 
 def describe(results: Sequence[ChildResult]) -> str:
-    """Return the rewards of the agent that played beside the stages, or else their measures."""
+    """Return the rewards of the agent that evaluates the stages, or else their own measures."""
     rewards = [f"{one.measured:.2f}" for one in results if one.measured is not None]
     if rewards:
         return f"held-out reward {' → '.join(rewards)}"
@@ -120,11 +120,11 @@ def train_plan(
     measure: Callable[[PlannedRun, str], Iterable[ChildResult]],
     conclude: Callable[[PlanRecord], PlanRecord] = lambda record: record,
 ) -> PlanRecord:
-    """Have the runs of a plan trained that are not gone; keep a record of what each comes to.
+    """Train the runs of a plan, unless they are gone; record the results of each.
 
     Args:
         plan: The runs.
-        train: Yields each run when it has ended, and why it failed, or nothing.
+        train: Yields each run when it has ended, with its error, empty without one.
         measure: Returns the results of a run that has ended.
         conclude: Completes the record of all results.
     """

@@ -1,8 +1,8 @@
-"""Train a recipe again and again, with other values of some of its keys, and choose a run.
+"""Train a recipe with several values of some of its keys, and choose the best run.
 
-Each run has a flow run of its own, and is measured in the same way on held-out examples, which are
-the same unless seeds draw them. One that fails is a result, and the others go on; one that has
-finished is never repeated.
+Each run has a flow run of its own. All are measured in the same way on the same held-out examples,
+unless their seeds draw different ones. A run that fails is a result, and the others go on; a run
+that has finished is never repeated.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -49,11 +49,11 @@ MEASURES: Mapping[str, Sequence[str]] = {
     "finetune": ("loss",),
     "prefer": ("accuracy",),
 }
-"""Flow → what its runs may be chosen by; the first is the default."""
+"""Flow → the measures by which its runs may be chosen; the first is the default."""
 
 
 def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
-    """Cancel what workers have begun of a sweep that is cancelled."""
+    """Cancel the runs of a cancelled sweep that workers have begun."""
     recipe = SweepRecipe.model_validate(flow_run.parameters["recipe"])
     if recipe.at_once > 1:
         cancel_deployed([name_child(flow_run.name, values) for values in recipe.values()])
@@ -83,7 +83,7 @@ def train_children(
 ) -> Iterator[tuple[PlannedRun, str]]:
     """Train the runs of a sweep that have not finished, in turn or by workers.
 
-    Yields each run when it has ended, and why it failed, or nothing.
+    Yields each run when it has ended, with its error, empty without one.
     """
     if recipe.at_once == 1:
         for child in children:
@@ -115,7 +115,7 @@ def deployment_of(recipe: SweepRecipe, child: PlannedRun) -> Deployment:
 
 
 def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]:
-    """Yield what a run has come to, by the held-out examples of its last checkpoint."""
+    """Yield the result of a run: the held-out measure of its last checkpoint, or its error."""
     folder = folder_of(child.name)
     steps = len(read_metrics(folder.metrics)) if folder.exists() else 0
     if error:
@@ -132,7 +132,7 @@ def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]
 
 
 def describe(record: PlanRecord) -> str:
-    """Return the run that is chosen, with its measure and the 95 % interval of that, in words."""
+    """Return the chosen run with its measure and the measure's 95 % interval, in words."""
     (best,) = (one for one in record.results if one.chosen)
     interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
     failed = sum(one.error != "" for one in record.results)
@@ -144,7 +144,7 @@ def describe(record: PlanRecord) -> str:
 
 
 def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
-    """Mark the best run, of equal ones the first; RunError if every one has failed."""
+    """Mark the best run, of equals the first; RunError if all have failed."""
     known = [one for one in results if one.measured is not None]
     if not known:
         raise RunError(
@@ -156,7 +156,7 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
 
 
 def describe_draws(children: Sequence[PlannedRun], results: Sequence[ChildResult]) -> str:
-    """Say that runs were measured on other held-out examples, if their seeds have drawn some."""
+    """Say that runs were measured on different held-out examples, if their seeds drew them."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
     fixed = ended[0].recipe.model_dump()["evaluation"]["seed"] if ended else None
@@ -178,9 +178,9 @@ def _draws(child: PlannedRun) -> bool:
 
 
 def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
-    """Return the plan of a sweep; refuse (UserError) what would end a run before its first step.
+    """Return the plan of a sweep; UserError if a run could not begin its first step.
 
-    Runs that are to be `deleted` first count as absent.
+    Runs that will be `deleted` first count as absent.
     """
     children = [_child(recipe, run, values) for values in recipe.values()]
     select = selected(recipe, children[0].recipe)

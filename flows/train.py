@@ -5,8 +5,8 @@ Each step compares the rollouts of one example with each other (group-relative a
 optimizer step on `algorithm.loss`. There is no value network, no reference policy unless
 `algorithm.kl` has a coefficient, no teacher unless `algorithm.teacher` names one, and no text is
 trained beside the rollouts unless `algorithm.expert` has some. Step s is sampled by the weights
-after s updates or, with `rollouts.lag`, after exactly that many fewer; by `rollouts.order`, steps
-may be made of batches as they arrive instead.
+after s - `rollouts.lag` updates, or after none while s is smaller. With `rollouts.order: arrival` a
+step is made of the batches that end first instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,15 +68,14 @@ def learn(
         files = train_step(run, recipe, step, spans, extras)
         evaluations.submit_due(step + 1)
         evaluations.score(step - recipe.rollouts.lag)
-        known = extras.metrics(step, spans)
-        record_step(run, step, files, smallest_group, known)
+        record_step(run, step, files, smallest_group, extras.metrics(step, spans))
     evaluations.score(recipe.steps)
 
 
 def train_step(
     run: OpenRun, recipe: Recipe, step: int, spans: Sequence[Path], extras: Extras
 ) -> dict[str, StepFiles]:
-    """Train each policy on the rollouts of a step; return the files that it has made of them."""
+    """Train each policy on the rollouts of a step; return the files of each by its name."""
     at, query, credit = run.folder, recipe.algorithm.rewards, recipe.credit()
     files, scores = dict[str, StepFiles](), extras.scores(step, spans)
     for policy in run.policies:

@@ -21,7 +21,7 @@ class Run:
     """Run on disk, by its name; RunError if there is none.
 
     Nothing is kept: each method reads the files as they are. A file that is damaged is refused
-    (Damaged), and what a run has not recorded yet is missing from what is returned.
+    (Damaged), and results lack what a run has not recorded yet.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Run:
         return open_views([self._folder], names or VIEWS)
 
     def rollouts(self, step: int, split: str = "train") -> list[Transcript]:
-        """Return the rollouts of a step whose batches have ended, with what was said in them."""
+        """Return the rollouts of a step's ended batches, with their messages."""
         batches = self._folder.sealed(shard_name(split, step))
         return read_transcripts(batches) if batches else []
 

@@ -1,7 +1,7 @@
 """Checkpoints of runs by their names: where a run's weights start, its reference, its teachers.
 
-Checkpoints of other runs are bound when the run is made: its manifest has their addresses and what
-they were, and its engine has their weights. The run needs the other runs no more.
+Checkpoints of other runs are bound when the run is made: its manifest describes them, with their
+addresses, and its engine has their weights. The run does not need the other runs afterwards.
 """
 
 import os
@@ -44,21 +44,21 @@ if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from tasks.recovery.recorded_steps import Start
     from tasks.references import Reads, References
 
-START = "model.start"
+START_KEY = "model.start"
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
-"""Variable of the environment that has the key of the teachers' service, if that is another one."""
+"""Environment variable with the API key of the teachers' service, if that is not the run's."""
 
 
 class CheckpointRefused(UserError):
-    """Refusal of a checkpoint of another run, for what the recipe needs it for."""
+    """Refusal of another run's checkpoint that does not suit its place in the recipe."""
 
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """Name of a checkpoint: RUN, RUN@STEP, RUN@best or the name that one was promoted to.
+    """Name of a checkpoint: RUN, RUN@STEP, RUN@best, or a promoted name.
 
-    RUN and the name may have a policy, as in RUN:POLICY, which is empty where none is named. The
-    step is None where the run's last one is meant.
+    RUN or the promoted name may have a policy, as in RUN:POLICY; `policy` is empty without one. The
+    step is None for the run's last checkpoint.
     """
 
     run: str
@@ -67,7 +67,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Read a name; RunError or CheckpointError if it can mean no checkpoint."""
+        """Read a name; RunError or CheckpointError if no checkpoint can have it."""
         named, at, step = name.partition("@")
         run, _, policy = named.partition(":")
         if at:
@@ -92,12 +92,12 @@ class CheckpointName:
         return Ledger(self.folder.checkpoints(self.policy or POLICY)).at(self.step).step
 
     def check_whole(self, name: str) -> None:
-        """Refuse (UserError) the `name` of one policy, where all of a checkpoint are meant."""
+        """Refuse (UserError) the `name` of one policy, where all of a checkpoint's are needed."""
         if self.policy:
             raise UserError(f"{name} is one policy of a run; name the run's checkpoint RUN@STEP")
 
     def check_policy(self, trained: Iterable[str], key: str = "") -> None:
-        """Refuse (CheckpointRefused) a policy that is not among those that the run has trained."""
+        """Refuse (CheckpointRefused) a policy that the run has not trained."""
         there = [*trained]
         if self.policy and self.policy not in there:
             raise CheckpointRefused(
@@ -139,9 +139,9 @@ def promote(checkpoint: str, name: str) -> tuple[Promotion, Promotion | None]:
 
 
 def best_step(run: RunFolder) -> int:
-    """Return the checkpoint that is best on held-out examples; CheckpointError if none is scored.
+    """Return the checkpoint that is best on held-out examples, of equals the earliest.
 
-    Of equal ones it is the earliest.
+    CheckpointError if no checkpoint is scored.
     """
     values = read_facts(run).held_out
     if not values.by_step:
@@ -153,18 +153,18 @@ def best_step(run: RunFolder) -> int:
 
 
 class SavedPolicy(BaseModel, frozen=True):
-    """Addresses of a policy's weights and, if it was saved, of its training state."""
+    """Addresses of a policy's weights and, if it was saved, its training state."""
 
     sampler: str
     state: str | None
     optimizer_steps: int | None = None
-    """Steps that the optimizer in the state has taken; None if nobody needs to know."""
+    """Steps that the optimizer in the state has taken; None if the run starts without it."""
 
 
 class BoundCheckpoint(BaseModel, frozen=True):
-    """A checkpoint of another run as it was when a run was bound to it.
+    """A checkpoint of another run, as it was when a run was bound to it.
 
-    `created` tells the other run from a later one of its name. `held_out` is the checkpoint's
+    `created` tells the other run from a later run of the same name. `held_out` is the checkpoint's
     reward or loss, if it was scored.
     """
 
@@ -176,24 +176,24 @@ class BoundCheckpoint(BaseModel, frozen=True):
     policies: dict[str, SavedPolicy]
 
     def of(self, policy: str) -> SavedPolicy:
-        """Return the policy of this name, or else the main one."""
+        """Return the policy of this name, else the main policy."""
         return self.policies.get(policy, self.policies[POLICY])
 
 
-def bind_checkpoints(recipe: RunRecipe, known: Mapping[str, Any]) -> dict[str, Any]:
+def bind_checkpoints(recipe: RunRecipe, bound: Mapping[str, Any]) -> dict[str, Any]:
     """Describe each checkpoint of another run that a recipe names, as a manifest has it.
 
-    Those that are `known` are taken as they are. Raises CheckpointRefused or CheckpointError if
-    there is none, or if it is not what the recipe needs.
+    Checkpoints in `bound` keep their description. CheckpointRefused or CheckpointError if one does
+    not exist, or does not suit the recipe.
     """
     model = recipe.model
     if model.names_state() and needs_engine(model.base):
         raise CheckpointRefused(
-            f"{START} {model.start} is a path of a Tinker service, and the model is trained on an "
-            "engine of the run's own; give RUN@STEP, or set TINKER_BASE_URL or TINKER_API_KEY"
+            f"{START_KEY} {model.start} is a path of a Tinker service, and the model is trained on "
+            "an engine of the run's own; give RUN@STEP, or set TINKER_BASE_URL or TINKER_API_KEY"
         )
     return {
-        name: known.get(name) or _find(key, name, recipe).model_dump()
+        name: bound.get(name) or _find(key, name, recipe).model_dump()
         for name, key in recipe.named_checkpoints().items()
     }
 
@@ -203,9 +203,9 @@ def carry_weights(
     folder: RunFolder,
     make_whole: Callable[[Mapping[str, BoundCheckpoint]], object],
 ) -> None:
-    """Put the weights that a run is bound to into its engine, which has still to be started.
+    """Put the weights to which a run is bound into its engine, before the engine starts.
 
-    Damaged ones are put there anew, after the run that they are of has made them whole.
+    Damaged weights are put there anew, after their own run has made them again.
     """
     if not needs_engine(recipe.model.base):
         return
@@ -234,7 +234,7 @@ def carry_weights(
 
 
 def carried_files(folder: RunFolder) -> list[Path]:
-    """List the files of weights that the engine of a run has from other runs."""
+    """List the files of other runs' weights in the engine of a run."""
     return [
         path
         for name in read_manifest(folder).get("bound", {})
@@ -244,7 +244,7 @@ def carried_files(folder: RunFolder) -> list[Path]:
 
 
 def read_bound(folder: RunFolder, name: str) -> BoundCheckpoint:
-    """Read what a run's manifest says of a checkpoint that it is bound to."""
+    """Read how a run's manifest describes a checkpoint to which the run is bound."""
     bound = read_manifest(folder).get("bound", {})
     if name not in bound:
         raise CheckpointRefused(
@@ -255,7 +255,7 @@ def read_bound(folder: RunFolder, name: str) -> BoundCheckpoint:
 
 
 def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | None":
-    """Return the training state from which a policy of a run starts; None for an untrained one."""
+    """Return the training state from which a policy of a run starts; None for untrained weights."""
     from tasks.recovery.recorded_steps import Start
 
     model = recipe.model
@@ -269,7 +269,7 @@ def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | No
 
 
 def check_state(model: Model, service: "Service") -> None:
-    """Refuse (CheckpointRefused) a start at a path of the service that has another shape."""
+    """Refuse (CheckpointRefused) a start at a service's path, if the weights have another shape."""
     if model.start is None or not model.names_state():
         return
     found = service.describe_weights(model.start)
@@ -283,7 +283,7 @@ def check_state(model: Model, service: "Service") -> None:
     for key, value in asked.items():
         if (was := getattr(found, key)) not in (None, value):
             raise CheckpointRefused(
-                f"{START} {model.start} has {key} {was}, and the recipe asks for {value}; give "
+                f"{START_KEY} {model.start} has {key} {was}, and the recipe asks for {value}; give "
                 "the same"
             )
 
@@ -303,7 +303,7 @@ def open_teacher(
 def open_references(
     recipe: Recipe, folder: RunFolder, service: "Service"
 ) -> Iterator[Mapping[str, "References"]]:
-    """Yield the policies that score a run's tokens: the reference and the teachers, if any."""
+    """Yield the policies that score a run's tokens, by source: the reference, the teachers."""
     from tasks.references import References  # imports Prefect
 
     algorithm = recipe.algorithm
@@ -326,7 +326,7 @@ def open_references(
 
 
 def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> dict[str, Policy]:
-    """Open the policies that answer roles and are not trained, by the recipe's names for them."""
+    """Open the untrained policies that answer roles, by the recipe's names for them."""
     opened: dict[str, Policy] = {}
     for key, who in recipe.answering().items():
         if (name := checkpoint_of(who)) is not None:
@@ -347,7 +347,7 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
 
 @contextmanager
 def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Service"]:
-    """Yield the service of teachers elsewhere; the run's own if there are none."""
+    """Yield the service of teachers that are elsewhere, or else the run's own."""
     from adapters.tinker.service import open_session
 
     models = recipe.teachers().models.values()
@@ -363,7 +363,7 @@ def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Servic
 def _open(
     key: str, name: str, base: str, folder: RunFolder, services: tuple["Service", "Service"]
 ) -> "PatientSampler":
-    """Open a policy by its name; CheckpointRefused if its tokens are not those of the base."""
+    """Open a policy by its name; CheckpointRefused if its tokenizer is not the base's."""
     from adapters.rendering.chat import fingerprint  # imports the renderers
 
     service, elsewhere = services
@@ -390,11 +390,12 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
     if not (parent := named.folder).exists():
         raise CheckpointRefused(
             f"{key} {name} names no run ({parent.path} is not there); give RUN@STEP of a run that "
-            f"`ratchet runs` lists{'' if key == START else ', base, or a model by its whole name'}"
+            "`ratchet runs` lists"
+            f"{'' if key == START_KEY else ', base, or a model by its whole name'}"
         )
     trained = read_recipe(parent)
     base = recipe.model.base
-    if trained.model.base != base and (key == START or needs_engine(base)):
+    if trained.model.base != base and (key == START_KEY or needs_engine(base)):
         raise CheckpointRefused(
             f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is {base}; give "
             "a checkpoint of that model"
@@ -436,12 +437,12 @@ def _refuse_gone(key: str, name: str, bound: BoundCheckpoint, engine: Path) -> N
 def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model: Model) -> None:
     """Refuse a start of another shape, without a training state, or with another renderer."""
     for difference in model.differences(trained):
-        raise CheckpointRefused(f"{START} {name} was trained with {difference}; give the same")
+        raise CheckpointRefused(f"{START_KEY} {name} was trained with {difference}; give the same")
     ledger = Ledger(parent.checkpoints(POLICY))
     if ledger.at(step).state is None:
         having = sorted({saved.step for saved in ledger.checkpoints() if saved.state})
         raise CheckpointRefused(
-            f"{START} {name}: checkpoint {step} was saved without its training state; those of "
+            f"{START_KEY} {name}: checkpoint {step} was saved without its training state; those of "
             f"{parent.name} with one are {', '.join(map(str, having))}"
         )
 

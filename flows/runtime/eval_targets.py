@@ -17,7 +17,7 @@ from tasks.settings.run import Model, Tracking
 from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run
 
-PLAYED = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
+PLAYING_KEYS = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
 """Keys of a recipe that, beside the weights, make the rollouts of an evaluation."""
 
 
@@ -25,9 +25,9 @@ PLAYED = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
 class EvalTarget:
     """A checkpoint of a run: the run, the recipe it is bound to, and the step (None: the last).
 
-    `requested` is the bound recipe with the evaluation that was requested or, if the run learns
-    texts, the recipe of the agent with the run's model. `model` is the base model or LiteLLM's, if
-    it is one of them that is scored, in a run of its own.
+    `requested` is the bound recipe with the requested evaluation or, if the run does not play the
+    agent, the agent's recipe with the run's model. `model` names a base model or LiteLLM's, which
+    is scored in a run of its own.
     """
 
     run: str
@@ -38,7 +38,7 @@ class EvalTarget:
 
     @property
     def title(self) -> str:
-        """Name of what is scored: RUN@STEP, or the model."""
+        """Name of the target: RUN@STEP, or the model."""
         return f"{self.run}@{self.checkpoint}" if self.model is None else self.model
 
     @property
@@ -55,7 +55,7 @@ class EvalTarget:
 
     @property
     def tag(self) -> str:
-        """End of the names of what is played: none for what the run plays itself."""
+        """Suffix of the names of played shards; empty where the run plays the same itself."""
         return "" if self.requested == self.bound else f".{self.requested.fingerprint()[:6]}"
 
     @classmethod
@@ -67,7 +67,7 @@ class EvalTarget:
         model: str | None,
         as_given: bool = False,
     ) -> Self:
-        """Find what the arguments of `flows.evaluate` name."""
+        """Find the target that the arguments of `flows.evaluate` name."""
         if model is None:
             return cls._of_run(recipe, run, step, as_given)
         if run is not None or step is not None:
@@ -119,7 +119,7 @@ class EvalTarget:
 
 def _play_differently(recipe: Recipe, other: Recipe) -> bool:
     """Return whether two recipes play other rollouts of held-out examples with the same weights."""
-    return any(getattr(recipe, key) != getattr(other, key) for key in PLAYED)
+    return any(getattr(recipe, key) != getattr(other, key) for key in PLAYING_KEYS)
 
 
 def find_target(
@@ -129,7 +129,7 @@ def find_target(
     model: str | None,
     as_given: bool = False,
 ) -> EvalTarget:
-    """Find what an evaluation is to score; UserError if it does not exist."""
+    """Find the target of an evaluation; UserError if it does not exist."""
     target = EvalTarget.find(recipe, run, checkpoint, model, as_given)
     folder = folder_of(target.run)
     check_start(target.bound, folder)

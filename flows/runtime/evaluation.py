@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: held-out examples are played, sampled and greedily, and scored."""
+"""Evaluation of a checkpoint: held-out examples are played (sampled, or greedily) and scored."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ class EvaluationResult(BaseModel, frozen=True):
 
     @property
     def outcome(self) -> str:
-        """Mean reward of each way of sampling, in words."""
+        """Mean reward of each way of sampling, as a sentence."""
         means = {how: score.finished.mean for how, score in self.scores.items()}
         said = (f"{'unknown' if m is None else f'{m:.2f}'} {how}" for how, m in means.items())
         failed = {how: score.failed for how, score in self.scores.items() if score.failed}
@@ -47,7 +47,7 @@ class EvaluationResult(BaseModel, frozen=True):
 
     @property
     def tag(self) -> str:
-        """Mean that stands for the checkpoint, as the list of flow runs shows it."""
+        """Mean reward of the checkpoint, as the list of flow runs shows it."""
         mean = headline(self.scores).mean
         return f"{HELD_OUT} {'unknown' if mean is None else f'{mean:.2f}'}"
 
@@ -55,14 +55,14 @@ class EvaluationResult(BaseModel, frozen=True):
 Submitted = tuple[Path, Sequence[Spans]]
 """Held-out shard that was submitted, and its batches."""
 
-HeldOut = Mapping[str, Submitted]
+HeldOutShards = Mapping[str, Submitted]
 """Held-out shards that were submitted, by how they are sampled."""
 
 
-def wait_for_held_out(submitted: HeldOut) -> dict[str, PlayedShard]:
+def wait_for_held_out(submitted: HeldOutShards) -> dict[str, PlayedShard]:
     """Wait for every batch; raise the error of the first that failed.
 
-    StepStopped if the rollouts of a shard have nothing to score; whoever submits it again has them
+    StepStopped if no rollout of a shard has a reward; a shard that is submitted again is then
     played anew.
     """
     return {how: PlayedShard(shard, _wait(batches)) for how, (shard, batches) in submitted.items()}
@@ -75,18 +75,18 @@ def _wait(batches: Sequence[Spans]) -> list[Path]:
 
 
 class HeldOutEvaluations:
-    """Evaluations of a run's checkpoints from `first` on, which are played beside the training.
+    """Evaluations of a run's checkpoints from `first` on, played while the run trains.
 
-    What is on disk is not played again.
+    An evaluation whose file exists is not played again.
     """
 
     def __init__(self, recipe: Recipe, run: OpenRun, runners: OpenRollouts, first: int = 0) -> None:
         self._recipe, self._run, self._runners = recipe, run, runners
         self._next = first
-        self._submitted: list[tuple[int, HeldOut]] = []
+        self._submitted: list[tuple[int, HeldOutShards]] = []
 
     def submit_due(self, step: int) -> None:
-        """Submit what is due up to checkpoint `step`, and neither submitted nor on disk."""
+        """Submit evaluations due up to checkpoint `step` that are not submitted, nor on disk."""
         evaluation, steps = self._recipe.evaluation, self._recipe.steps
         if not self._recipe.holds_out():
             return
@@ -99,7 +99,7 @@ class HeldOutEvaluations:
         self._next = max(self._next, step + 1)
 
     def score(self, last: int) -> None:
-        """Wait for what was submitted of the checkpoints up to `last`, and score it."""
+        """Wait for the submitted evaluations of checkpoints up to `last`, and score them."""
         folder = self._run.folder
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
@@ -111,10 +111,10 @@ class HeldOutEvaluations:
 
 def submit_held_out(
     recipe: Recipe, run: RunFolder, runner: RolloutRunner, step: int, tag: str = ""
-) -> HeldOut:
+) -> HeldOutShards:
     """Submit the held-out examples to checkpoint `step`, sampled and, if asked for, greedily.
 
-    `tag` keeps apart what other settings have played.
+    `tag` keeps rollouts by other settings apart.
     """
     shards = {"sampled": submit_sampled(recipe, run, runner, step, tag)}
     if recipe.evaluation.greedy:
@@ -155,10 +155,10 @@ def examine(
     played: PlayedShard,
     tag: str = "",
 ) -> JudgedShard | None:
-    """Have the judge of evaluations score what checkpoint `step` has played; None without a judge.
+    """Have the judge of evaluations score the rollouts of checkpoint `step`; None without a judge.
 
-    A judge of pairs compares it with what checkpoint 0 has played of the same examples. StepStopped
-    if the judge failed at too many of them.
+    A judge of pairs compares each with checkpoint 0's rollout of the same example. StepStopped if
+    the judge failed at too many.
     """
     judge = recipe.evaluation.judge
     if not judge.judges:

@@ -1,6 +1,6 @@
-"""What a recipe adds to the path of a step: a judge, a reference, teachers, an expert's texts.
+"""Additions of a recipe to the path of a step: a judge, a reference, teachers, an expert's texts.
 
-Each is a source of its own, beside the agent's rewards and the rollouts. A plain recipe has none.
+A plain recipe has none of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from tasks.storage.tables import flat, read
 
 @dataclass(frozen=True)
 class Extras:
-    """Sources of a run beside its agent: who judges, who scores tokens, and an expert's texts."""
+    """Additions of a run: who judges, who scores tokens, and an expert's texts."""
 
     run: OpenRun
     recipe: Recipe
@@ -40,7 +40,7 @@ class Extras:
     def scores(self, step: int, spans: Sequence[Path]) -> Path | None:
         """Have the judge score the rollouts of a step; None without a judge.
 
-        A policy that answers it is the one after `step` updates.
+        If a trained policy answers the judge, it does so after `step` updates.
         """
         judge, folder = self.recipe.judge, self.run.folder
         if not judge.judges:
@@ -84,7 +84,7 @@ class Extras:
 
 @contextmanager
 def open_extras(run: OpenRun, recipe: Recipe, judge: RolloutRunner) -> Iterator[Extras]:
-    """Open what a recipe adds to the path of each step, which `judge` plays as far as it judges."""
+    """Open the additions of a recipe; the runner `judge` plays the judge's rollouts."""
     texts, expert = None, recipe.algorithm.expert
     if expert.given_texts:
         with run.beginning():

@@ -58,8 +58,8 @@ Prefect would retry a flow after any error, also after a mistake of the user.
 def name_of_run() -> str:
     """Name the run of the current flow run.
 
-    It has the name of its parameter `run`, else the one that the flow run was given, else its
-    recipe's and the flow run's id.
+    The name is the parameter `run`, else the name that somebody gave the flow run, else the
+    recipe's subject with the flow run's id.
     """
     parameters, name = flow_run.parameters, str(flow_run.name)
     if {*name.split("-")} <= _prefect_words():
@@ -69,23 +69,26 @@ def name_of_run() -> str:
 
 @cache
 def _prefect_words() -> set[str]:
-    """Return the words of which Prefect makes the names of flow runs that are given none."""
+    """Return the words from which Prefect makes the names of flow runs that nobody named."""
     return {word for part in coolname.data.config.values() for word in part.get("words", ())}
 
 
 class RunSummary(BaseModel, frozen=True):
-    """Held-out reward, loss or accuracy of the first and the last checkpoint, and the steps.
+    """Results of a run, at its end or so far.
 
-    `measure` says which of them. `gain` is the difference of the two over the examples that both
-    have, with its 95 % interval, in words; empty if it is not known. `seconds` are those of
-    sampling and training, without start-up and evaluation, and of a fork's own steps alone; None
-    with a lag, where they overlap. No step was trained on the rollouts that `failed`, of which
-    `error` is the last one's, nor on those that were `left_out` as stragglers.
-    `drift` is, in a replay, how far each step's weights were from those that sampled its rollouts.
-    Another run of the recipe has the same weights if it is `reproducible`. `best` is the checkpoint
-    that is best on held-out examples, with its score, if others than the ends were scored; it
-    expires at the age of `kept_seconds`, if there is one. `held_out` says what is held out of a
-    data set without splits.
+    - `before`, `after`: the held-out `measure` (reward, loss or accuracy) of checkpoint 0 and of
+      the last one.
+    - `gain`: their difference over the examples that both have, with its 95 % interval, in words;
+      empty if it is not known.
+    - `seconds`: time of sampling and training, without start-up and evaluation, and only of a
+      fork's own steps; None with a lag, where they overlap.
+    - `failed`, `left_out`: numbers of rollouts that failed, or were left out as stragglers; no step
+      was trained on them. `error` is the error of the last failed rollout.
+    - `drift`: in a replay, the KL of each step's weights from the weights that sampled it.
+    - `reproducible`: whether another run of the recipe has the same weights.
+    - `best`: the step and the score of the best checkpoint, if others than the ends were scored; it
+      expires at the age of `kept_seconds`.
+    - `held_out`: how held-out examples were taken from a data set without splits.
     """
 
     run: str
@@ -155,7 +158,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
 
 
 def describe_held_out(recipe: RunRecipe) -> str:
-    """Say what is held out of data sets without splits; empty if there is none, or it is gone."""
+    """Say what is held out of data sets without splits; empty if all have splits, or are gone."""
     try:
         said = [source.describe_division() for source in recipe.sources().values()]
     except UserError:

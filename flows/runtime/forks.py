@@ -34,19 +34,19 @@ from tasks.storage.run_folder import RunError, RunFolder, folder_of
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""
 SAMPLED = ("agent", "roles.", "dataset.", "model.", "seed", "rollouts.")
-"""Keys that sampled the rollouts of a run; a replay cannot change them, but for who judges."""
+"""Keys that shaped the sampled rollouts; a replay cannot change them, except a judge's roles."""
 GIVEN = ("dataset.", "model.renderer", "model.thinking", "preference.reference", "teacher.")
-"""Keys that made the tokens of a run's texts or pairs, and what the reference or the teacher gives
-them; a fork cannot change them."""
+"""Keys that made the tokens of a run's texts or pairs, and their scores by the reference or the
+teacher; a fork cannot change them."""
 OF_EXPERT = (
     "model.renderer",
     "model.thinking",
     *(f"algorithm.expert.{key}" for key in ("path", "runs", "query", "trained", "most_tokens")),
     "algorithm.expert.too_long",
 )
-"""Those keys of a run that plays rollouts, and trains an expert's texts beside them."""
+"""The same keys for the texts of an expert, in a run that plays rollouts."""
 ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
-"""Keys that say which batches make a step by arrival; a fork of some steps cannot change them."""
+"""Keys that decide which batches make a step by arrival; a fork with shared steps keeps them."""
 NOT_SAMPLED = (
     "rollouts.most_failed",
     "rollouts.batches",
@@ -59,7 +59,7 @@ NOT_SAMPLED = (
 def fork_run(
     parent: RunFolder, name: str, step: int, recipe: dict[str, Any], fingerprint: str
 ) -> RunFolder:
-    """Make the run `name`: its first `step` steps are those of `parent`, the rest its own."""
+    """Make the run `name`, whose first `step` steps are the parent's."""
     done = len(read_metrics(parent.metrics))
     if not 0 <= step <= done:
         made = counted(done, "step")
@@ -97,7 +97,7 @@ def fork_run(
 
 
 def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str) -> RunFolder:
-    """Make the run `name`, which finds the rollouts that `parent` recorded and nothing more."""
+    """Make the run `name`, which has the parent's recorded rollouts, and no update."""
     check_replay(parent, recipe)
     old, new = read_recipe(parent, Recipe), changed_recipe(recipe)
     same_judge = _asked(old, old.judge) == _asked(new, new.judge)
@@ -143,13 +143,13 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
 
 
 def _asked(recipe: Recipe, judge: Judge) -> tuple[Judge, list[str | None]]:
-    """Return a judge, and who answers it; nobody does if there is none."""
+    """Return a judge and the backends of its roles; no backends if it judges nothing."""
     asked = recipe.plays(judge)[1] if judge.judges else []
     return judge, [recipe.roles.get(role) for role in asked]
 
 
 def _roles_of_judges(*recipes: Recipe) -> list[str]:
-    """List the keys of the roles that a judge asks, and the agent of no recipe does."""
+    """List the keys of roles that judges ask, and no agent does."""
     asked = {judge.role for recipe in recipes for judge in recipe.judges()}
     played = {role for recipe in recipes for role in recipe.plays()[1]}
     return [f"roles.{role}:" for role in sorted(asked - played)]
@@ -164,7 +164,7 @@ def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:
 def _new_run(
     parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint: str, how: dict[str, Any]
 ) -> Iterator[RunFolder]:
-    """Yield a folder to fill, which on a clean exit becomes the run `name`, whole."""
+    """Yield a folder to fill; on a clean exit it becomes the run `name`."""
     run = folder_of(name)
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
@@ -190,7 +190,7 @@ def _refuse(
     why: str,
     free: Sequence[str] = (),
 ) -> None:
-    """Refuse (RunError) a recipe that changes a key that begins like `fixed` but not like `free`.
+    """Refuse (RunError) a changed key that begins with one of `fixed`, and with none of `free`.
 
     A key that is newer than the parent's recipe has its default there.
     """
@@ -205,7 +205,7 @@ def _refuse(
 
 
 def _refuse_new_policies(parent: RunFolder, recipe: dict[str, Any], step: int) -> None:
-    """Refuse (RunError) a policy that the parent has not trained, unless no step is shared."""
+    """Refuse (RunError) a policy that the parent has not trained, if any step is shared."""
     roles: dict[str, str] = recipe.get("roles", {})
     asked = {policy for who in roles.values() if (policy := policy_of(who))}
     for policy in sorted(asked) if step > 0 else ():

@@ -40,7 +40,7 @@ from tasks.storage.names import BASELINE
 log = logging.getLogger(__name__)
 
 EVALUATED_SHARDS = 2
-"""Shards of an evaluation: one is sampled, one is played greedily."""
+"""Shards of an evaluation: one sampled, one greedy."""
 
 Spans = PrefectFuture[Path]
 """Future of a batch's sealed spans."""
@@ -54,8 +54,8 @@ CheckpointAtBegin = Callable[[str], int]
 class PlayedGroups:
     """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum.
 
-    With a sampling of the `baseline`, each example is played by it once more. `roles` are those
-    that other policies answer than in training.
+    With a `baseline`, each example is played once more, by this sampling. `roles` says who answers
+    a role in place of training's policy.
     """
 
     sampling: Sampling
@@ -81,8 +81,8 @@ def training_groups(recipe: Recipe) -> PlayedGroups:
 class RolloutRunner:
     """Runner of rollout batches as parallel Prefect tasks.
 
-    `policies` gives, for a checkpoint, the policies that answer a batch, by name. `check` raises
-    StepStopped for the sealed batches of a shard that cannot be gone on with.
+    `policies` returns the policies that answer a batch at a checkpoint, by name. `check` raises
+    StepStopped if the sealed batches of a shard have too few rewards to go on.
     """
 
     host: RolloutHost
@@ -100,7 +100,7 @@ class RolloutRunner:
     ) -> dict[str, Spans]:
         """Submit the batches of round `number` of a shard; return them by name.
 
-        A shard at which the `check` had stopped the run is played anew.
+        A shard at which `check` stopped the run before is played anew.
         """
         if number == 0:
             reopen_stopped(self.host.run, shard.stem, self.check)
@@ -148,7 +148,7 @@ def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
 def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> list[Path]:
     """Have a judge play its examples in a shard; return its sealed batches.
 
-    StepStopped if it failed at too many of them; a run that is continued asks it anew.
+    StepStopped if the judge failed at too many; a run that is continued asks it anew.
     """
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
     return runner.wait_for(runner.submit_shard(shard, step, groups).values())
@@ -158,8 +158,7 @@ def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> li
 class OpenRollouts:
     """Runners of a run's batches, and the chat of the policies.
 
-    Training and evaluation have places of their own. The judge of either, if there is one, has the
-    same places.
+    Training and evaluation have threads of their own, each shared with its judge.
     """
 
     training: RolloutRunner
@@ -184,44 +183,44 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     evaluating = rollouts.batches * EVALUATED_SHARDS
     run.unusable.set()
     with (
-        _serving(run, recipe, _concurrency(rollouts, playing + evaluating)) as served,
+        _open_door(run, recipe, _concurrency(rollouts, playing + evaluating)) as hosts,
         _player(rollouts, playing + evaluating) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
-        others = open_checkpoints(recipe, run.folder, run.service)
+        fixed = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
 
-        def beside(step: int) -> Mapping[str, Policy]:
+        def frozen(step: int) -> Mapping[str, Policy]:
             own = run.policies.earlier(recipe.earlier(step))
-            return {**others, **own}
+            return {**fixed, **own}
 
         def at(step: int) -> Mapping[str, Policy]:
-            return {**run.policies.at(step), **beside(step)}
+            return {**run.policies.at(step), **frozen(step)}
 
         def trained_at(step: int) -> Mapping[str, Policy]:
-            return {**policies(step), **beside(step)}
+            return {**policies(step), **frozen(step)}
 
         try:
             most_failed = rollouts.most_failed
             trained = partial(check_step, most_failed=most_failed)
             judged = partial(check_rewards, most_failed=most_failed)
             yield OpenRollouts(
-                RolloutRunner(served.agent, tasks, play, trained_at, trained),
-                RolloutRunner(served.judge, tasks, play, at, judged),
-                RolloutRunner(served.held_out, evaluations, play, at, check_held_out),
-                RolloutRunner(served.examiner, evaluations, play, at, judged),
-                served.agent.door.chat,
+                RolloutRunner(hosts.agent, tasks, play, trained_at, trained),
+                RolloutRunner(hosts.judge, tasks, play, at, judged),
+                RolloutRunner(hosts.held_out, evaluations, play, at, check_held_out),
+                RolloutRunner(hosts.examiner, evaluations, play, at, judged),
+                hosts.agent.door.chat,
             )
         except BaseException:
-            for host in served:
+            for host in hosts:
                 host.cancel()
             raise
 
 
-class Served(NamedTuple):
-    """The door's side of each kind of rollout: the agent's in training, on held-out examples, and
-    the judge's of either."""
+class Hosts(NamedTuple):
+    """Hosts of each kind of rollout: the agent's in training and on held-out examples, and the
+    judge's of training (`judge`) and of evaluations (`examiner`)."""
 
     agent: RolloutHost
     judge: RolloutHost
@@ -230,31 +229,31 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def _serving(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Served]:
-    """Open the door of a run's agents, of which each batch plays so many; yield its sides."""
+def _open_door(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Hosts]:
+    """Open a run's door, where a batch plays `concurrency` rollouts at a time; yield its hosts."""
     rollouts, chat = recipe.rollouts, run.chat(recipe.model)
     judge, examiner = recipe.judge, recipe.evaluation.judge
     backends = create_backends(recipe.roles, recipe.seed)
     with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
         limits = concurrency, rollouts.timeout_seconds
 
-        def side(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
+        def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
             settings = PlaySettings(*recipe.plays(by), *limits)
             return RolloutHost(run.folder, door, run.service, settings, judged=judged)
 
-        yield Served(
-            side(judged=judge.judges),
-            side(judge),
-            side(judged=judge.judges or examiner.judges),
-            side(examiner),
+        yield Hosts(
+            host_of(judged=judge.judges),
+            host_of(judge),
+            host_of(judged=judge.judges or examiner.judges),
+            host_of(examiner),
         )
 
 
 def _concurrency(rollouts: Rollouts, batches: int) -> int:
-    """Return how many rollouts of a batch run at a time, where so many batches do.
+    """Return how many rollouts of a batch run at a time, while `batches` batches do.
 
-    The recipe says it, as far as the open files of this process allow; OutOfFiles if they allow
-    none.
+    It is the recipe's number, or fewer if the process may not open enough files; OutOfFiles if it
+    may not open enough for one rollout a batch.
     """
     wanted, most = rollouts.concurrency_of_batch(), most_rollouts()
     if wanted * batches <= most:

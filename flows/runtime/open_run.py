@@ -53,7 +53,8 @@ class OpenRun:
     on_policy: bool
     """Whether the run's own weights have sampled what it trains on."""
     unusable: Event
-    """Set if something that the run needs cannot be opened: a run that is new is then deleted."""
+    """Event that is set while something that the run needs is opened; a new run is deleted if it is
+    still set at the end."""
 
     @property
     def ledger(self) -> Ledger:
@@ -68,7 +69,7 @@ class OpenRun:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Have the run deleted, if it is new, where what is in the block cannot be done."""
+        """Have a new run deleted if the block fails."""
         self.unusable.set()
         yield
         self.unusable.clear()
@@ -82,8 +83,8 @@ class OpenRun:
 def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterator[OpenRun]:
     """Open a run, new or not. A new run that cannot be opened is deleted.
 
-    Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`: if they
-    are the weights that sampled.
+    Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`, since then
+    the same weights have sampled.
     """
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
@@ -106,7 +107,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
 
 @contextmanager
 def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
-    """Delete a run that is new if the event is set at the end, as it is at the beginning."""
+    """Delete a new run unless the block clears `unusable`."""
     new = not run.exists()
     unusable.set()
     try:
@@ -118,7 +119,7 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def staying(run: RunFolder) -> Iterator[None]:
-    """Raise RunError for whatever fails in the block because the run's folder is there no more."""
+    """Raise RunError if the block fails because the run's folder is gone."""
     try:
         yield
     except (OSError, UserError) as error:
@@ -132,7 +133,7 @@ def staying(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
-    """Yield the service of a run; an engine of the run's own has what the run is bound to."""
+    """Yield the service of a run; its own engine has the weights to which the run is bound."""
     carry_weights(recipe, folder, _make_whole)
     patience = recipe.service.timeout_seconds
     with connect(recipe.model.base, folder.engine, patience) as service:
@@ -140,7 +141,7 @@ def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
 
 
 def _bind(recipe: RunRecipe) -> dict[str, Any]:
-    """Describe checkpoints of other runs as a new run is bound to them; damaged ones are mended."""
+    """Describe the checkpoints to which a new run is bound, once damaged weights are made again."""
     bound = bind_checkpoints(recipe, {})
     described = {name: BoundCheckpoint.model_validate(one) for name, one in bound.items()}
     whole = not needs_engine(recipe.model.base) or not _make_whole(described)
@@ -148,9 +149,9 @@ def _bind(recipe: RunRecipe) -> dict[str, Any]:
 
 
 def _make_whole(checkpoints: Mapping[str, BoundCheckpoint]) -> bool:
-    """Have the runs of checkpoints make damaged weights again; return whether any were damaged.
+    """Have the runs of checkpoints make damaged weights again; return whether there were any.
 
-    Each is rebuilt in its own run, whose engine puts the same bytes in the place of damaged ones.
+    A checkpoint is rebuilt in its own run, whose engine writes the same bytes again.
     """
     damaged = [
         (name, policy)
@@ -173,7 +174,7 @@ def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
 
 
 def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
-    """Return the trackers of a run; a run that takes the place of a deleted one has another id."""
+    """Return the trackers of a run; a run made in place of a deleted run has another id."""
     created = read_manifest(folder)["created"]
     run = TrackedRun(
         name=folder.name,
@@ -193,14 +194,14 @@ def record_step(
     step: int,
     files: Mapping[str, StepFiles],
     min_group_size: int = 1,
-    known: Mapping[str, float] | None = None,
+    extra: Mapping[str, float] | None = None,
 ) -> None:
     """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
-    Each policy has its `files`. Metrics that are `known` already are recorded with them. A step
-    whose rollouts another run sampled costs nothing here.
+    `files` has each policy's files. `extra` metrics are recorded too. A step whose rollouts another
+    run sampled costs nothing here.
     """
-    metrics: Metrics = {**(known or {})}
+    metrics: Metrics = {**(extra or {})}
     for policy in run.policies:
         loss = policy.updater.recorded.methods.at(step).loss
         measured = measure(files[policy.name], policy.roles, min_group_size, loss)

@@ -35,10 +35,10 @@ from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
 
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
-"""Submits the batches of a round of a step's own shard, each sampled by the checkpoint given."""
+"""Submits the batches of (step, checkpoint, round): one round of the step's own shard."""
 
 Steps = Iterator[tuple[int, Sequence[Spans]]]
-"""Steps, each with the batches that it is trained on."""
+"""Steps, each with the batches on which it is trained."""
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ def play_steps(
 ) -> Iterator[tuple[int, list[Path]]]:
     """Yield the steps that are left, in the order that the recipe gives, with their sealed spans.
 
-    Each plays the shard that is drawn for it. If the rollouts stream, the pass of each batch is
-    submitted when it has ended, in their order.
-    StepStopped ends a run of which a step has too few rewards, or no answer of a policy.
+    Each step plays the shard that `draw` returns for it. If the rollouts stream, the
+    forward-backward pass of each batch is submitted when the batch has ended, in their order.
+    StepStopped ends a run if a step has too few rewards, or no answer of a policy.
     """
     rollouts, groups = recipe.rollouts, training_groups(recipe)
 
@@ -75,7 +75,7 @@ def play_steps(
 
 
 def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
-    """Submit the forward-backward pass of a rollout batch, before the step's others have ended."""
+    """Submit the forward-backward pass of a rollout batch, before the step's other batches end."""
     for policy in run.policies:
         datums = datums_of_batch(spans, policy.roles, credit)
         if datums.num_rows:
@@ -83,7 +83,7 @@ def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -
 
 
 def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
-    """Yield each step with its own shard, which checkpoint max(step - `lag`, 0) has sampled."""
+    """Yield each step with its own shard's batches, sampled by checkpoint max(step - `lag`, 0)."""
     submitted, left = deque[Mapping[str, Spans]](), iter(steps)
     for step in steps:
         for ahead in islice(left, lag + 1 - len(submitted)):
@@ -95,9 +95,9 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
     """Yield each step with further rounds of its shard, until enough of its groups teach.
 
     A group teaches if its rewards are not all equal (dynamic sampling: Yu et al., 2025,
-    arXiv:2503.14476). A round is played while fewer than `groups` teach or, if there is a number of
-    calls to train, while the step has fewer calls. The rounds depend on what is recorded alone, so
-    a run that continues plays the same ones.
+    arXiv:2503.14476). A round is played while fewer than `rollouts.groups` teach or, with
+    `trained_calls`, while the step has fewer calls. The rounds depend on recorded rewards alone, so
+    a run that continues plays the same rounds.
     """
     for step, first in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
@@ -128,7 +128,7 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
 
 
 class Arrivals:
-    """Batches that no step was made of, in the order of their submission."""
+    """Batches that belong to no step yet, in the order of their submission."""
 
     def __init__(self, ledger: ArrivalLedger, size: int, newest: Callable[[], int]) -> None:
         self.ledger = ledger
@@ -139,17 +139,17 @@ class Arrivals:
         self._news = Event()
 
     def checkpoint(self, batch: str) -> int:
-        """Return the checkpoint that samples a batch: the recorded one, or else the newest."""
+        """Return the checkpoint that samples a batch: the recorded one, else the newest."""
         return self.ledger.begin(batch, self._newest)
 
     def first_shard(self, step: int) -> int:
-        """Return the first shard of which batches are left for `step` and those after it."""
+        """Return the first shard with batches that no step before `step` has taken."""
         taken = Counter(parse_batch(batch).shard for batch in self._taken(step))
         names = (shard_name("train", shard) for shard in range(step))
         return next((s for s, name in enumerate(names) if taken[name] < self._size), step)
 
     def add(self, batches: Mapping[str, Spans], step: int) -> None:
-        """Add submitted batches, without those of which a step before `step` was made."""
+        """Add submitted batches, except batches that a step before `step` has taken."""
         taken = self._taken(step)
         for name, spans in batches.items():
             if name not in taken:
@@ -157,7 +157,7 @@ class Arrivals:
                 spans.add_done_callback(partial(self._end, name))
 
     def take(self, step: int, lag: int) -> Sequence[Spans]:
-        """Take the batches of a step: those on record, or the first that have ended."""
+        """Take the batches of a step: the recorded ones, or else the first to have ended."""
         chosen = self.ledger.steps().get(step)
         if chosen is None:
             chosen = self._wait_for(step, lag)
@@ -165,7 +165,7 @@ class Arrivals:
         return [self._waiting.pop(name) for name in chosen]
 
     def _taken(self, step: int) -> set[str]:
-        """Return the batches of which the steps before `step` were made."""
+        """Return the batches that the steps before `step` have taken."""
         made = self.ledger.steps()
         return {batch for earlier in made if earlier < step for batch in made[earlier]}
 
@@ -187,7 +187,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class WaitingBatch:
-    """A batch that no step was made of; `checkpoint` is None until it begins."""
+    """A batch that belongs to no step yet; its `checkpoint` is None until it begins."""
 
     name: str
     checkpoint: int | None
@@ -199,9 +199,9 @@ def choose_batches(
 ) -> list[str] | None:
     """Choose the `size` batches of a step among those that have ended; None if it must wait.
 
-    `waiting` is in the order of submission. The oldest checkpoints are taken first. A batch is due
-    `lag` steps after its checkpoint. A step waits while taking these batches would make another
-    exceed `lag`.
+    `waiting` is in the order of submission. Batches of the oldest checkpoints are taken first. A
+    batch is due `lag` steps after its checkpoint. A step waits while its choice would make another
+    batch later than due.
     """
     ended = sorted(
         (batch for batch in waiting if batch.ended), key=lambda batch: batch.checkpoint or 0
@@ -220,17 +220,17 @@ def choose_batches(
 
 
 def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
-    """Draw the examples that a step of training plays."""
+    """Draw the examples that a training step plays."""
     rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
     return draw_shard(path, train_split_at(recipe, run, step), recipe.seed, step, size)
 
 
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
-    """Return the examples that are trained on, with what the shard of a step may depend on.
+    """Return the train split, with the rewards that a curriculum may use for the shard of a step.
 
-    The shard is drawn when the steps before `step` - lag are done. Later ones may be done as well
-    or not, so their rewards are left out, and so are those of an ancestor's other examples.
+    The shard is drawn when the steps before `step` - lag are done. Rewards of later steps are not
+    read: whether they exist depends on timing. Nor are rewards of an ancestor's other data set.
     """
     source = recipe.train_split()
     if source.curriculum.order != "pass_rate":
@@ -244,7 +244,7 @@ def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
 
 
 def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int:
-    """Return the first step since which a run's agent has been asked the examples of one dataset.
+    """Return the step since which a run's agent has played the examples of one data set.
 
     `eras` is the run's lineage.
     """

@@ -43,7 +43,7 @@ class RunPolicy:
         return self.updater.ledger
 
     def history(self, step: int) -> Sequence[Path]:
-        """Return the files of earlier steps that the datums of a step depend on."""
+        """Return the files of earlier steps on which the datums of a step depend."""
         return self.updater.recorded.source.history(step)
 
     def at(self, step: int) -> Policy:
@@ -52,7 +52,7 @@ class RunPolicy:
         return Policy(sampler, policy_version(self.name, step))
 
     def at_or_newer(self, step: int) -> Policy:
-        """Return the policy after `step` updates or more: the newest, which updates change."""
+        """Return the newest policy, after `step` or more updates; later ones change its weights."""
         return Policy(self.updater.inflight_sampler(), policy_version(self.name, step) + OR_NEWER)
 
 
@@ -85,14 +85,14 @@ class RunPolicies:
             return self._sampled[step]
 
     def earlier(self, steps: Mapping[str, int]) -> Mapping[str, Policy]:
-        """Return the main policy after so many updates, by other names."""
+        """Map each other name to the main policy after its number of updates."""
         return {
             who: Policy(self.at(step)[POLICY].sampler, policy_version(who, step))
             for who, step in steps.items()
         }
 
     def at_or_newer(self, step: int) -> Mapping[str, Policy]:
-        """Return every policy after `step` updates or more, by name; updates change its weights."""
+        """Return the newest of every policy, by name; later updates change its weights."""
         return {policy.name: policy.at_or_newer(step) for policy in self}
 
 
@@ -106,7 +106,7 @@ def open_policies(
 ) -> RunPolicies:
     """Return the policies of a run, each with its checkpoint 0.
 
-    `recipes` are those that have made the run's steps.
+    `recipes` are the recipes that have made the run's steps.
     """
     policies = []
     for name in recipe.policies():
@@ -127,7 +127,7 @@ def policy_updater(
     *,
     on_policy: bool,
 ) -> PolicyUpdater:
-    """Return the owner of the weights of a run's policy, which makes lost ones again."""
+    """Return the owner of a policy's weights, which makes lost weights again."""
     checkpoints = recipe.checkpoints
     return PolicyUpdater(
         service,
@@ -142,7 +142,7 @@ def policy_updater(
 def recorded_steps(
     recipe: RunRecipe, recipes: Eras[RunRecipe], folder: RunFolder, name: str
 ) -> RecordedSteps:
-    """Return the recorded steps of a policy of a run, whose steps the `recipes` have made."""
+    """Return the recorded steps of a policy; `recipes` have made the run's steps."""
     methods = recipes.make(RunRecipe, lambda made: made.update_method())
     start = find_start(recipe, folder, name)
     trained = TrainedPolicy(name, recipe.policies()[name], _lora(recipe, name), start)
@@ -150,7 +150,7 @@ def recorded_steps(
 
 
 def lora_seed(run_seed: int, name: str) -> int:
-    """Seed a policy's LoRA: by the run seed for the main policy, otherwise by the name as well."""
+    """Seed a policy's LoRA: by the run's seed and, but for the main policy, its name."""
     if name == POLICY:
         return run_seed
     return int(hashlib.sha256(f"{run_seed}/{name}".encode()).hexdigest()[:8], 16) >> 1

@@ -1,6 +1,6 @@
 """A checkpoint or a base model as an OpenAI-compatible endpoint on loopback.
 
-What serves is imported where it is needed: a refusal should not wait for a library.
+The libraries that serve are imported after the checks: a refusal should not wait for them.
 """
 
 import secrets
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 MOST_TOKENS = 512
-"""Limit of a base model's answers for clients that name none."""
+"""Most tokens of a base model's answer, for clients that name no limit."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights to serve: a base model's or, if there is a run, those of one of its checkpoints."""
+    """Weights to serve: a base model's or, with a `run`, a checkpoint's."""
 
     name: str
     model: Model
     defaults: Sampling
-    """Sampling of clients that name no numbers."""
+    """Sampling for clients that name no numbers."""
     run: RunFolder | None = None
     policy: str = POLICY
     step: int = 0
     adapter: Path | None = None
-    """Folder of an adapter on the base, if it is one that was exported."""
+    """Folder of an exported adapter on the base."""
 
 
 def find_weights(name: str) -> Weights:
@@ -58,7 +58,7 @@ def find_weights(name: str) -> Weights:
 
     A base model's name has a slash or is known. A run hides a folder of its name.
 
-    STEP may be `best`. UserError if what is named does not exist.
+    STEP may be `best`. UserError if the name means no weights.
     """
     check_reachable()
     place, defaults = Path(name), Rollouts(max_tokens=MOST_TOKENS).sampling()
@@ -102,9 +102,9 @@ def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "
 
 @contextmanager
 def open_weights(weights: Weights) -> Iterator[tuple["Service", "PatientSampler"]]:
-    """Yield the service of weights, which is their run's if they are of one, and their sampler.
+    """Yield the service of weights, their run's if they have a run, and their sampler.
 
-    Weights of a checkpoint that the service has lost are made again, and noted by the run.
+    If the service has lost a checkpoint, its weights are made again, and the run notes that.
     """
     from adapters.tinker.service import connect
 
@@ -124,7 +124,7 @@ def open_weights(weights: Weights) -> Iterator[tuple["Service", "PatientSampler"
 def open_checkpoints_of(
     run: RunFolder, *, to_serve: bool = False
 ) -> Iterator[tuple["Service", Callable[[str], "PolicyUpdater"]]]:
-    """Own a run for its checkpoints; yield its service, and the updater of each of its policies."""
+    """Open a run for its checkpoints; yield its service, and the updater of a policy by name."""
     from adapters.tinker.service import connect
     from flows.runtime.policies import policy_updater
 

@@ -1,4 +1,4 @@
-"""The board's server: pages about a folder of runs, on loopback, for whoever has the token.
+"""The board's server: pages about a folder of runs, on loopback, behind a token.
 
 Host and token are checked before anything else. Every page is made from the runs' files, and no
 page has a script.
@@ -36,7 +36,7 @@ from tasks.reports.facts import BROKEN, explain
 from tasks.storage.run_folder import RunError
 
 TOKEN, COOKIE = "token", "ratchet-board-{port}"
-"""Name of the token in an address, and in a browser, where another port is another board."""
+"""Name of the token in an address, and of its cookie, which differs by the board's port."""
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -65,11 +65,11 @@ def serve_board(port: int = 0) -> Iterator[str]:
 
 
 def board_app(token: str) -> Starlette:
-    """Return the application whose pages are shown to those who have the token."""
+    """Return the application; it shows its pages only to requests with the token."""
     drawing = Lock()  # matplotlib's settings are the process's
 
     def page(path: str, asked: type[Asked], render: Callable[..., str]) -> Route:
-        """Make a page of what is asked for, and of the names in its path."""
+        """Make the route of a page, which `render` makes of the names in its path and the query."""
 
         def answer(request: Request) -> Response:
             query = asked.read(request.query_params.multi_items())

@@ -1,7 +1,7 @@
-"""Runs that workers of a Prefect server train, each as a flow run of a deployment, so many at once.
+"""Runs that workers of a Prefect server train, `at_once` at a time, each a deployment's flow run.
 
-A flow run outlives whoever waits for it. Who waits again takes up the flow runs that are under way,
-since two of one run would keep each other out of its folder.
+A flow run outlives the process that waits for it. A process that waits again takes over the flow
+runs that are under way, since two flow runs of one run would lock each other out of its folder.
 """
 
 import time
@@ -161,7 +161,7 @@ def check_under_way(runs: Mapping[str, Parameters]) -> None:
 
 
 def _under_way(client: SyncPrefectClient, runs: Mapping[str, Parameters]) -> dict[str, UUID]:
-    """Map the runs that workers have begun, or will, to flow runs; UserError if one differs."""
+    """Map runs that workers have begun, or will, to flow runs; UserError if parameters differ."""
     found = _deployed(client, runs)
     for one in found:
         if any(one.parameters.get(key) != value for key, value in runs[one.name].items()):
@@ -173,9 +173,9 @@ def _under_way(client: SyncPrefectClient, runs: Mapping[str, Parameters]) -> dic
 
 
 def _deployed(client: SyncPrefectClient, runs: Collection[str]) -> list[FlowRun]:
-    """List the flow runs of runs that have not ended, and are of a deployment.
+    """List the flow runs of runs that have a deployment, and have not ended.
 
-    Another flow run has no worker that would say that its process has died.
+    A flow run without a deployment has no worker to report that its process has died.
     """
     not_ended = FlowRunFilterStateType(not_any_=sorted(TERMINAL_STATES))
     wanted = FlowRunFilter(
@@ -186,7 +186,7 @@ def _deployed(client: SyncPrefectClient, runs: Collection[str]) -> list[FlowRun]
 
 
 def _begin(deployment: Deployment, name: str, parameters: Parameters) -> UUID:
-    """Have a worker begin a run; a request that Prefect's client repeats begins no second one."""
+    """Have a worker begin a run, once, even if Prefect's client repeats the request."""
     flow_run = run_deployment(
         deployment.id,
         parameters=dict(parameters),
@@ -221,7 +221,7 @@ def _error(flow_run: FlowRun | None) -> str:
 
 
 def describe_failure(state: State[Any]) -> str:
-    """Say why a flow run failed whose last state it is; empty if it did not."""
+    """Say why a flow run with this last state failed; empty if it did not."""
     if state.is_completed():
         return ""
     return (state.message or state.name or "failed").removeprefix(RAISED)

@@ -23,26 +23,36 @@ from adapters.process.terminal import terminal_width
 from flows.server.prefect_server import POOL, PREFECT, client_environment
 from tasks.reports.tables import GAP, fitted
 
-OURS = ("train", "finetune", "prefer", "stages", "sweep", "replay", "evaluate", "compare", "dryrun")
+FLOW_NAMES = (
+    "train",
+    "finetune",
+    "prefer",
+    "stages",
+    "sweep",
+    "replay",
+    "evaluate",
+    "compare",
+    "dryrun",
+)
 """Names of the flows of Ratchet, as the server has them."""
 AUTOMATION = "ratchet: crash flow runs without a heartbeat"
 """Name of the automation that `ratchet deploy` makes."""
 
 NAMES = ("deployment", "schedule", "work pool", "what it does")
 NARROWEST = 20
-"""Letters of a description that is cut, at least."""
+"""Fewest letters of a description that is cut."""
 BOX = "╭─╮│╰╯ "
 """Letters of the frames that Prefect prints."""
 CREATED = re.compile(r"Deployment '(?P<name>.+?)' successfully created with id '(?P<id>[^']+)'")
-"""What Prefect prints of a deployment that is on the server."""
+"""Line that Prefect prints for each deployment that it has made."""
 UNWRAPPED = "1000"
-"""Letters of the lines that Prefect prints, none of which may break."""
+"""Width for Prefect's output: no line of it may break."""
 
 
 def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
-    """Deploy all deployments of the files, of which the last counts, or those of a name alone.
+    """Deploy all deployments of the files, or only `name`; later files override earlier ones.
 
-    Returns a table of them, and the commands that come next.
+    Returns a table of the deployments, and the commands that come next.
     """
     variables = client_environment()
     address = variables["PREFECT_API_URL"]
@@ -64,10 +74,10 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
 
 
 def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
-    """Have the server crash flow runs of ours whose process has died, and its worker with it.
+    """Have the server crash flow runs of ours whose process and worker have died.
 
-    A flow run counts as dead when three of its heartbeats are missing. An automation of this name
-    is left as it is.
+    A flow run counts as dead when three of its heartbeats are missing. An automation that exists
+    under the name AUTOMATION is not changed.
     """
     every = get_current_settings().flows.heartbeat_frequency
     if every is None or client.read_automations_by_name(AUTOMATION):
@@ -76,7 +86,7 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
     ended = [state.value.title() for state in TERMINAL_STATES]
     trigger = EventTrigger(
         match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*OURS]},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*FLOW_NAMES]},
         after={f"prefect.flow-run.{beat}"},
         expect={f"prefect.flow-run.{name}" for name in (beat, *ended)},
         for_each={"prefect.resource.id"},
@@ -100,7 +110,7 @@ def _check_server(address: str) -> None:
 
 
 def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
-    """Return what a command of Prefect's prints; UserError with the end of that if it fails."""
+    """Return the output of a command of Prefect's; UserError with its end if the command fails."""
     done = subprocess.run(
         [*PREFECT, *words],
         env={**variables, "COLUMNS": UNWRAPPED},
@@ -123,7 +133,7 @@ def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
 
 
 def _table(client: SyncPrefectClient, made: Mapping[str, str]) -> str:
-    """Return a table of deployments, which are given by name and id, as the server has them."""
+    """Return a table of the server's deployments, given by name and id."""
     deployed = {name: client.read_deployment(id) for name, id in made.items()}
     rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
     names = NAMES[:-1]
@@ -140,7 +150,7 @@ def _schedules(deployed: DeploymentResponse) -> str:
 
 
 def _describe_schedule(of: DeploymentSchedule) -> str:
-    """Describe a schedule as prefect.yaml has it: a cron line, an interval or an rrule."""
+    """Describe a schedule as prefect.yaml writes it: a cron line, an interval or an rrule."""
     match of.schedule:
         case CronSchedule(cron=cron, timezone=zone):
             said = f"{cron} {zone or 'UTC'}"
@@ -169,7 +179,7 @@ def _next_commands(address: str, names: list[str]) -> str:
 
 
 def _beside(command: str) -> str:
-    """Return how a shell in this folder names a command of this environment."""
+    """Return the path by which a shell in this folder finds a command of this environment."""
     path = Path(sys.executable).with_name(command)
     if shutil.which(command) == str(path):
         return command

@@ -1,4 +1,4 @@
-"""Prefect's embedded server: it ends with its command, and can be started again."""
+"""Prefect's embedded server, which ends with its command, and can be started again."""
 
 import atexit
 import logging
@@ -34,11 +34,11 @@ EPHEMERAL = "PREFECT__SERVER_EPHEMERAL"
 """Variable of the environment of an embedded server."""
 SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
 QUIET = "CRITICAL"
-"""Level of a server whose user has not asked for its log; it hides why a start fails."""
+"""Default log level of a server; it hides why a start fails."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
 KEPT_LINES = 200
-"""Lines that are kept of the end of what a server says: an error's whole stack trace."""
+"""Last lines of a server's output that are kept: an error's whole stack trace."""
 CAUSE = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
 """Line of a stack trace that names the error."""
 
@@ -46,17 +46,17 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedServer(SubprocessASGIServer):
-    """Prefect's embedded server, which ends with this process, whatever ends that.
+    """Prefect's embedded server, which ends with this process in any case.
 
     What the server says is shown only where the user has asked for more than critical lines, since
     SQLAlchemy logs an error for each connection that was open while the server stood still.
     """
 
     _port_range = range(10_000, 30_000)
-    """Ports of which one is drawn: two commands that start at once should not draw the same."""
+    """Ports from which one is drawn, so that two commands rarely draw the same."""
 
     words: deque[str]
-    """The end of what the server's process has said."""
+    """Last lines of the server's output."""
 
     def start(self, timeout: int | None = None) -> None:
         """Start the server, and return when it answers.
@@ -127,7 +127,7 @@ class EmbeddedServer(SubprocessASGIServer):
         return server
 
     def _last_words(self) -> str:
-        """Quote the error that the server has named last, or else its last line."""
+        """Quote the last error in the server's output, or else its last line."""
         self._listener.join(LOOK_SECONDS)  # until it has heard all, if the process has ended
         said = [line.strip() for line in [*self.words] if line.strip()]
         causes = [line for line in said if CAUSE.match(line)]
@@ -135,7 +135,7 @@ class EmbeddedServer(SubprocessASGIServer):
 
 
 def _listen(stream: IO[str], words: deque[str], is_shown: bool) -> None:
-    """Keep the end of what a server says, and show it if that is wanted."""
+    """Keep the last lines of a server's output, and show every line if `is_shown`."""
     with stream:
         for line in stream:
             words.append(line)
@@ -144,9 +144,9 @@ def _listen(stream: IO[str], words: deque[str], is_shown: bool) -> None:
 
 
 def sweep_orphans() -> None:
-    """Kill the embedded servers, at this process's database, whose own command has ended.
+    """Kill the embedded servers of this process's database whose own command has ended.
 
-    A server whose parent lives, or that somebody has started for itself, is no such server.
+    A server whose parent lives, or that is not embedded, is left running.
     """
     home = os.environ.get("PREFECT_HOME")
     for process in psutil.process_iter():

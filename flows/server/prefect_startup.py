@@ -19,7 +19,7 @@ DATABASE = "prefect.db"
 """File of an embedded server, in PREFECT_HOME."""
 
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
-"""Loggers of Prefect's that have none of its levels."""
+"""Loggers of Prefect's to which its log levels do not apply."""
 
 if TYPE_CHECKING:
     from flows.server.embedded_server import EmbeddedServer
@@ -35,7 +35,7 @@ def start_server() -> Iterator[Callable[[], None]]:
     """Begin to start Prefect's embedded server, unless another server is set; keep it running.
 
     Prefect itself would start it when the flow is called, and never again. Ctrl-C does not reach
-    it, since the flow still tells it how it ended. Yields a function that waits until it answers.
+    it, since the flow still reports its end there. Yields a function that waits for its answer.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
@@ -58,7 +58,7 @@ def start_server() -> Iterator[Callable[[], None]]:
 
 
 def _wait_for_start(started: Future[None]) -> None:
-    """Wait until the embedded server answers; UserError if it does not in its time."""
+    """Wait until the embedded server answers; UserError if it does not in time."""
     from prefect.settings import PREFECT_HOME
 
     try:
@@ -74,8 +74,8 @@ def _wait_for_start(started: Future[None]) -> None:
 def check_prefect() -> None:
     """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile.
 
-    So it does if an embedded server could not write its database, or if the proxies of the
-    environment keep every HTTP client from being made.
+    Raise it too if an embedded server could not write its database, or if no HTTP client can be
+    made with the environment's proxies.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 

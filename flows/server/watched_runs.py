@@ -1,4 +1,4 @@
-"""Flow runs of a Prefect server → what `ratchet watch` shows of a run whose folder is elsewhere."""
+"""Flow runs of a Prefect server → what `ratchet watch` shows of a run without a folder here."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,11 +30,11 @@ from tasks.reports.progress import CALLS, Said, WatchedRun, describe_run
 from tasks.storage.run_folder import all_runs, runs_root
 from tasks.tracking.prefect_pages import NOW, artifact_key
 
-FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
-"""Flows of which a flow run has a run of its own."""
+WATCHED_FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
+"""Flows whose flow runs train a run."""
 
 SOON = timedelta(minutes=1)
-"""A flow run that a schedule starts later than this is none that one watches."""
+"""Flow runs that are scheduled further ahead than this are ignored."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def open_server_run(run: str) -> Iterator[Callable[[], WatchedRun]]:
 def _find_flow_run(client: SyncPrefectClient, run: str) -> UUID | None:
     """Find the newest flow run of a run.
 
-    It has the run's name from its begin on; before, its parameter `run` says the name.
+    A flow run that has begun has the run's name; before, its parameter `run` has it.
     """
     newest = _newest_flow_runs(client)
     found = [one for one in newest if one.parameters.get("run") == run]
@@ -85,17 +85,17 @@ def _find_flow_run(client: SyncPrefectClient, run: str) -> UUID | None:
 def _newest_flow_runs(
     client: SyncPrefectClient, name: FlowRunFilterName | None = None
 ) -> list[FlowRun]:
-    """Read as many of the newest flow runs as the server lists at once."""
+    """Read the newest flow runs, as many as the server lists at once."""
     before = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC) + SOON})
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[*FLOWS])),
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*WATCHED_FLOWS])),
         flow_run_filter=FlowRunFilter(name=name, expected_start_time=before),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
     )
 
 
 def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
-    """Read the state of a flow run, and the artifact in which the run says what it does."""
+    """Read the state of a flow run, and the artifact that says what the run does."""
     flow_run, facts = client.read_flow_run(id), _read_facts(client, run, id)
     state = flow_run.state
     if state is None:
@@ -113,7 +113,7 @@ def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
 
 
 def _ways_on(run: str, flow_run: FlowRun) -> list[str]:
-    """Name the commands that go on with a run whose flow run has failed, or was cancelled."""
+    """Name the commands that continue a run whose flow run has failed, or was cancelled."""
     ways = [f"`ratchet resume {run}` goes on, on the machine of its folder"]
     if flow_run.deployment_id is not None:
         ways.append(f"`prefect flow-run retry {flow_run.id}` has a worker go on")
@@ -121,7 +121,7 @@ def _ways_on(run: str, flow_run: FlowRun) -> list[str]:
 
 
 def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Said:
-    """Read what a run has said of itself last; nothing before it first does."""
+    """Read the newest facts that a run has published; empty before the first."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter(
             key=ArtifactFilterKey(any_=[artifact_key(run, NOW)]),

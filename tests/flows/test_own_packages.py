@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import OTHERS
+from flows import PACKAGES
 from tests.support.processes import ROOT
 
 COMMAND = Path(sys.executable).parent / "ratchet"
-CLASHES = {f"{name}.py" for name in OTHERS} | {"tasks/__init__.py"}
+CLASHES = {f"{name}.py" for name in PACKAGES} | {"tasks/__init__.py"}
 
 
 def run(folder: Path, *words: str | Path, first: bool = False) -> tuple[int, str]:
