@@ -26,7 +26,7 @@ from tasks.storage.tables import query_beside, read, select, write
 
 QUERY = query_beside(__file__)
 
-SCHEMA = pa.schema(
+VERDICT_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("shown", pa.int32()),
@@ -142,7 +142,7 @@ def _read(text: str) -> Any:
 
 @durable
 def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
-    """Write what a judge says of the rollouts of a step, a row in SCHEMA each.
+    """Write what a judge says of the rollouts of a step, a row in VERDICT_SCHEMA each.
 
     `spans` are the sealed batches of the judge. A rollout that it was shown has the mean of the
     scores that it gave by the rollout's id, null if it gave none, which is to abstain.
@@ -157,7 +157,7 @@ def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
 
 
 def _verdicts(spans: Sequence[Path]) -> pa.Table:
-    return select(QUERY, spans=[verified(path) for path in spans]).cast(SCHEMA)
+    return select(QUERY, spans=[verified(path) for path in spans]).cast(VERDICT_SCHEMA)
 
 
 def measure_verdicts(

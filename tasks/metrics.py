@@ -30,10 +30,10 @@ QUERY = query_beside(__file__)
 DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
-PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
+COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Metrics of what sampling costs, beside those of COST."""
 
-OF_ROLLOUTS = (
+ROLLOUT_METRICS = (
     "rollouts/",
     "stragglers/",
     "reward/",
@@ -222,7 +222,7 @@ def name_metrics(name: str, metrics: Metrics) -> Metrics:
     """Name the metrics of a policy: `policies/<name>/…`, or the plain names for the main policy."""
     if name == POLICY:
         return metrics
-    own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
+    own = {key: value for key, value in metrics.items() if not key.startswith(ROLLOUT_METRICS)}
     return {f"policies/{name}/{key}": value for key, value in own.items()}
 
 
@@ -234,7 +234,7 @@ def name_expert(metrics: Metrics) -> Metrics:
 def drop_costs(metrics: Metrics) -> Metrics:
     """Set what the rollouts cost to 0, for a step whose rollouts another run has paid for."""
     return {
-        name: 0 if name in PAID or name.startswith(COST) else value
+        name: 0 if name in COST_METRICS or name.startswith(COST) else value
         for name, value in metrics.items()
     }
 

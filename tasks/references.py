@@ -17,7 +17,7 @@ import pyarrow as pa
 from adapters.calls import Refused
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
-from tasks.examples.teachers import SYSTEM, choose_teacher, fill_reads, read_before
+from tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
 from tasks.shards import read_shard
 from tasks.storage.durability import durable
 from tasks.storage.files import verified
@@ -25,7 +25,7 @@ from tasks.storage.names import group_name
 from tasks.storage.tables import arrays, query_beside, read, select, write
 
 QUERY = query_beside(__file__)
-SCHEMA = pa.schema(
+REFERENCE_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("role", pa.string()),
@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 TEACHER = "teacher"
-"""Column after those of SCHEMA where there are several teachers: the name of the row's own."""
+"""Last column where there are several teachers: the name of the row's own teacher."""
 
 
 class UnreadableText(UserError):
@@ -64,7 +64,7 @@ class Reads:
         """
         messages, tools = json.loads(origin["messages"]), json.loads(origin["tools"])
         if origin["instructions"] is not None:
-            messages.append({"role": SYSTEM, "content": origin["instructions"]})
+            messages.append({"role": SYSTEM_ROLE, "content": origin["instructions"]})
         if self.chat.render(messages, tools) != origin["prompt_token_ids"]:
             raise UnreadableText(
                 f"the renderer {self.chat.renderer} writes a recorded prompt otherwise than it was "
@@ -169,9 +169,9 @@ def compute_references(
                 f"{names[index]} gives a token of {table['rollout_id'][index]} no finite "
                 "log-probability; give another algorithm.kl.reference or algorithm.teacher"
             )
-    columns = [table[name].combine_chunks() for name in SCHEMA.names[:-1]]
-    columns.append(pa.array(scored, SCHEMA.field("logprobs").type))
-    made = pa.table(columns, schema=SCHEMA)
+    columns = [table[name].combine_chunks() for name in REFERENCE_SCHEMA.names[:-1]]
+    columns.append(pa.array(scored, REFERENCE_SCHEMA.field("logprobs").type))
+    made = pa.table(columns, schema=REFERENCE_SCHEMA)
     if references.by is not None:
         made = made.append_column(TEACHER, pa.array(names, pa.string()))
     write(made, path)
@@ -202,7 +202,7 @@ def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.
 
     Raises ValueError if the references are not those of the trajectories.
     """
-    names = SCHEMA.names[:-1]
+    names = REFERENCE_SCHEMA.names[:-1]
     logprobs = arrays(references["logprobs"])
     lengths = [len(mask) for mask in arrays(trajectories["mask"])]
     same = references.select(names).to_pylist() == trajectories.select(names).to_pylist()

@@ -31,9 +31,9 @@ from tasks.references import reference_logprobs
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, flat, read, write
 
-Unit = Literal["rollout", "call", "token"]
+CreditUnit = Literal["rollout", "call", "token"]
 
-SCHEMA = pa.schema(
+REWARD_SCHEMA = pa.schema(
     [
         ("role", pa.string()),
         ("group_id", pa.string()),
@@ -72,7 +72,7 @@ def read_verdicts(path: Path | None) -> Verdicts | None:
 def rewards_of(
     trajectories: pa.Table, shaping: str | None = None, verdicts: Verdicts | None = None
 ) -> pa.Table:
-    """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
+    """Return a row in REWARD_SCHEMA for each trajectory in which something is trained.
 
     The rows are in the order of the trajectories, role by role. The scores of a judge, if there is
     one, are those of all roles of their rollouts.
@@ -95,7 +95,9 @@ def rewards_of(
                 "let the agent reward whole rollouts"
             )
         roles[row.role].append({**vars(row), "reward": reward})
-    return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
+    return pa.Table.from_pylist(
+        [row for rows in roles.values() for row in rows], schema=REWARD_SCHEMA
+    )
 
 
 def _role_rewards(
@@ -278,7 +280,7 @@ def compare(
 
 
 def group_earnings(
-    rollouts: Mapping[str, Played], discount: float = 1.0, unit: Unit = "rollout"
+    rollouts: Mapping[str, Played], discount: float = 1.0, unit: CreditUnit = "rollout"
 ) -> dict[str, list[Earned]]:
     """Compute the earnings of a role in each rollout of a group.
 
@@ -294,7 +296,9 @@ def group_earnings(
     return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
 
 
-def _earn(reward: float, calls: Sequence[TrainedCall], discount: float, unit: Unit) -> list[Earned]:
+def _earn(
+    reward: float, calls: Sequence[TrainedCall], discount: float, unit: CreditUnit
+) -> list[Earned]:
     left = reward - fsum(penalty for call in calls for penalty in call.penalties)
     if unit == "rollout":
         return [Earned(left, left, sum(len(call.sampled) for call in calls))]

@@ -12,7 +12,7 @@ from tasks.storage.tables import query_beside, select, write
 
 QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
-LISTS = ("tokens", "logprobs", "mask")
+TOKEN_LISTS = ("tokens", "logprobs", "mask")
 
 
 def trajectories_of(
@@ -50,7 +50,7 @@ def assemble_trajectories(
 
 def _check_aligned(table: pa.Table) -> None:
     """Refuse (ValueError) a call that was recorded without its tokens or log-probabilities."""
-    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in LISTS)
+    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in TOKEN_LISTS)
     for rollout, *counts in zip(table["rollout_id"].to_pylist(), *lengths, strict=True):
         if len(set(counts)) > 1:
             raise ValueError(

@@ -21,10 +21,10 @@ from tasks.algorithm.loss import (
 )
 from tasks.algorithm.settings import Known, Settings, find_row
 
-NONE = -99999.0
+NO_TOKEN = -99999.0
 """Log-probability in a cell of a table that has no token."""
 
-FLOOR = 1e-6
+TAIL_FLOOR = 1e-6
 """Smallest probability of a tail: single precision knows none below."""
 
 LossAndDerivative = tuple[np.ndarray, np.ndarray]
@@ -38,7 +38,7 @@ def _of_top(name: str) -> Input:
 def _weights_of_top(columns: Columns, settings: Settings) -> np.ndarray:
     weights = columns["mask"] * scaled_advantages(columns, settings)
     top = _of_top("top_logprobs")(columns, settings)
-    return np.where(top > NONE, weights[:, None], 0.0)
+    return np.where(top > NO_TOKEN, weights[:, None], 0.0)
 
 
 NO_SETTINGS: Known = {}
@@ -108,8 +108,8 @@ def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
 
 def _tails(log_p: np.ndarray, log_q: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return p, q and the probabilities of the tails; cells without a token have none."""
-    p, q = np.where(log_q > NONE, np.exp(log_p), 0.0), np.exp(log_q)
-    return p, q, *(np.maximum(1 - one.sum(-1), FLOOR) for one in (p, q))
+    p, q = np.where(log_q > NO_TOKEN, np.exp(log_p), 0.0), np.exp(log_q)
+    return p, q, *(np.maximum(1 - one.sum(-1), TAIL_FLOOR) for one in (p, q))
 
 
 DISTILLATIONS: Mapping[str, Distillation] = {

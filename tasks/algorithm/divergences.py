@@ -75,10 +75,10 @@ ESTIMATORS: Mapping[str, DivergenceEstimator] = {
 DIVERGENCE = "kl"
 """Loss of a penalty in the loss, whose setting is its `estimator`."""
 
-IN_LOSS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
+LOSS_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
 """Estimators that are a term of the loss."""
 
-TEACHINGS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
+TEACHER_ESTIMATORS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
 """Divergence from a teacher → the estimator whose penalty has its gradient."""
 
 
@@ -101,7 +101,7 @@ def check_placement(estimator: str, placement: Placement) -> None:
 
 def check_teaching(name: str) -> str:
     """Return the name of a divergence from a teacher; ValueError if there is none."""
-    find_row("divergence from a teacher", name, TEACHINGS)
+    find_row("divergence from a teacher", name, TEACHER_ESTIMATORS)
     return name
 
 

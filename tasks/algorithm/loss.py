@@ -26,7 +26,7 @@ Input = Callable[[Columns, Settings], np.ndarray]
 Arrays = Sequence[np.ndarray]
 """Log-probabilities of the targets of each datum, or the loss's derivatives by them."""
 
-Unit = Literal["datum", "pair"]
+LossUnit = Literal["datum", "pair"]
 """What an optimizer step never splits: a datum, or all datums of a pair."""
 
 
@@ -43,7 +43,7 @@ class Loss(ABC):
     settings: Known
     inputs: Mapping[str, Input]
     service_loss: "LossFnType" = "cross_entropy"
-    unit: ClassVar[Unit] = "datum"
+    unit: ClassVar[LossUnit] = "datum"
 
     @property
     def built_in(self) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tasks.algorithm import weighted_losses
 from tasks.algorithm.distillation import DISTILLATIONS
-from tasks.algorithm.divergences import DIVERGENCE, IN_LOSS, find_estimator
+from tasks.algorithm.divergences import DIVERGENCE, LOSS_ESTIMATORS, find_estimator
 from tasks.algorithm.loss import (
     Arrays,
     Columns,
@@ -99,8 +99,8 @@ class TokenLoss(Loss):
         return [own["advantages"] for own in batch]
 
 
-PLACED: Known = {"estimator": Option(IN_LOSS[0], IN_LOSS)}
-REFERRED: Mapping[str, Input] = {
+DIVERGENCE_SETTINGS: Known = {"estimator": Option(LOSS_ESTIMATORS[0], LOSS_ESTIMATORS)}
+REFERENCE_INPUTS: Mapping[str, Input] = {
     "target_tokens": column("targets"),
     "weights": scaled_mask,
     "references": column("references"),
@@ -113,8 +113,8 @@ class DivergenceLoss(Loss):
 
     formula = "the estimator's divergence from the reference"
     source = "docs/algorithms.md"
-    settings = PLACED
-    inputs = REFERRED
+    settings = DIVERGENCE_SETTINGS
+    inputs = REFERENCE_INPUTS
 
     def derive(
         self, settings: Settings, logprobs: Arrays, inputs: Sequence[Columns]
@@ -132,9 +132,9 @@ def _clips(low: float, high: float) -> dict[str, Number | Option]:
 
 
 TINKER = "https://tinker-docs.thinkingmachines.ai/tinker/losses"
-CLIPPED = "clip", ("one_side", "two_side", "ring")
-RING = "clip", ("ring",)
-REGULARIZED = "regularizer", ("k2", "forward_kl")
+USED_BY_CLIPPING = "clip", ("one_side", "two_side", "ring")
+USED_BY_RING = "clip", ("ring",)
+USED_BY_REGULARIZER = "regularizer", ("k2", "forward_kl")
 
 TOKEN_LOSSES: Mapping[str, TokenLoss] = {
     "importance_sampling": TokenLoss("-ratio A", TINKER, "importance_sampling", POLICY_GRADIENT),
@@ -208,14 +208,14 @@ TOKEN_LOSSES: Mapping[str, TokenLoss] = {
         "arXiv:2509.24203",
         settings={
             "clip": Option("none", ("none", "one_side", "two_side", "ring")),
-            "clip_low_threshold": Number(0.8, 0, 1, CLIPPED),
-            "clip_high_threshold": Number(1.2, 1, used_by=CLIPPED),
-            "ring_low_threshold": Number(0.4, 0, 1, RING),
-            "ring_high_threshold": Number(3.0, 1, used_by=RING),
+            "clip_low_threshold": Number(0.8, 0, 1, USED_BY_CLIPPING),
+            "clip_high_threshold": Number(1.2, 1, used_by=USED_BY_CLIPPING),
+            "ring_low_threshold": Number(0.4, 0, 1, USED_BY_RING),
+            "ring_high_threshold": Number(3.0, 1, used_by=USED_BY_RING),
             "weight": Option("none", ("none", "ratio", "advantage")),
             "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
             "regularizer": Option("none", ("none", "k2", "forward_kl")),
-            "regularizer_coefficient": Number(0.1, 1e-9, used_by=REGULARIZED),
+            "regularizer_coefficient": Number(0.1, 1e-9, used_by=USED_BY_REGULARIZER),
         },
         weighted=weighted_losses.rec,
         regularized=lambda settings: settings["regularizer"] != "none",

@@ -12,7 +12,7 @@ Settings = Mapping[str, float | str]
 UsedBy = tuple[str, tuple[str, ...]] | None
 """Another setting, and those of its values by which a row reads this one; always if None."""
 
-Row = TypeVar("Row")
+TableRow = TypeVar("TableRow")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Option:
 Known = Mapping[str, Number | Option]
 
 
-def find_row(kind: str, name: str, table: Mapping[str, Row]) -> Row:
+def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
     """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""
     if name not in table:
         near = did_you_mean(name, table)

@@ -19,7 +19,7 @@ Order = Literal["shuffled", "sequential", "easy_to_hard", "pass_rate"]
 _READ: dict[Path, list[tuple[int, float | None]]] = {}
 """Sealed batch, which never changes → the example and the reward of each of its rollouts."""
 
-Rewards = Mapping[int, Sequence[float]]
+ExampleRewards = Mapping[int, Sequence[float]]
 """Example that was played → the rewards of its rollouts; a rollout that failed has none."""
 
 
@@ -68,7 +68,7 @@ def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
 
 
 def rank_by_reward(
-    examples: Sequence[int], rewards: Rewards, under_way: Set[int], target: float
+    examples: Sequence[int], rewards: ExampleRewards, under_way: Set[int], target: float
 ) -> list[int]:
     """Rank examples: the untried first, then those whose mean reward is nearest to the target.
 
@@ -89,7 +89,7 @@ def rank_by_reward(
     return sorted(examples, key=key)
 
 
-def read_example_rewards(batches: Sequence[Path]) -> Rewards:
+def read_example_rewards(batches: Sequence[Path]) -> ExampleRewards:
     """Read the rewards of each example that sealed batches have played.
 
     One query reads the batches that were not read before: each step has all that are older.

@@ -33,7 +33,7 @@ SURROGATES = "\\ud", "\\uD"
 """Beginnings of escapes for a half of a character."""
 SPACE = re.compile(r"[ \t\r\n]*")
 
-LONGEST_MESSAGE, LONGEST_NAME = 300, 110
+LONGEST_MESSAGE, LONGEST_PATH_TOLD = 300, 110
 """Characters of a refusal, and of the path in it."""
 BOM = b"\xef\xbb\xbf"
 OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
@@ -56,13 +56,13 @@ def kind_of(file: Path) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file of a kind in READERS; DatasetError says what is wrong with which."""
+    """Read the rows of a file of a kind in ROW_READERS; DatasetError tells row and fault."""
     rows: list[dict[str, Any]] = []
     named = name_file(file)
     try:
         with _opened(file) as opened:
             memory = RowMemory(file.stat().st_size)
-            for row in READERS[kind_of(file)](opened, memory):
+            for row in ROW_READERS[kind_of(file)](opened, memory):
                 if not isinstance(row, dict):
                     raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
                 rows.append(cast(dict[str, Any], row))
@@ -80,7 +80,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 def name_file(file: Path) -> str:
     """Return the path of a file for a message: of a long one the end."""
     name = str(file)
-    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
+    return name if len(name) <= LONGEST_PATH_TOLD else f"…{name[-LONGEST_PATH_TOLD:]}"
 
 
 @contextmanager
@@ -282,7 +282,7 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
+ROW_READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
     ".csv": _read_csv,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,

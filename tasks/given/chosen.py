@@ -30,7 +30,7 @@ order by run, rollout_id, first_call
 """
 
 
-PAIRS = """
+CHOSEN_PAIRS_QUERY = """
 with
 given as (
     select
@@ -214,7 +214,7 @@ class ChosenPairs(Chosen):
     instead, the rollouts are labelled answers.
     """
 
-    template = PAIRS
+    template = CHOSEN_PAIRS_QUERY
     columns = "run, chosen and rejected, or run, rollout_id and label"
     key = ("run", "chosen", "rejected")
 

@@ -25,7 +25,7 @@ from tasks.given.conversations import (
 from tasks.given.given import Unit, WrittenUnits
 from tasks.given.tokenizing import WeightedTokens, tokenize, tokenize_conversation
 
-FORMS = (
+PAIR_FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
     "completion and label"
 )
@@ -74,7 +74,7 @@ def read_sides(row: Mapping[str, Any]) -> Sides | None:
     if row.get("comparison") is not None:
         read = _read_comparison(row["comparison"], row.get("label"))
     elif row.get("chosen") is None or row.get("rejected") is None:
-        raise DatasetError(f"it has {list_given(row)}; give {FORMS}")
+        raise DatasetError(f"it has {list_given(row)}; give {PAIR_FORMS}")
     else:
         read = _read_sides(row)
     if read is None:

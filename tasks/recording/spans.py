@@ -20,21 +20,21 @@ from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
-"""Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
+"""Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
-KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
+SPAN_KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
-PLACE = r" at \S+:\d+$"
+ERROR_PLACE = r" at \S+:\d+$"
 """End of an error's message that says at which line of the agent's code the error came."""
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
-SCHEMA = pa.schema(
+SPAN_SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
         ("shard", pa.string()),
@@ -233,11 +233,13 @@ def identity(span: Span) -> tuple[Any, ...]:
 
 def check(span: Span) -> None:
     """Refuse (ValueError) a span that the assembly of trajectories would misread."""
-    unknown = span.keys() - set(SCHEMA.names)
+    unknown = span.keys() - set(SPAN_SCHEMA.names)
     if unknown:
-        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SCHEMA")
-    if span.get("kind") not in KINDS:
-        raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SPAN_SCHEMA")
+    if span.get("kind") not in SPAN_KINDS:
+        raise ValueError(
+            f"a span's kind is one of {', '.join(SPAN_KINDS)}, not {span.get('kind')!r}"
+        )
     if span["kind"] == LLM:
         _check_tokens(span)
     given = span.get("reward") is not None or span["kind"] == CREDIT
@@ -248,12 +250,12 @@ def check(span: Span) -> None:
 def table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
-    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)
 
 
 def cause_of(error: str) -> str:
     """Return what an error, `TYPE: MESSAGE`, shares with those of its type at the same place."""
-    place = re.search(PLACE, error)
+    place = re.search(ERROR_PLACE, error)
     return f"{error.partition(':')[0]}{place[0]}" if place else error
 
 

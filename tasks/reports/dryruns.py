@@ -20,7 +20,7 @@ from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = query_beside(__file__)
-KEPT = query_beside(__file__, "kept_tokens")
+KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
 MOST_SPANS = 40
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
@@ -95,7 +95,7 @@ def describe(
 
 def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     """Return the turns of every role that is trained, by the role's name."""
-    rows = select(KEPT, trajectories=verified(trajectories))
+    rows = select(KEPT_TOKENS_QUERY, trajectories=verified(trajectories))
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 

@@ -41,10 +41,10 @@ from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
-SPENDING = query_beside(__file__, "spending")
+SPENDING_QUERY = query_beside(__file__, "spending")
 MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
-READ = ("spans", "calls", "rollouts")
+PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 
 def reveal(value: object) -> object:
@@ -181,8 +181,8 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     text_of, done = find_token_texts(facts.recipe["model"]["base"]), facts.done
-    with open_views([run], READ) as views:
-        spending = views.sql(SPENDING, params={"ancestors": ancestors(run)})
+    with open_views([run], PAGE_VIEWS) as views:
+        spending = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())

@@ -7,7 +7,7 @@ Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | int | boo
 Section: TypeAlias = Mapping[str, Json]
 
 
-def find(values: Json, key: str) -> Json:
+def find_value(values: Json, key: str) -> Json:
     """Return the value of a key; KeyError if there is none."""
     for part in key.split("."):
         if not isinstance(values, Mapping):
@@ -28,18 +28,18 @@ def flatten(values: Section, whole: Container[str] = (), prefix: str = "") -> di
     return flat
 
 
-def nest(key: str, value: Json) -> dict[str, Json]:
+def nest_value(key: str, value: Json) -> dict[str, Json]:
     """Return the sections of a key, with its value in the innermost."""
     section, _, last = key.rpartition(".")
-    return nest(section, {last: value}) if section else {last: value}
+    return nest_value(section, {last: value}) if section else {last: value}
 
 
-def merge(values: Section, over: Section) -> dict[str, Json]:
+def merge_values(values: Section, over: Section) -> dict[str, Json]:
     """Return the values with those of `over` in their place, section by section."""
     merged = dict(values)
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merge(below, value)
+            value = merge_values(below, value)
         merged[key] = value
     return merged

@@ -29,7 +29,7 @@ from tasks.storage.tables import query_beside, read, select
 
 QUERY = query_beside(__file__)
 
-SPLITS = {"sampled": "test", "greedy": "greedy"}
+SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""
 
 LONGEST_TEXT = 2000
@@ -65,7 +65,7 @@ class RecordedStep:
         return {
             name: value
             for how, score in scores.items()
-            for name, value in score.metrics(SPLITS.get(how, how)).items()
+            for name, value in score.metrics(SPLIT_BY_SAMPLING.get(how, how)).items()
         }
 
     def seconds(self) -> float:
@@ -113,7 +113,7 @@ class RecordedStep:
         trained = [b for b in batches_of(self.run, self.number) if parse_batch(b).split != BASELINE]
         found = {"rollouts": [self.run.spans(batch) for batch in trained]}
         if is_written(self._evaluation):
-            for split in SPLITS.values():
+            for split in SPLIT_BY_SAMPLING.values():
                 shard = shard_name(split, self.checkpoint)
                 found[f"{split}/rollouts"] = self.run.sealed(shard)
         return {name: paths for name, paths in found.items() if paths}

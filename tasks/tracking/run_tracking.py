@@ -33,7 +33,7 @@ LAST_SECONDS = 60.0
 STOPPED_SECONDS = 5.0
 """Seconds for which a run that an error ends does."""
 
-FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
+TRACKING_FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
 """Errors of trackers, and of files that cannot be read."""
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Follower:
             ended = self._ended.is_set()
             try:
                 seconds = self._publish(ended)
-            except FAILURES as error:
+            except TRACKING_FAILURES as error:
                 self._tell(f"{error}")
 
     def _tell(self, why: str) -> None:

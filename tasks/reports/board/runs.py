@@ -11,8 +11,8 @@ from tasks.reports.tables import fitted
 from tasks.storage.dotted_keys import Json
 from tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
-NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
-LONG = ("run", "agent", "parent", "state")
+RUN_COLUMNS = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
+SHORTENED_COLUMNS = ("run", "agent", "parent", "state")
 """Columns that are shortened in a narrow terminal."""
 THOUSANDS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -40,7 +40,7 @@ class RunRow:
         return self.facts.name
 
     def cells(self) -> list[object]:
-        """Return what the table shows of the run, by NAMES."""
+        """Return what the table shows of the run, by RUN_COLUMNS."""
         of = self.facts
         named = [self.name, None if of.trouble else of.agent]
         if self.trouble:
@@ -109,7 +109,7 @@ def runs_table(width: int) -> str:
     rows = list_runs()
     if not rows:
         return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    table = fitted(NAMES, [row.cells() for row in rows], width, LONG)
+    table = fitted(RUN_COLUMNS, [row.cells() for row in rows], width, SHORTENED_COLUMNS)
     return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
 
 
