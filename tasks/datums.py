@@ -79,8 +79,8 @@ def datums_of(
 
     The rows are in REFERENCE_DATUM_SCHEMA where a penalty is in the loss: the loss is regularized.
     A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
-    trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
-    `credit.min_group_size` rollouts to train on.
+    trained, moves no weight and is left out. The trajectories of a group with fewer than
+    `credit.min_group_size` rollouts to train on are left out, too.
 
     A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
@@ -94,7 +94,7 @@ def datums_of(
     `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
     The divisors count rollouts of zero advantage too.
 
-    With `credit.trained_calls`, at most so many calls are trained; the masks of others are 0.
+    At most `credit.trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
     scales, kept = _scales(assigned, credit), assigned.trajectories
@@ -131,7 +131,7 @@ def build_datums(
     references: Mapping[str, Path] | None = None,
     history: Sequence[Path] = (),
 ) -> None:
-    """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
+    """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
     scored = {source: read(file) for source, file in (references or {}).items()}
     means = [mean_rewards(read(earlier)) for earlier in history]
     write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)

@@ -46,7 +46,7 @@ class Reference(Protocol):
     """Policy that gives log-probabilities, as `adapters.tinker.service.PatientSampler` does."""
 
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens of each sequence."""
+        """Return the log-probabilities of the `last[i]` last tokens of sequence i."""
         ...
 
 
@@ -60,7 +60,7 @@ class Reads:
     def prompt(self, example: Mapping[str, Any], origin: Mapping[str, Any]) -> list[int]:
         """Render the prompt of a recorded call with the text before its messages.
 
-        UnreadableText if the renderer takes no such messages, or is not the one of the record.
+        UnreadableText if the renderer takes no such messages, or is not the recorded renderer.
         """
         messages, tools = json.loads(origin["messages"]), json.loads(origin["tools"])
         if origin["instructions"] is not None:
@@ -96,7 +96,7 @@ class References:
     def score(
         self, tokens: Sequence[Sequence[int]], last: Sequence[int], names: Sequence[str]
     ) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens, each by the policy named."""
+        """Return the log-probabilities of the `last[i]` last tokens of sequence i by `names[i]`."""
         own: dict[str, list[int]] = defaultdict(list)
         for index, name in enumerate(names):
             own[name].append(index)
@@ -116,8 +116,8 @@ def score_rows(
 ) -> list[np.ndarray]:
     """Return another policy's log-probabilities of the trained tokens, 0 at the others.
 
-    They are aligned with the masks. The tokens that the other policy reads end with those of the
-    masks, and may begin with more; they are scored in parallel, from the first trained one on.
+    They are aligned with the masks. The tokens that the other policy reads end with the tokens of
+    the masks, and may begin with more. They are scored in parallel, from the first trained one on.
     """
     trained = [at for at, mask in enumerate(masks) if mask.any()]
     last = from_first([masks[at] for at in trained])
@@ -144,10 +144,10 @@ def compute_references(
 ) -> None:
     """Write the log-probabilities of a file of trajectories under the references, in its order.
 
-    The `shards` have the examples, by which the teacher of a trajectory is chosen; the `spans` have
-    the conversations, of which its prompt is made if it reads more than the policy. A ValueError
-    names a trajectory with a token that its reference can never sample, since the divergence is
-    infinite.
+    The `shards` have the examples, which name the teacher of a trajectory. The `spans` have the
+    conversations: a teacher that reads more than the policy has its prompt made from them. A
+    ValueError names a trajectory with a token that its reference can never sample, since the
+    divergence is infinite.
     """
     table = read(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
@@ -200,7 +200,7 @@ def _names(
 def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.ndarray]:
     """Return the log-probabilities of each trajectory's tokens under its reference.
 
-    Raises ValueError if the references are not those of the trajectories.
+    Raises ValueError if the references belong to other trajectories.
     """
     names = REFERENCE_SCHEMA.names[:-1]
     logprobs = arrays(references["logprobs"])
@@ -208,7 +208,7 @@ def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.
     same = references.select(names).to_pylist() == trajectories.select(names).to_pylist()
     if not same or [len(values) for values in logprobs] != lengths:
         raise ValueError(
-            "the references of a step are not those of its trajectories; remove the file of the "
+            "the references of a step belong to other trajectories; remove the file of the "
             "references, and it is made again"
         )
     return logprobs

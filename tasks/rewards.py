@@ -46,7 +46,7 @@ MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
 Verdicts = Mapping[str, float]
-"""Rollout → the score that a judge gives it; none of those of which it says nothing."""
+"""Rollout → the score that a judge gives it; rollouts without a score are left out."""
 
 
 @durable
@@ -74,8 +74,8 @@ def rewards_of(
 ) -> pa.Table:
     """Return a row in REWARD_SCHEMA for each trajectory in which something is trained.
 
-    The rows are in the order of the trajectories, role by role. The scores of a judge, if there is
-    one, are those of all roles of their rollouts.
+    The rows are in the order of the trajectories, role by role. The score of a judge, if there
+    is one, is the reward of every role of its rollout.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
     reward of a role whose calls have rewards, from which the returns are computed.
@@ -103,7 +103,7 @@ def rewards_of(
 def _role_rewards(
     trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also those of them whose calls have rewards."""
+    """Map role and rollout to the reward; return also the ones whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -172,8 +172,9 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens], and so are
-    the `references`, the log-probabilities that a penalty in the loss reads, if there is one.
+    penalties and the entropy bonus as well. `references` has the
+    log-probabilities that a penalty in the loss reads, if there is one. All three are lists of
+    arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -190,7 +191,7 @@ def assign_credit(
     references: Mapping[str, pa.Table],
     history: Sequence[MeanRewards],
 ) -> Credit:
-    """Assign credit to the tokens of all trajectories but those of groups that are too small."""
+    """Assign credit to the tokens of all trajectories; groups that are too small are left out."""
     penalties = [
         (one, _of_tokens(trajectories, one, references))
         for one in credit.penalties
@@ -374,7 +375,7 @@ def _of_tokens(
 def _in_loss(
     trajectories: pa.Table, credit: CreditAssignment, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray] | None:
-    """Return the log-probabilities that a penalty in the loss reads; None if there is none."""
+    """Return the log-probabilities that a penalty in the loss reads; None without a penalty."""
     for penalty in credit.penalties:
         if penalty.placement == "loss":
             return _scored(trajectories, penalty, references)

@@ -145,7 +145,7 @@ class JournalRecorder:
         self._answered = False
         self._held: list[RolloutEnd] = []
         self.fault: ServiceError | None = None
-        """Why the service answers no call of the batch, of which nothing more is recorded."""
+        """Why the service answers no call of the batch; nothing more of the batch is recorded."""
         self.plan()
 
     @property
@@ -156,7 +156,7 @@ class JournalRecorder:
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
-        A batch of which enough has ended is closed, if a crash came before that was recorded.
+        If a crash came before the end of a batch was recorded, a batch with enough ends is closed.
         Raises TakenOver if the run has another owner by now.
         """
         self._host.run.check_owner()
@@ -314,7 +314,7 @@ def measure_yield(spans: Sequence[Path]) -> Yield:
 
 
 class StepStopped(UserError):
-    """Stop at a step, or an evaluation, of which too few rollouts have a reward."""
+    """Stop at a step, or an evaluation, whose rollouts have too few rewards."""
 
     status = 1
 

@@ -35,7 +35,7 @@ CALIBRATED: Mapping[str, tuple[int, float]] = {
 def default_learning_rate(base: str) -> float:
     """Return 5e-5 × 10 × (2000 / hidden size)^exponent; ValueError for any other base model.
 
-    This rule of thumb for LoRA is that of Thinking Machines ("LoRA Without Regret",
+    This rule of thumb for LoRA comes from Thinking Machines ("LoRA Without Regret",
     https://thinkingmachines.ai/blog/lora/), with the numbers of `get_lr` in the Tinker cookbook
     0.5.8. It was fitted to supervised training of Llama 3 and Qwen3, so a model of another family
     has no default. The rate has three significant digits, so that every machine computes the same

@@ -3,7 +3,7 @@
 A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-backward pass. A loss
 *by weights* takes a forward pass more: its log-probabilities go into a function, of
 `tasks.algorithm.weighted_losses` or of a batch, and the derivative that comes out weighs
-cross-entropy, whose gradient is then that of the loss. Losses are summed over tokens.
+cross-entropy, whose gradient is then the gradient of the loss. Losses are summed over tokens.
 """
 
 from collections import ChainMap
@@ -109,7 +109,7 @@ REFERENCE_INPUTS: Mapping[str, Input] = {
 
 
 class DivergenceLoss(Loss):
-    """The KL penalty in the loss, a term beside that of the same datums."""
+    """The KL penalty in the loss: a second term over the same datums."""
 
     formula = "the estimator's divergence from the reference"
     source = "docs/algorithms.md"
@@ -232,12 +232,12 @@ LOSSES = ChainMap[str, Loss](
 
 
 def loss_of(name: str) -> Loss:
-    """Return the row of a loss of any kind; ValueError if there is none."""
+    """Return the row of a loss of any kind; ValueError if there is no such row."""
     return find_row("loss", name, LOSSES)
 
 
 def find_loss(name: str) -> TokenLoss:
-    """Return the row of a loss of tokens; ValueError if there is none."""
+    """Return the row of a loss of tokens; ValueError if there is no such row."""
     return find_row("loss", name, TOKEN_LOSSES)
 
 

@@ -10,7 +10,10 @@ from adapters.errors import did_you_mean
 Settings = Mapping[str, float | str]
 
 UsedBy = tuple[str, tuple[str, ...]] | None
-"""Another setting, and those of its values by which a row reads this one; always if None."""
+"""(setting, values): a row reads this one only if that setting has one of the values.
+
+None: a row always reads it. `("clip", ("ring",))` belongs to a setting of ring clipping alone.
+"""
 
 TableRow = TypeVar("TableRow")
 
@@ -33,7 +36,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Option:
-    """One of several names, and the one that is the default."""
+    """Choice between names, with the name that is the default."""
 
     default: str
     names: tuple[str, ...]

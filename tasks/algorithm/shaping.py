@@ -111,7 +111,7 @@ atexit.register(_child.close)
 
 
 def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
-    """Run a query over the rows of `rewards`; return its rows, or why there are none."""
+    """Run a query over the rows of `rewards`; return its rows, or why there are no rows."""
     query, given = question
     try:
         with duckdb.connect(config=CONFIG) as connection:

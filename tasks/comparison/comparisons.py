@@ -46,8 +46,8 @@ class ComparedTarget(BaseModel, frozen=True):
 
     `created` is when its run was made, `evaluation` the file of its scores. `reward` is the mean
     over examples of rollouts that did not fail, `tokens` the mean length of a rollout's answers,
-    `cost` what all calls have cost in US dollars, None if no price is known. `difference` is that
-    of its rewards from those of `against`, whose own is None.
+    `cost` what all calls have cost in US dollars, None if no price is known. `difference` compares
+    its rewards with the rewards of `against`; the difference of `against` itself is None.
     """
 
     target: str
@@ -177,7 +177,7 @@ def _compare(
 def _pairs(
     rows: Sequence[ExampleRow], others: Sequence[ExampleRow]
 ) -> list[tuple[ExampleRow, ExampleRow]]:
-    """Pair the examples of which both have a reward."""
+    """Pair the examples for which both have a reward."""
     return [
         (own, other)
         for own, other in zip(rows, others, strict=True)

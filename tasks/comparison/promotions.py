@@ -83,7 +83,7 @@ def refuse_promoted(runs: Collection[str]) -> None:
 
 
 def record_promotion(promotion: Promotion) -> None:
-    """Give a checkpoint its name, in place of the one that had it."""
+    """Give a checkpoint a name; the checkpoint that had the name loses it."""
     with _folder().locked():
         append_row(_folder().path / PROMOTIONS_FILE, promotion.model_dump(mode="json"))
 

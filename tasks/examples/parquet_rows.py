@@ -29,7 +29,7 @@ from tasks.examples.bounds import (
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**26
 DELTA_ENCODING = "DELTA_"
-"""Beginning of the encodings of which no dictionary is read."""
+"""Beginning of the encodings that are read without a dictionary."""
 
 LONGEST_MEASURE = 10.0
 """Bound on the processor time in which a file is measured, in seconds."""
@@ -243,7 +243,7 @@ def _scalar_converter(kind: pa.DataType) -> Convert | None:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number; None for one that is none, which says that the value is missing."""
+    """Return a number; None for NaN, which says that the value is missing."""
     if isinf(value):
         check_value(value)
     return None if isnan(value) else value

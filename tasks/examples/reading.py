@@ -19,7 +19,7 @@ README = Path("datasets/README.md")
 PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
 """What may follow the split in the name of a file; README.md of datasets/ tells the rule."""
 SPLIT = "split"
-"""Column that says of which split a row is."""
+"""Column with the name of the split that a row belongs to."""
 MOST_NAMED, LONGEST_NAME_TOLD = 6, 40
 """Names that a refusal lists, and the letters of each."""
 
@@ -39,7 +39,7 @@ class Division:
     """Division of a set without splits, or with the first one alone, by a hash of each row.
 
     The `share` of its distinct rows is held out, so that equal rows are on one side. Unless it is
-    `given` by the recipe, it is that of a file whose rows have no column `split`, and of no other.
+    `given` by the recipe, only a file whose rows have no column `split` is divided.
     """
 
     splits: tuple[str, str]
@@ -78,7 +78,7 @@ class Source:
         return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
 
     def describe_division(self) -> str:
-        """Say how many rows are held out by a share; empty if none is."""
+        """Say how many rows are held out by a share; empty if no row is."""
         if self.division is None or self.division.share == 0:
             return ""
         if (files := _files_to_divide(self.dataset, self.division)) is None:

@@ -1,7 +1,7 @@
 """A file → its rows, by value: JSON lines, a JSON array, CSV or Parquet.
 
-Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. A number
-that is none (NaN), as pandas writes what is missing, is None; infinity is refused.
+Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. NaN,
+which pandas writes for a missing value, is None; infinity is refused.
 """
 
 import csv
@@ -164,7 +164,7 @@ def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
 
 
 def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
-    """Yield the rows of one array, or those of JSON lines, which some call so as well."""
+    """Yield the rows of one array, or of JSON lines, since some files of lines end in .json."""
     begins = opened.read(1)
     while begins.isspace():
         begins = opened.read(1)
@@ -236,7 +236,7 @@ def _read_float(digits: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; BadRow if it gives a name twice, of which one would be lost."""
+    """Return an object; BadRow if it gives a name twice, since one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -248,7 +248,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODER = JSONDecoder(
     parse_constant=_read_constant, parse_float=_read_float, object_pairs_hook=_object
 )
-"""Reader of what Python and pandas write: a number that is none says that the value is missing."""
+"""Reader of what Python and pandas write: NaN says that a value is missing."""
 
 
 def _decode(line: bytes) -> str:

@@ -20,7 +20,7 @@ class _Text(Template):
 
 
 def choose_teacher(example: Mapping[str, Any], by: str, teachers: Container[str]) -> str:
-    """Return the teacher that an example names; DatasetError if there is none of that name."""
+    """Return the teacher that an example names; DatasetError if no teacher has that name."""
     if (name := str(example.get(by))) in teachers:
         return name
     raise DatasetError(

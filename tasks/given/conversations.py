@@ -32,7 +32,7 @@ SHAREGPT = {
     "observation": "tool",
     "tool": "tool",
 }
-"""Roles of ShareGPT's conversations, and those of chat completions that they are."""
+"""Role in ShareGPT's conversations → the role of chat completions."""
 
 COLUMNS = ("messages", "conversations")
 """Columns that hold a whole conversation."""
@@ -74,7 +74,7 @@ TEXT_FORMS = (
     Form("question", "answer"),
     Form("question", "response"),
 )
-"""Forms without messages, as those of alpaca, dolly, GSM8K and OpenOrca."""
+"""Forms without messages, such as alpaca, dolly, GSM8K and OpenOrca have."""
 
 KNOWN_FORMS = "messages; conversations; " + "; ".join(
     f"{form.question} and {form.answer}" for form in TEXT_FORMS
@@ -106,7 +106,7 @@ def read_unpadded(source: Source) -> Iterator[Example]:
         if known is not None and spoken not in (None, known):
             raise DatasetError(
                 f"row {row['example_id']} of {source.dataset} has the roles of {spoken}, and "
-                f"earlier rows those of {known}; give all rows the same roles"
+                f"earlier rows have the roles of {known}; give all rows the same roles"
             )
         known = known or spoken
         yield {**row, "example": example}
@@ -201,7 +201,7 @@ def drop_nulls(value: Any) -> Any:
 
 
 def speaks(row: Mapping[str, Any]) -> str | None:
-    """Return whose roles a row has, ShareGPT's or those of chat completions; None of no roles."""
+    """Return whose roles a row has: ShareGPT's or chat completions'; None if it has no roles."""
     value = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
     roles = _roles(parse_text(value))
     return None if not roles else "ShareGPT" if _is_sharegpt(roles) else "chat completions"

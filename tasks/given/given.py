@@ -1,6 +1,6 @@
 """What a run is given to learn, and does not play: units of one side, texts, or of two, pairs.
 
-The units are made tokens once, in one file, of which every step of the run is made.
+The units are made tokens once, in one file; every step of the run takes its datums from it.
 """
 
 import json
@@ -122,7 +122,7 @@ class Given(ABC):
         self.path = path
 
     def is_bound(self) -> bool:
-        """Return whether all files are there of which the datums of a step are made."""
+        """Return whether all files are there that the datums of a step are made from."""
         return is_written(self.path)
 
     def of_split(self, split: str) -> pa.Table:
@@ -290,8 +290,8 @@ def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Return whose turn each draw of a round is: each source has as many turns as its share.
 
     In the first n draws a source has its share of n, rounded up or down: its j-th turn falls into
-    the window of its j-th part of the round. Of the windows that are open, the one that closes
-    first is taken (Baruah et al. 1996).
+    the window of its j-th part of the round. The source whose window is open and closes
+    first has the turn (Baruah et al. 1996).
     """
     total, taken, turns = sum(shares), [0] * len(shares), list[int]()
     for place in range(total):

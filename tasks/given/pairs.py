@@ -66,10 +66,10 @@ PAIR_KEYS = ["split", "example_id", "side", "part"]
 REFERENCES = pa.schema(
     [*(PAIR_SCHEMA.field(name) for name in PAIR_KEYS), ("logprobs", pa.list_(pa.float32()))]
 )
-"""Rows as those of PAIR_SCHEMA, aligned with their tokens; 0 where a token is not trained."""
+"""The rows of PAIR_SCHEMA with a value for each token, 0 where a token is not trained."""
 
 MOST_TOLD = 3
-"""Broken rows of a split of which the log says what is wrong; the others are counted."""
+"""Broken rows of a split whose faults the log names; further ones are counted."""
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +200,10 @@ class BoundPairs(Given):
     def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
         """Measure how a policy compares pairs.
 
-        `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its
-        log p, less the reference's if the loss has one); equal scores count half. A labelled answer
-        is compared with the loss's z, or 0. The standard error is that of a normal interval as wide
-        as the share's own (`interval_of`). `margin` is the mean difference of the scores, and
+        `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log
+        p, less the reference's if the loss has one); equal scores count half. A labelled answer is
+        compared with the loss's z, or 0. The standard error belongs to a normal interval as wide as
+        the share's own interval (`interval_of`). `margin` is the mean difference of the scores, and
         `loss` the mean loss.
         """
         masks = [mask.astype(np.float64) for mask in arrays(rows["mask"])]
@@ -251,8 +251,8 @@ def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
 def _mismatched_rows(split: str, kept: Sequence[tuple[int, Unit]], most: int) -> Iterator[UnitRow]:
     """Yield each prompt with answers to the next other one; DatasetError if all are the same.
 
-    A pair has two, that of each side, so that what is good and what is bad count alike; to a
-    labelled answer that lacks a side, its only one.
+    A prompt of a pair gets two answers, the next pair's chosen and rejected one, so that good and
+    bad answers count alike. A prompt of a labelled answer gets one answer.
     """
     split_at = [
         {name: _split_at_answer(side[0]) for name, side in unit.sides.items()} for _, unit in kept

@@ -104,7 +104,7 @@ def score_part(
 ) -> None:
     """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
 
-    DatasetError names a text of which the teacher gives a place no token.
+    DatasetError names a text with a place for which the teacher gives no token.
     """
     rows = texts.of_part(part)
     keys = rows.select(TEXT_KEYS).to_pylist()

@@ -134,7 +134,7 @@ class Texts(Given):
         table, taught = self.table, pa.concat_tables(map(read, self.parts()))
         if table.select(TEXT_KEYS).to_pylist() != taught.select(TEXT_KEYS).to_pylist():
             raise ValueError(
-                f"the teacher's files of {self.path} are those of other texts; remove them, and "
+                f"the teacher's files of {self.path} belong to other texts; remove them, and "
                 "they are made again"
             )
         for name in TAUGHT.names[len(TEXT_KEYS) :]:
@@ -278,7 +278,7 @@ def trained_rows(
 
 
 def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
-    """Count the bytes that trained tokens write; the token that ends an answer writes none."""
+    """Count the bytes that trained tokens write; the token that ends an answer writes no byte."""
     written = [token for token in trained if token not in chat.stop_tokens]
     return len(chat.text(written).encode())
 

@@ -169,7 +169,7 @@ class JournalTail:
         self._offset = 0
 
     def read(self) -> list[Span]:
-        """Return the whole lines since the last look; none if there is no file yet."""
+        """Return the whole lines since the last look; an empty list if there is no file yet."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

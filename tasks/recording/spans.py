@@ -159,7 +159,7 @@ def refused_span(refused: RefusedCall) -> Span:
 
 
 def rows_of(spans: Sequence[Span]) -> list[Span]:
-    """Return the rows that a journal's spans make, which are those of the sealed batch.
+    """Return the rows of a sealed batch, by the spans of its journal.
 
     Begun calls that were answered are dropped; those that are left were lost. The record that
     closes a batch becomes an end of each straggler.
@@ -177,7 +177,7 @@ def closed_span(
     """Record that enough rollouts of a batch have ended, by the end that made them enough.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
-    line of the journal, so that a crash keeps all of the decision or none of it.
+    line of the journal, so that a crash keeps the whole decision or nothing of it.
     """
     end = _end_span(rollout_id, attempt, CLOSED, now)
     return {**end, "attributes": {LEFT_OUT: stragglers}}
@@ -186,7 +186,7 @@ def closed_span(
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
     """Return what a judge may score, its `rollouts`, as roles with calls.
 
-    A rollout's score may be a list: the numbers of its parts are those of calls.
+    A rollout's score may be a list: its parts are numbered as calls are.
     """
     return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
@@ -254,13 +254,13 @@ def table(spans: Iterable[Span]) -> pa.Table:
 
 
 def cause_of(error: str) -> str:
-    """Return what an error, `TYPE: MESSAGE`, shares with those of its type at the same place."""
+    """Return what an error, `TYPE: MESSAGE`, shares with errors of its type at the same place."""
     place = re.search(ERROR_PLACE, error)
     return f"{error.partition(':')[0]}{place[0]}" if place else error
 
 
 def without_secrets(value: Any) -> Any:
-    """Replace by `***` every value whose name is that of a secret."""
+    """Replace by `***` every value whose name says that it is a secret."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):

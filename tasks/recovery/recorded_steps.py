@@ -160,7 +160,7 @@ class RecordedSteps:
     def optimizer_steps(self, before: int) -> int | None:
         """Count the optimizer steps before a step; None if the datums that say it are gone.
 
-        A step without datums took none.
+        A step without datums took no optimizer step.
         """
         for step in range(before):
             self.source.restore(step)
@@ -190,7 +190,7 @@ def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) ->
 def count_optimizer_steps(
     run: RunFolder, policy: str, start: Start | None, methods: ByStep[UpdateMethod], before: int
 ) -> int | None:
-    """Count the optimizer steps of a policy before a step, and those of its start."""
+    """Count the optimizer steps of a policy before a step, with the steps of its start."""
     earlier = start.optimizer_steps if start and start.with_optimizer else 0
     for step in range(before):
         method = methods.at(step)

@@ -67,7 +67,7 @@ class RolloutSteps(StepSource):
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):
             raise CheckpointError(
-                f"{path} has {len(datums)} datums, of which {sum(map(len, split))} are of the "
+                f"{path} has {len(datums)} datums, and {sum(map(len, split))} are of the "
                 f"batches that step {step} has journals of; put the journals back, since each "
                 "batch is a pass of its own"
             )
@@ -118,7 +118,7 @@ class RolloutSteps(StepSource):
         batches = self.run.journalled(shard_name(JUDGE, step))
         if not is_written(path) and not batches:
             raise CheckpointError(
-                f"{path} is gone, and so are the journals of the judge of step {step}; put them "
+                f"{path} and the journals of the judge of step {step} are gone; put them "
                 "back, or fork the run at an earlier step"
             )
         spans = [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]

@@ -42,8 +42,8 @@ class ExportRefused(UserError):
 class Parity:
     """Largest differences to the sampler's log-probabilities: of what was written, and the base's.
 
-    `rounded` is that of the weights in bfloat16, if they are written so; `written` is then that of
-    the weights before.
+    `rounded` is the difference of the weights in bfloat16, if they are written so; `written` is
+    then the difference of the weights before rounding.
     """
 
     tokens: int

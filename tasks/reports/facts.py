@@ -47,7 +47,7 @@ MOST_RUNS = 10_000
 """Runs whose facts are kept in memory."""
 
 BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
-"""Errors of a run of which somebody has written a file by hand, too."""
+"""Errors of a run, also of a run with a file that somebody has written by hand."""
 
 STOPPED = "stopped"
 """Beginning of the state of a run that can be continued."""
@@ -101,8 +101,8 @@ class HeldOutValues:
 class RunCurves:
     """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
 
-    Minutes are those of the clock, up to the end of the last rollout, without the times in which no
-    process had the run open. Tokens are those that the policies sampled in training.
+    Minutes are counted by the clock, up to the end of the last rollout, without the times in which
+    no process had the run open. Tokens are the ones that the policies sampled in training.
     """
 
     name: str
@@ -192,7 +192,7 @@ class RunFacts:
 
     @property
     def agent(self) -> str:
-        """Agent that the run trains, or the flow of a run that plays none."""
+        """Agent that the run trains, or the flow of a run that plays no agent."""
         return str(self.recipe.get("agent") or self.recipe["flow"])
 
     @property
@@ -255,7 +255,7 @@ class RunFacts:
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of the steps that the run has trained itself, which a fork shares with none."""
+        """Seconds of the steps that the run has trained itself, which a fork shares with no run."""
         return spent_seconds(self.metrics[self.manifest.get("parent", {}).get("step", 0) :])
 
     @property

@@ -53,7 +53,7 @@ def reveal(value: object) -> object:
 
 
 def readable(value: object) -> str:
-    """Write a value of a table; a number has separators of thousands, and none is a dash."""
+    """Write a value of a table; a number has separators of thousands, and None is a dash."""
     match value:
         case None:
             return "–"
@@ -141,9 +141,9 @@ def render_report(
     chosen: Collection[str] = (),
     **framed: object,
 ) -> str:
-    """Render the page of a run, or of several beside each other, some of which are `chosen`.
+    """Render the page of a run, or of several beside each other; `chosen` names the chosen runs.
 
-    Another `frame` is a template around the page, which shows what it has of `framed`.
+    Another `frame` is a template around the page; `framed` are its values.
     """
     reported = [_read(run, run.name in chosen) for run in runs]
     curves = [one.curves for one in reported]
@@ -163,7 +163,7 @@ def render_report(
 
 
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
-    """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
+    """Draw the rewards of runs, or losses and accuracies if no run plays rollouts."""
     curves = [run.curves for run in runs]
     if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)

@@ -330,7 +330,7 @@ def _write(figure: Figure, axes: Axes) -> str:
 
 
 def _leave_margins(figure: Figure, axes: Axes) -> None:
-    """Leave room for the numbers of the axes, so that none is cut off."""
+    """Leave room for the numbers of the axes, so that no number is cut off."""
     wide, high = figure.get_size_inches()
     below, beside = (_widest(axis) for axis in (axes.xaxis, axes.yaxis))
     left = max(LEFT, below / 2, BEFORE_TICK + beside)

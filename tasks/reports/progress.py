@@ -116,7 +116,7 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
 
 
 def say_facts(run: RunFolder, progress: Progress) -> Said:
-    """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
+    """Say what a run does, a line a fact; only a failure's line is longer than 100 letters."""
     rows = read_facts(run).metrics
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
@@ -250,7 +250,7 @@ def _read_sampled(sealed: Path) -> list[_Sampled]:
 
 
 def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
-    """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
+    """Return when calls ended, and how many tokens each has sampled: 0 for a recalled call."""
     calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
     return [(span["ended"], span["gen_ai_usage_output_tokens"] or 0) for span in calls]
 
@@ -352,7 +352,7 @@ def _count_rows(path: Path) -> int:
 
 
 def _seconds_left(seconds: Sequence[float], steps: int) -> tuple[float, float] | None:
-    """Return for how long so many steps last, by the quartiles of the seconds of those before."""
+    """Return how long the steps last, by the quartiles of the seconds of the steps before."""
     if not seconds or not steps:
         return None
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else [*seconds] * 3

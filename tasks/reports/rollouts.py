@@ -35,7 +35,7 @@ MOST_FAILED = 3
 """Failed rollouts that are shown beside the best, the middle and the worst."""
 
 SHOWN_SPLITS = ("test", "train")
-"""Splits of which an example is shown, the first that was played at two checkpoints."""
+"""Splits with an example to show: the first example that was played at two checkpoints."""
 
 STEPS = """
 select min(step), max(step) from rollouts where split = $split and reward is not null
@@ -71,9 +71,9 @@ def read_games(
 ) -> list[JsonObject]:
     """Read the rollouts of sealed batches as games, in order.
 
-    A game has those `columns` of its example (all if none is named), the example's row in the
-    dataset as `index`, and `correct`, whether the reward is at least `threshold`, which is None if
-    the rollout failed. The rest is of its Transcript, without the conversations.
+    A game has the `columns` of its example (all columns by default), the example's row in the
+    dataset as `index`, and `correct`: whether the reward is at least `threshold`, or None if the
+    rollout failed. The rest is of its Transcript, without the conversations.
     """
     return [_game(row, columns, threshold) for row in read_transcripts(spans)]
 
@@ -228,7 +228,7 @@ def _trajectories(
 def _marks(
     mask: np.ndarray, logprobs: np.ndarray, weights: np.ndarray, strongest: float
 ) -> Iterator[tuple[str, str]]:
-    """Yield the class and the title of each token; without `weights`, none was trained."""
+    """Yield the class and the title of each token; without `weights`, no token was trained."""
     for place, sampled in enumerate(mask):
         likely = f"probability {np.exp(logprobs[place]):.3g}"
         if not sampled:

@@ -57,7 +57,7 @@ def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
 def fitted(
     names: Sequence[str], cells: Iterable[Sequence[object]], width: int, long: Collection[str]
 ) -> str:
-    """Align cells as a table of `width` letters: those of the `long` columns are shortened.
+    """Align cells as a table of `width` letters: cells of the `long` columns are shortened.
 
     A column without a value in any row is left out.
     """

@@ -53,10 +53,10 @@ FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_journal: ("journal", "stopped"),
     verified: (*GIVEN_FILES, "spans", *(name for name in LEARNING if name != "updates")),
 }
-"""Reader → the files that it reads, by their own names or by that of their folder."""
+"""Reader → the files that it reads, by their own names or by their folder's name."""
 FILE_READERS = {name: reader for reader, names in FILES.items() for name in names}
 DAMAGED_FILE = (UserError, OSError, ValueError)
-"""Errors of a damaged file, which is told of where all are read; pyarrow's are ValueErrors."""
+"""Errors of a damaged file, which its own check reports; pyarrow's are ValueErrors."""
 
 
 def find_damage(run: RunFolder) -> Iterator[str]:
@@ -134,7 +134,7 @@ class _Recorded:
 
     @cached_property
     def rows(self) -> Sequence[Metrics]:
-        """Metrics of the steps that are done; none if they cannot be read."""
+        """Metrics of the steps that are done; an empty list if they cannot be read."""
         with suppress(*DAMAGED_FILE):
             return read_metrics(self.run.metrics)
         return []
@@ -146,7 +146,7 @@ class _Recorded:
 
     @cached_property
     def done(self) -> int:
-        """Steps of which a policy's update is made."""
+        """Steps whose update of a policy is made."""
         steps = (step for policy in self.policies for step in self.run.updated(policy))
         return max([len(self.rows), *(step + 1 for step in steps)])
 
@@ -230,7 +230,7 @@ class _Recorded:
         yield from _absent(map(run.spans, batches), f"step {step} was done")
 
     def _batches_of(self, shard: Path, *, first: bool = False) -> list[str]:
-        """List the batches of a shard, or those of its first round; none if it is damaged."""
+        """List the batches of a shard, or of its first round; [] if the shard is damaged."""
         with suppress(*DAMAGED_FILE):
             rows = read_shard(shard)
             numbers = {row["batch"] for row in rows if not (first and row["round"])}

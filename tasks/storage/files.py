@@ -321,7 +321,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
 
 
 def read_log(path: Path) -> list[JsonRow]:
-    """Read the whole lines of a log, none if there is no file; Damaged if a line has changed."""
+    """Read the whole lines of a log, [] if there is no file; Damaged if a line has changed."""
     if not is_written(path):
         return []
     *lines, torn = read_bytes(path).split(b"\n")

@@ -142,7 +142,7 @@ class RunFolder:
         return self._of_step(policy, "datums", step)
 
     def expert(self, policy: str, step: int) -> Path:
-        """Return the file of the datums of an expert's texts, trained beside those of rollouts."""
+        """Return the file of an expert's datums, trained beside the rollouts' datums."""
         return self._of_step(policy, "expert", step)
 
     def update(self, policy: str, step: int) -> Path:
@@ -204,7 +204,7 @@ class RunFolder:
         return [path for path in files if path.exists()]
 
     def shards_of(self, batches: Iterable[str]) -> list[Path]:
-        """List the files of the shards of batches, each once; greedy rollouts have none."""
+        """List the files of the shards of batches, each once; greedy rollouts have no shard."""
         shards = dict.fromkeys(self.shard(parse_batch(batch).shard) for batch in batches)
         return [path for path in shards if path.exists()]
 
@@ -231,7 +231,7 @@ class RunFolder:
         return [path for path in paths if path.exists()]
 
     def evaluations(self, checkpoint: str = "") -> list[Path]:
-        """List the scores of every evaluation, or of those of a checkpoint, in their order."""
+        """List the scores of every evaluation, or of a checkpoint's evaluations, in their order."""
         return sorted((self.path / "evaluations").glob(f"{checkpoint}*.json"))
 
     def measures(self) -> list[Path]:
@@ -239,7 +239,7 @@ class RunFolder:
         return sorted((self.path / "measures").glob("*.json"))
 
     def given_files(self) -> list[Path]:
-        """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
+        """List the files of the texts or pairs that the run learns; [] if it plays rollouts."""
         taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
@@ -249,7 +249,7 @@ class RunFolder:
         return sorted(self.reference_parts.glob("*.parquet"))
 
     def bound_files(self) -> list[Path]:
-        """List the files of all that the run learns and has not played, those of an expert too."""
+        """List the files of all that the run learns and has not played, with an expert's texts."""
         return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
 
     def learned(self, policy: str, stage: str) -> list[Path]:
@@ -267,7 +267,7 @@ class RunFolder:
     def files(self) -> list[Path]:
         """List the files of the run itself, and whatever else is in the place of one.
 
-        Hidden ones are being written, and those of UNSEALED carry no checksum.
+        Hidden files are being written; UNSEALED files carry no checksum. Both are left out.
         """
         found: list[Path] = []
         folders = [self.path]

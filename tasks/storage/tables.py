@@ -45,7 +45,7 @@ def _database(_: int) -> duckdb.DuckDBPyConnection:
 def select(query: str, **parameters: object) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order.
 
-    A path among the values is that of one file, whatever it is called.
+    A path among the values names one file, even if the path has stars or brackets.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with _database(os.getpid()).cursor() as connection:
@@ -131,7 +131,7 @@ def _bindable(value: object) -> object:
 
 
 def _as_pattern(path: Path) -> str:
-    """Return the pattern of one path alone; UserError if there is none."""
+    """Return a pattern that matches this path alone; UserError if DuckDB has no such pattern."""
     whole = str(path.absolute())  # what is relative may begin as a home or an address does
     if GLOB_PATTERN.search(whole) is None:
         return whole

@@ -63,7 +63,7 @@ FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
 
 UI_LOOK_SECONDS = 3.0
-"""Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
+"""Seconds between two looks at what a run does; the first look is at FIRST_SECONDS."""
 
 NOW_ARTIFACT = "now"
 """Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
@@ -283,15 +283,14 @@ def describe_curves(run: RunFolder) -> str:
 
 
 DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
-"""Metrics of a divergence, of which a table has the first that there is."""
+"""Metrics of a divergence; a table has the first of them that the run has."""
 
 
 def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     """Return the metrics of a run that one reads first, a row a step; a column has some value.
 
-    The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
-    those of the main policy, the KL to the reference or, without one, to the teachers, or else to
-    the weights that sampled.
+    The held-out reward or loss belongs to the checkpoint which the step made. Entropy and KL are
+    measured on the main policy; KL is the first of DIVERGENCES that the run has.
     """
     facts = read_facts(run)
     held_out, tokens = facts.held_out.by_step, facts.tokens

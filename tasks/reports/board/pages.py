@@ -54,9 +54,9 @@ MOST_REPORTS = 16
 class RunSelection(FromQuery):
     """Selection of runs, and of what is drawn of them.
 
-    `runs` is a name in which a * stands for any letters, such as those of a sweep's runs. `key` is
-    `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
-    the first ones of the page are drawn.
+    `runs` is a name in which a * stands for any letters: `sweep-*` names the runs of a sweep. `key`
+    is `key=value`, or a key by which a run differs from most of its agent. Without a `run`, the
+    first ones of the page are drawn.
     """
 
     runs: str | None = Field(default=None, max_length=300)
@@ -204,7 +204,7 @@ def _version(run: RunFolder) -> FileVersions:
 
 
 def _bound(name: str) -> RunFolder:
-    """Return the folder of a run; RunError if there is none, or if it is of another format."""
+    """Return the folder of a run; RunError if there is no run, or if its format is another."""
     run = folder_of(name)
     recipe_of(run)
     return run

@@ -56,7 +56,7 @@ class FromQuery(BaseModel):
         return cls.model_validate(values)
 
     def query(self, **changes: object) -> str:
-        """Return the query of the same page with some values changed, those of no default."""
+        """Return the query of the same page with some values changed; defaults are left out."""
         values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
         return f"?{urlencode(values, doseq=True)}"
 
@@ -92,7 +92,7 @@ class GroupSearch(PlayedSearch):
 
 
 class Sides(FromQuery):
-    """Rollouts of a group that are shown beside each other; the second may be none."""
+    """Rollouts of a group that are shown beside each other; the second may be missing."""
 
     left: str | None = Field(default=None, max_length=300)
     right: str | None = Field(default=None, max_length=300)
@@ -136,7 +136,7 @@ def search_groups(run: RunFolder, search: GroupSearch) -> list[ViewRow]:
 
 
 def list_splits(run: RunFolder) -> list[str]:
-    """List the splits of which a run has played something."""
+    """List the splits from which a run has played rollouts."""
     sealed, journals = run.all_spans()
     return sorted({parse_batch(path.stem).split for path in (*sealed, *journals)})
 
@@ -144,9 +144,10 @@ def list_splits(run: RunFolder) -> list[str]:
 def read_group(
     run: RunFolder, group: str, sides: Sides, text_of: TokenText | None
 ) -> tuple[list[ViewRow], list[ShownRollout]]:
-    """Return the rollouts of a group, and in full those that are asked for.
+    """Return the rollouts of a group, and the rollouts in full that are asked for.
 
-    If none is, the ones with the highest and the lowest reward. RunError if there is no group.
+    If no rollout is asked for, these are the ones with the highest and the lowest reward. RunError
+    if there is no group.
     """
     try:
         shard = parse_rollout(f"{group}-00").shard

@@ -1,4 +1,4 @@
-"""A folder of runs → its rows: those of the board's table, and the table of `ratchet runs`."""
+"""A folder of runs → the rows of the board's table, and the table of `ratchet runs`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ class RunRow:
     """Run in a list of runs.
 
     Its state is running (a process trains it), finished, stopped (it can be continued), damaged or
-    unreadable, of which `trouble` says why; and whether `ratchet serve` serves a checkpoint of it.
+    unreadable (`trouble` says why); and whether `ratchet serve` serves a checkpoint of it.
     An update in doubt was under way when the run stopped; continuing rebuilds the weights before
     it. `doing` says what a running one does, on the board.
     """
@@ -129,7 +129,7 @@ def show(value: Json) -> str:
 def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]]]:
     """Map each run, by name, to the keys by which it differs from most of its agent's runs.
 
-    Where no value is that of more than half of them, each run has its own.
+    Where no value is common to more than half of these runs, every run shows its value.
     """
     shown = {of.name: {} if of.trouble else _show_keys(of.keys) for of in runs}
     values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -153,7 +153,7 @@ def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]
 
 
 def last_reward(facts: RunFacts) -> float:
-    """Return the last held-out reward, by which runs are ranked; none is the least."""
+    """Return the last held-out reward, by which runs are ranked; a run without one ranks last."""
     try:
         return facts.headlines[-1].reward if facts.headlines else float("-inf")
     except BROKEN:
