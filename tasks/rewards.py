@@ -78,7 +78,7 @@ def rewards_of(
     is one, is the reward of every role of its rollout.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
-    reward of a role whose calls have rewards, from which the returns are computed.
+    reward of a role whose calls have rewards: the returns are computed from these rewards.
     """
     given, by_call = _role_rewards(trajectories, verdicts)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
@@ -146,7 +146,7 @@ def mean_rewards(rewards: pa.Table) -> MeanRewards:
 
 @dataclass(frozen=True)
 class TrainedCall:
-    """A call of a trained role: a row of the table by which credit is assigned.
+    """A call of a trained role: a row of the table that assigns credit.
 
     `reward` is the call's own, if it has one. `sampled` has the indices of its sampled tokens among
     the tokens of all trajectories; each of its `penalties`, one for each of them, lessens the
@@ -345,7 +345,7 @@ def _place(
 def _draw_calls(
     trajectories: pa.Table, masks: Sequence[np.ndarray], count: int, seed: int
 ) -> list[np.ndarray]:
-    """Return the masks with `count` calls of all: those whose names have the smallest hashes."""
+    """Return the masks with `count` of all calls: the calls with the smallest hashes."""
     names = ("rollout_id", "call_numbers", "call_tokens")
     rows = [*zip(*(trajectories[name].to_pylist() for name in names), strict=True)]
     calls = [(rollout, number) for rollout, numbers, _ in rows for number in numbers]

@@ -92,7 +92,7 @@ def choose(
     """Choose the `size` examples of step `step`.
 
     With `pass_rate` these are the first of a ranking, from its begin again if it is too short.
-    Any other order is an endless series of passes, in which the end of a pass drops nothing: the
+    Any other order is an endless series of passes. The end of a pass drops no example: the
     next pass begins within the same shard, so a shard may hold an example twice. No state is kept:
     any step can be asked for at any time.
     """

@@ -59,7 +59,7 @@ class Update:
 
 
 class PolicyUpdater:
-    """The one owner of a policy's training client, to which no other process can attach.
+    """The only owner of a policy's training client; no other process can attach to that client.
 
     It knows the step of its live weights. The weights of any other step are rebuilt: the last
     state saved before that step, and the recorded datums since, each applied once. The update that
@@ -91,7 +91,7 @@ class PolicyUpdater:
         self._planned: tuple[int, Sequence[Path]] | None = None
         """The step of an update to come, and the files of its datums."""
         self._ahead: _Submitted | None = None
-        """The update after the last one whose result was awaited, if the live client has it."""
+        """The first update whose result was not awaited yet, if the live client has it."""
         self._inflight: Sampler | None = None
         """The live client's newest in-flight sampler, once one was asked for."""
         self._owning = RLock()
@@ -229,7 +229,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
-        """Raise a refusal of a client that the service has forgotten as one that a retry mends."""
+        """Raise ServiceFailed, which a retry mends, if the service has forgotten the client."""
         was_live = self._is_at(step)
         try:
             yield
@@ -248,7 +248,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _client(self, step: int) -> Iterator[LivePolicy]:
-        """Own the client of a step for the block; one whose request fails is given up."""
+        """Own the client of a step for the block; give the client up if a request fails."""
         with self._owning:
             live = self._at(step)
             self._live = None

@@ -32,7 +32,7 @@ DELTA_ENCODING = "DELTA_"
 """Beginning of the encodings that are read without a dictionary."""
 
 LONGEST_MEASURE = 10.0
-"""Bound on the processor time in which a file is measured, in seconds."""
+"""Seconds of processor time that measuring a file may take."""
 MEASURING_MEMORY = 2**30
 """Bound on the memory of the process that measures files, in bytes."""
 UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
@@ -59,7 +59,7 @@ def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str
 def _ask(path: str) -> dict[str, Any]:
     """Have the child measure a file; BadFile if it is damaged, or its own description too large.
 
-    pyarrow ends the process in which it looks at damaged figures of a column.
+    pyarrow may end its process when it reads damaged statistics of a column.
     """
     try:
         answer = _child.ask(path, LONGEST_MEASURE)

@@ -220,7 +220,7 @@ def _name_of_part(split: str) -> re.Pattern[str]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """List the files of a split: the one that is named after it, or its numbered parts in order."""
+    """List the files of a split: the file named after it, or its numbered parts in order."""
     stems, name_of_part = _stems(folder), _name_of_part(split)
     parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
     names, named = _listed(file.name for _, file in stems), name_file(folder)

@@ -180,7 +180,7 @@ def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
 
 
 def _elements(text: str, memory: RowMemory) -> Iterator[Any]:
-    """Yield the elements of an array, each as it is parsed."""
+    """Yield the elements of an array as they are parsed."""
     at = _skip(text, 1)
     while text[at : at + 1] != "]" or text[at - 1] == ",":
         row, end = _parse(text, at)

@@ -170,7 +170,7 @@ class Given(ABC):
     ) -> list[UnitRow]:
         """Return the rows of a source that is named by its split, and count what is lost of it.
 
-        DatasetError names the row that cannot be used, and a source in which nothing is trained.
+        DatasetError names a row that cannot be used, or a source without a trained token.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Measures of a checkpoint on held-out units, with the interval in which each lies."""
+"""Measures of a checkpoint on held-out units, with their intervals."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ class HeldOutMeasure(BaseModel, frozen=True):
     """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
 
     The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
-    is known below two examples. `tokens` counts the trained ones of the examples. `by_example` has
-    each example's part of the value and its weight, whose sums' ratio the value is; empty in older
-    measures.
+    is known below two examples. `tokens` counts the trained tokens of the examples. `by_example`
+    has each example's part of the value and its weight, whose sums' ratio the value is; empty in
+    older measures.
     """
 
     measure: Literal["loss", "accuracy"]

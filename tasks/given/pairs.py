@@ -1,4 +1,4 @@
-"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out ones."""
+"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out pairs."""
 
 import logging
 from collections import Counter
@@ -243,7 +243,7 @@ class BoundPairs(Given):
 
 
 def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
-    """Cut the sequences of a side, and drop those in which nothing is trained then."""
+    """Cut the sequences of a side, and drop a sequence that has no trained token left."""
     cut = [one.cut(most) for one in side]
     return [one for one in cut if any(one.weights)]
 

@@ -42,7 +42,7 @@ class LikeliestScorer(Protocol):
 
 
 class LongerTexts:
-    """Texts as a teacher reads them that reads more than the policy: the same ones, but longer."""
+    """Texts for a teacher that reads more than the policy: the same texts, but longer."""
 
     def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
         self._sources, self._chat = sources, chat

@@ -1,4 +1,4 @@
-"""Texts, units of one side: rows → tokens → datums, and the loss of a policy on held-out ones."""
+"""Texts, units of one side: rows → tokens → datums, and a policy's loss on held-out texts."""
 
 import logging
 from collections import Counter

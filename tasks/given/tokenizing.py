@@ -87,7 +87,7 @@ def tokenize_conversation(
 
 
 def _tokenize_text(text: str, chat: Chat) -> WeightedTokens:
-    """Tokenize a text, in which control tokens that are written out stay text."""
+    """Tokenize a text; control tokens that are written out in it stay text."""
     tokens = [*chat.encode_text(text), chat.stop_tokens[-1]]
     return WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])
 

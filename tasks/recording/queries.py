@@ -21,7 +21,7 @@ from tasks.storage.run_folder import RunFolder
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
 NARROWEST_READABLE = 8
-"""The fewest characters in which a column is readable."""
+"""Characters of the narrowest readable column."""
 MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
 

@@ -144,7 +144,7 @@ def begun_span(begun: Begun) -> Span:
 def refused_span(refused: RefusedCall) -> Span:
     """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
 
-    `call` counts the refused calls of the role, not its answered ones.
+    `call` counts the refused calls of the role; answered calls have numbers of their own.
     """
     call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {

@@ -61,7 +61,7 @@ class Evidence:
     mask: np.ndarray
 
     def difference(self, logprobs: np.ndarray) -> float:
-        """Return the largest difference of other log-probabilities to the recorded ones."""
+        """Return the largest difference of these log-probabilities to the recorded ones."""
         kept = self.mask.astype(bool)
         differences = self.logprobs[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
         return float(np.abs(differences).max())
@@ -101,7 +101,7 @@ class StepSource:
     def history(self, step: int) -> Sequence[Path]:
         """Return the files of earlier steps that the datums of a step depend on.
 
-        Missing ones are made again; CheckpointError if what they are made from is gone.
+        Missing datums are made again; CheckpointError if what they are made from is gone.
         """
         return ()
 

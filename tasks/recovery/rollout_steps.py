@@ -86,7 +86,7 @@ class RolloutSteps(StepSource):
         return None
 
     def _spans(self, step: int) -> list[Path]:
-        """Return the Parquet files of a step's batches; missing ones are made of the journals."""
+        """Return the Parquet files of a step's batches; missing files are made of the journals."""
         batches = batches_of(self.run, step)
         return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
 

@@ -171,7 +171,7 @@ def render_card(run: RunFolder, step: int, exported: Exported) -> str:
 
 
 def _base(manifest: Manifest, exported: Exported) -> str:
-    """Say what the base is, and under which licence and from whom, as far as it is known."""
+    """Say what the base is, its licence and its author, as far as they are known."""
     licence = exported.licence or "unknown here; look at where the base comes from"
     known = {"licence": licence, **manifest.get("base_origin", {})}
     known["messages"] = f"written by the renderer `{exported.renderer}`"

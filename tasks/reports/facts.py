@@ -101,8 +101,8 @@ class HeldOutValues:
 class RunCurves:
     """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
 
-    Minutes are counted by the clock, up to the end of the last rollout, without the times in which
-    no process had the run open. Tokens are the ones that the policies sampled in training.
+    Minutes are counted by the clock, up to the end of the last rollout, without the times when no
+    process had the run open. Tokens are the ones that the policies sampled in training.
     """
 
     name: str
@@ -332,9 +332,9 @@ class RunFacts:
                 yield f"update {doubtful - 1}{of} in doubt"
 
     def last_failure(self) -> RecordedFailure | None:
-        """Return the last error of the last step in which rollouts failed, if there is one.
+        """Return the last error of the last step that has failed rollouts, if there is such a step.
 
-        The step that is under way, or at which the run was stopped, counts as far as it is sealed.
+        A step that is under way, or that stopped the run, counts as far as it is sealed.
         """
         failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
         for step in (self.done, *failed[-1:]):
@@ -389,7 +389,7 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
 
 
 def metric_names(runs: Sequence[RunCurves]) -> list[str]:
-    """List the metrics that some step of some run has, in the order in which they appear."""
+    """List the metrics that any step of any run has, in the order of their first step."""
     rows = [row for run in runs for row in run.metrics]
     return [*dict.fromkeys(name for row in rows for name in row if name != "step")]
 

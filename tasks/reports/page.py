@@ -43,7 +43,7 @@ from tasks.storage.tables import query_beside
 
 SPENDING_QUERY = query_beside(__file__, "spending")
 MOST_FAILURES = 20
-"""Different errors of a run that its page shows, the latest ones."""
+"""Different errors of a run that its page shows: the latest."""
 PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 

@@ -34,11 +34,11 @@ LETTER, BEFORE_TICK = 0.085, 0.12
 To measure the texts would take as long as to draw them.
 """
 DIGITS = 3
-"""Digits to which all values of a metric are equal whose curve is constant."""
+"""Significant digits: a metric's curve is constant if its values are equal in them."""
 COLOURS = 8
 """Runs that have a colour of their own."""
 LEVEL = 0.02
-"""Share of its size by which a metric changes at least for its panel to show that it did."""
+"""Least change of a metric, as a share of its size, that its panel shows as a change."""
 TICKS = [1, 2, 2.5, 5, 10]
 """Multiples that the numbers of an axis may be of."""
 INK, RULE = "#00fe00", "#00fe01"

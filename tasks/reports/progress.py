@@ -35,7 +35,7 @@ BARS, BAR_WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
 
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
-"""Metrics by which a step is described, the first one that it has, and their decimals."""
+"""Metrics that describe a step, with their decimals: the first metric that the step has counts."""
 
 CALLS_MEASURE, PACE = "calls", "pace"
 """Facts that are said of a run only while a process has it open."""
@@ -329,7 +329,7 @@ def _group_size(split: str, recipe: Manifest) -> int:
 
 
 def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: int) -> str:
-    """Describe the shards that are being played, the trained ones first, or what follows them."""
+    """Describe the shards that are being played, trained shards first, or what follows them."""
     counted: dict[str, list[_PlayedShard]] = defaultdict(list)
     for shard in sorted(played, key=lambda shard: (not shard.trained, shard.name.step)):
         step = shard.name.step

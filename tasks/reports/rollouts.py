@@ -203,7 +203,7 @@ def mark_trajectories(
 def _trajectories(
     run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
-    """Yield the trajectories in which a policy sampled something, with their rollouts."""
+    """Yield the trajectories that have sampled tokens of a policy, with their rollouts."""
     trajectories = run.trajectories(policy, step)
     if not is_written(trajectories):
         return

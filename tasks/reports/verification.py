@@ -100,7 +100,7 @@ def _damage_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Record of a run, from which follows what the run must have."""
+    """Record of a run: it tells what files the run must have."""
 
     run: RunFolder
 

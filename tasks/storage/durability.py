@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 
 class WrittenFile(PosixPath):
-    """Path that can be referenced weakly, by which Prefect tells results of tasks apart."""
+    """Path that can be referenced weakly, since Prefect refers to results of tasks so."""
 
 
 class DurableTask(Task[P, Path]):

@@ -290,8 +290,9 @@ class RunFolder:
     def is_held(self) -> bool:
         """Return whether a process of this host has the run open, without touching its lock.
 
-        `is_open` takes the lock for a moment, in which nobody can open the run. Here the process is
-        asked that the lock names; one of another user counts as long as it lives.
+        `is_open` takes the lock for a moment, and nobody can open the run in that moment. This
+        looks at the files that the process which the lock names has open; a process of another user
+        counts as long as it lives.
         """
         lock, named = self.path / "lock", self._holder()
         if named is None or named["host"] != socket.gethostname():
@@ -310,7 +311,7 @@ class RunFolder:
         return named is not None and named["serves"] is not None
 
     def check_writable(self) -> None:
-        """Refuse (UserError) a folder in which nothing can be written."""
+        """Refuse (UserError) a folder that cannot be written."""
         check_writable(self.path, "another folder of runs as RATCHET_RUNS")
 
     @contextmanager
@@ -335,7 +336,7 @@ class RunFolder:
                 left.unlink()
 
     def take_over(self) -> "RunFolder":
-        """Return the folder as it is from now on owned by this process.
+        """Make this process the owner; return the folder with its ownership.
 
         Raises RunError if it is a copy of a run that another process of this host has open.
         """

@@ -56,7 +56,7 @@ class RunSelection(FromQuery):
 
     `runs` is a name in which a * stands for any letters: `sweep-*` names the runs of a sweep. `key`
     is `key=value`, or a key by which a run differs from most of its agent. Without a `run`, the
-    first ones of the page are drawn.
+    first runs of the page are drawn.
     """
 
     runs: str | None = Field(default=None, max_length=300)
@@ -127,7 +127,7 @@ def render_board(query: RunSelection) -> str:
 
 
 def render_run(name: str, query: FromQuery) -> str:
-    """Render the report of a run as it is now, with the ways to its other pages."""
+    """Render the report of a run as it is now, with links to its other pages."""
     run = folder_of(name)
     return _render_report(run, _version(run), query.live, _refresh(query, run.is_held()))
 
