@@ -13,14 +13,15 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from engine.errors import RequestRefused
-from engine.model.attention import ATTENTION_NAME, SequenceAttention
-from engine.model.forward_pass import (
+from engine.model.attention import (
+    ATTENTION_NAME,
     CURRENT,
     AttentionCall,
     ForwardPass,
     LayerGroup,
     LayerKind,
     LoraLinear,
+    SequenceAttention,
 )
 from engine.model.products import Products, TiledProducts, choose_products
 from engine.model.workers import Workers

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from engine.errors import RequestRefused
-from engine.model.forward_pass import LayerGroup, LayerKind, LoraLinear
+from engine.model.attention import LayerGroup, LayerKind, LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.products import Pair
 from engine.randomness import entropy

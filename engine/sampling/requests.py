@@ -11,7 +11,7 @@ import numpy as np
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
-from engine.sampling.prompt_cache import Block
+from engine.sampling.kv_cache import Block
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this value count as 0, because dividing by them would overflow."""
