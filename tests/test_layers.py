@@ -152,7 +152,7 @@ OUTSIDE_A_RUN = {
 OWN_LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop"}
 FOREIGN = {
     "adapters/process/event_loop.py",  # makes our loops
-    "adapters/harness/environments/verifiers_program.py",  # a Python without our packages runs it
+    "adapters/harness/verifiers_program.py",  # a Python without our packages runs it
     "flows/cli/template/crewai/tests/test_introduce.py",  # is a project of the user's
 }
 

@@ -28,9 +28,9 @@ from adapters.dialects.fields import (
     read_text,
     read_thinking,
     type_of,
+    write_named,
     write_token_ids,
 )
-from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
 from adapters.rendering.messages import create_tool_call, read_tool
 

@@ -1,11 +1,12 @@
-"""Fields of a client's body: each has the type it must have, or is refused by name."""
+"""Fields of a client's body, each of its type or refused by name, and what all dialects write."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
 from adapters.rendering.messages import json_type, read_content
-from adapters.rendering.thinking import SWITCHES
+from adapters.rendering.renderer_names import SWITCHES
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -175,3 +176,17 @@ def write_token_ids(completion: Completion) -> JsonObject:
 def refuse_constant(name: str) -> None:
     """Refuse (ValueError) NaN and the infinities, which Python's parser of JSON accepts."""
     raise ValueError(f"{name} is not a JSON number")
+
+
+DONE = "data: [DONE]\n\n"
+"""The end of a stream of chat completions."""
+
+
+def write_data(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream, in ASCII: some clients end a line at U+2028, as Python does."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def write_named(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream under the name that is its type."""
+    return f"event: {value['type']}\n{write_data(value)}"

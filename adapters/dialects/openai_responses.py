@@ -14,6 +14,7 @@ from adapters.dialects.fields import (
     read_text,
     read_thinking,
     type_of,
+    write_named,
     write_token_ids,
 )
 from adapters.dialects.openai_fields import (
@@ -24,7 +25,6 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
-from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import create_tool_call, read_tool
 

@@ -21,10 +21,9 @@ from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.clients.litellm import PASSED_ON
 from adapters.dialects.fields import bad_request
-from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.chat_api import ChatApi, ServedModel, read_number, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, read_body, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import UNRECORDED, Answer, Memory, RequestMeta
 from adapters.errors import UserError

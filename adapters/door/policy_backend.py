@@ -20,8 +20,7 @@ from adapters.door.role_calls import (
 )
 from adapters.errors import EngineDied, PassingError, UserError
 from adapters.process.event_loop import run_aside
-from adapters.rendering.chat import Chat
-from adapters.rendering.lengths import check_length, too_long
+from adapters.rendering.chat import Chat, check_length, too_long
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on one, or ask again without end."""

@@ -29,8 +29,7 @@ from adapters.calls import (
     Tool,
 )
 from adapters.dialects.fields import bad_field
-from adapters.dialects.instructions import instruction_of
-from adapters.dialects.structured import extend_told, render_told
+from adapters.dialects.instructions import extend_told, instruction_of, render_told
 from adapters.errors import UserError, counted
 from adapters.player_protocol import Failure
 from adapters.process.event_loop import cancel_and_wait

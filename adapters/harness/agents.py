@@ -17,11 +17,11 @@ from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 ROLES = "roles"
 
 KINDS = {
-    "command": "adapters.harness.programs.commands",
-    "gem": "adapters.harness.environments.gem",
+    "command": "adapters.harness.programs",
+    "gem": "adapters.harness.gem",
     "judge": "adapters.harness.judges",
-    "resident": "adapters.harness.programs.resident",
-    "verifiers": "adapters.harness.environments.verifiers",
+    "resident": "adapters.harness.programs",
+    "verifiers": "adapters.harness.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""

@@ -1,14 +1,17 @@
 """Plays a rollout batch: asks the door what is left, runs the agent, tells the door of each end.
 
-The player needs three strings: the door's address, the batch's name, and the batch's token.
+The player needs three strings: the door's address, the batch's name, and the batch's token. A
+rollout may be played in a process of its own, which may die without any other rollout.
 """
 
 import asyncio
+import json
 import os
+import sys
 import sysconfig
 import time
-from collections.abc import Awaitable, Collection, Coroutine
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,13 +21,12 @@ from typing import TypeVar
 
 import httpx
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
+from adapters.calls import POLICY, Example
+from adapters.clients.current_rollout import Endpoint, Roles
 from adapters.clients.libraries import tls, when_imported
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.isolated import own_process
-from adapters.harness.programs.process import mask
+from adapters.harness.programs import Program, mask, running_program
 from adapters.player_protocol import (
     BEGIN,
     CLOSED,
@@ -40,6 +42,7 @@ from adapters.player_protocol import (
     RecordedEnd,
     RolloutEnd,
     WaitedTime,
+    read_outcome,
     read_record,
     rollout_key,
     shorten_message,
@@ -49,6 +52,37 @@ from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
+
+PROGRAM = "adapters.harness.isolated_program"
+
+
+@asynccontextmanager
+async def own_process(
+    agent: str, example: Example, endpoints: Roles
+) -> AsyncIterator[Coroutine[None, None, Outcome]]:
+    """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
+
+    The process has the environment of this one, and ends with the block or with this process.
+    The outcome is AgentExit if the process ends without one.
+    """
+    given = {"path": sys.path, "agent": agent, "example": example, "endpoints": endpoints}
+    words = [sys.executable, "-P", "-m", PROGRAM]
+    secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
+    async with running_program(words, os.environ, json.dumps(given)) as program:
+        await program.spoken.wait()  # loading the agent is no part of its own time
+        yield _outcome(program, secrets)
+
+
+async def _outcome(program: Program, secrets: list[str]) -> Outcome:
+    await program.silent.wait()
+    with suppress(ValueError):
+        for said in program.stdout.last_json():
+            return read_outcome(said)
+    raise AgentExit(
+        f"the agent's process {program.end()} without an outcome, after the process in which it "
+        f"played before was lost; look for what ends it{program.stderr.quote(secrets)}"
+    )
+
 
 HOUSE = Path(__file__).parents[1]
 

@@ -4,7 +4,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
+from unicodedata import normalize
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.base import Tokenizer
@@ -14,14 +16,16 @@ from adapters.rendering.answers import (
     CLOSE,
     OPEN,
     AskedAnswer,
+    Lost,
+    find_lost,
+    find_lost_tool,
+    mark_texts,
     opens_thought,
     split_thought,
     write_answer,
 )
-from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
-from adapters.rendering.fitting import choose_renderer
 from adapters.rendering.renderer_names import AUTO, NoRenderer
-from adapters.rendering.writing import REMEDY, Writer
+from adapters.rendering.writing import REMEDY, Writer, choose_renderer
 
 log = logging.getLogger(__name__)
 
@@ -346,3 +350,52 @@ def _tool_call(call: ParsedToolCall) -> ToolCall:
 def _declared_context(tokenizer: object) -> int | None:
     declared = getattr(tokenizer, "model_max_length", None)
     return declared if type(declared) is int and declared < UNLIMITED else None
+
+
+TEXT = "a" + 64 * " " + 64 * "\n" + 8 * "\U000f0000" + "\u00e9\u6f22b"
+"""A text that a tokenizer which shortens texts, or has an unknown token, does not give back."""
+FIRST = "This is said first."
+CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": FIRST},
+    {"role": "assistant", "content": "This is answered."},
+    {"role": "user", "content": "This is said last."},
+)
+
+
+def check_length(chat: Chat, messages: Sequence[Message]) -> None:
+    """Refuse messages of more characters than the model's context can hold in tokens.
+
+    The assistant's do not count, since formats leave out reasoning of an earlier turn.
+    """
+    longest = longest_token(chat) if chat.context is not None else 0
+    if not longest or chat.context is None:
+        return
+    said = [message["content"].strip() for message in messages if message["role"] != "assistant"]
+    if sum(map(len, said)) <= chat.context * longest:
+        return
+    characters = sum(len(normalize("NFC", text)) for text in said)  # as many tokenizers read it
+    if characters > chat.context * longest:
+        raise too_long(chat.context, f"{characters} characters, more than these can hold")
+
+
+def too_long(context: int, have: str) -> Refused:
+    """Return the refusal of messages that `have` more than the context holds."""
+    return Refused(
+        400,
+        f"This model's maximum context length is {context} tokens, and the messages have {have}. "
+        "Please reduce the length of the messages.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
+@lru_cache(maxsize=8)
+def longest_token(chat: Chat) -> int:
+    """Return the characters of the longest token; 0 if the format may hold longer texts."""
+    if chat.text(chat.encode(TEXT)).strip() != TEXT:
+        return 0
+    try:
+        text = chat.text(chat.render(CONVERSATION, ()))
+    except Refused:
+        return 0
+    return max(map(len, chat.vocabulary())) if FIRST in text else 0

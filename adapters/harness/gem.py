@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Example, JsonObject
 from adapters.errors import did_you_mean
-from adapters.harness.environments.names import NoEnvironment, split_name
+from adapters.harness.verifiers import NoEnvironment, split_name
 
 SEED = "seed"
 """The column of an example that determines the game."""
