@@ -33,7 +33,7 @@ WAITED = ROLLOUT + "/waited"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
 
-CLOSED = "closed"
+BATCH_CLOSED = "closed"
 """Code of a refusal: the batch is closed, and what has not ended is left out."""
 OVER = "over"
 """Code of a refusal: the batch, or the attempt at a rollout, has ended."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # torch takes seconds
 
 logger = logging.getLogger("engine")
 
-SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status if the command cannot start as asked."""
 MOST_THREADS = 4
@@ -129,7 +128,7 @@ def default_threads() -> int:
 class ServeOptions:
     """Options of the command line, and their defaults."""
 
-    base_model: str = SHIPPED
+    base_model: str = base_models.TINY_CHAT
     host: str = "127.0.0.1"
     port: int = 0
     state: Path = Path("runs/engine")

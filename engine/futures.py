@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 25.0  # a client gives up on a poll after 45
 KEEP_SECONDS = 600.0  # a client repeats a submission for up to 300
-KEEP_BYTES = 2**29
+KEPT_ANSWER_BYTES = 2**29
 
 
 def json_answer(content: dict[str, object]) -> Response:
@@ -38,7 +38,7 @@ class Futures:
     def __init__(
         self,
         keep_seconds: float = KEEP_SECONDS,
-        keep_bytes: int = KEEP_BYTES,
+        keep_bytes: int = KEPT_ANSWER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep_seconds = keep_seconds

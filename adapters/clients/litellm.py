@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
 
-PASSED_ON = (
+PASSED_FIELDS = (
     "frequency_penalty",
     "logit_bias",
     "max_tokens",
@@ -77,7 +77,7 @@ async def complete(
     failure of each kind is logged, since only the rollouts' rows have the others.
     """
     litellm = await asyncio.to_thread(import_litellm)
-    asked = {name: fields[name] for name in PASSED_ON if fields.get(name) is not None}
+    asked = {name: fields[name] for name in PASSED_FIELDS if fields.get(name) is not None}
     try:
         response = await litellm.acompletion(
             model=model,

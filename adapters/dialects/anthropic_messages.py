@@ -34,9 +34,9 @@ from adapters.dialects.fields import (
 from adapters.rendering.chat import Chat, stop_string
 from adapters.rendering.messages import create_tool_call, read_tool
 
-MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+MODE_OF_CHOICE = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -84,7 +84,7 @@ def stream(completion: Completion, chat: Chat) -> Iterator[str]:
 
 
 def write_error(refused: Refused) -> JsonObject:
-    shown = {"type": KINDS.get(refused.status, "api_error"), "message": refused.message}
+    shown = {"type": ERROR_TYPES.get(refused.status, "api_error"), "message": refused.message}
     return {"type": "error", "error": shown, "request_id": None}
 
 
@@ -178,16 +178,16 @@ def _read_tool(tool: object, path: str) -> Tool:
 def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     chosen = sent.read_object("tool_choice")
     mode = chosen.get("type", "auto")
-    if not isinstance(mode, str) or mode not in MODES:
-        text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODES)}."
+    if not isinstance(mode, str) or mode not in MODE_OF_CHOICE:
+        text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODE_OF_CHOICE)}."
         raise bad_request(text, "tool_choice")
     name = chosen.read("name", str)
     if mode == "tool" and not name:
         raise bad_field("tool_choice", "names no tool; give its name.")
     names = (name,) if mode == "tool" and name else ()
-    check_offered(MODES[mode], names, tools)
+    check_offered(MODE_OF_CHOICE[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
-    return Choice(MODES[mode], names, parallel=not single)
+    return Choice(MODE_OF_CHOICE[mode], names, parallel=not single)
 
 
 def _read_disabled(sent: Fields) -> Thinking | None:

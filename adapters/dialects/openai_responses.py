@@ -30,7 +30,7 @@ from adapters.rendering.messages import create_tool_call, read_tool
 
 __all__ = ["answer", "read", "stream", "write_error"]
 
-ROLES = ("system", "developer", "user", "assistant")
+RESPONSE_ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 ECHOED: JsonObject = {
@@ -126,8 +126,10 @@ def _add(messages: list[Message], item: Fields) -> None:
 
 def _add_message(messages: list[Message], item: Fields) -> None:
     role = item.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(item.path_of("role"), f"is {role!r}; it is one of {', '.join(ROLES)}.")
+    if not isinstance(role, str) or role not in RESPONSE_ROLES:
+        raise bad_field(
+            item.path_of("role"), f"is {role!r}; it is one of {', '.join(RESPONSE_ROLES)}."
+        )
     content = read_text(item.get("content"), item.path_of("content"), PARTS)
     if role == "assistant":
         turn = _turn(messages)

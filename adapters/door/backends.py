@@ -161,7 +161,7 @@ def _is_call(call: object) -> bool:
 DIFFERS = "differs"
 """Code of the refusal of a request that differs from the recorded one."""
 
-UNRECORDED = (
+UNRECORDED_SETTINGS = (
     "The messages and the tools are equal; what differs is the sampling, the most tokens, the stop "
     "strings or the format, which are not recorded."
 )
@@ -224,7 +224,7 @@ class RecordedBackend:
         head = f"{name} differs from the recorded one:"
         if recorded is None:
             head = f"{name} is one that the recorded rollout has not:"
-        return f"{head}\n\n{diff or UNRECORDED}"
+        return f"{head}\n\n{diff or UNRECORDED_SETTINGS}"
 
 
 def _lines(request: Request, with_fields: bool) -> list[str]:

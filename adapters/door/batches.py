@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
-from adapters.door.role_calls import UNRECORDED, CallRecorder, CallSequence
+from adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
 from adapters.player_protocol import (
-    CLOSED,
+    BATCH_CLOSED,
     NOT_BEGUN,
     OVER,
     Failure,
@@ -143,7 +143,7 @@ class Attempt:
         """Return the refusal of what comes after the attempt's end, which calls it by a state."""
         text = f"{self.rollout.id}, attempt {self.number}, is {state}."
         left_out = self.state is AttemptState.LEFT_OUT
-        return Refused(410, text, code=CLOSED if left_out else OVER)
+        return Refused(410, text, code=BATCH_CLOSED if left_out else OVER)
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until those being answered are recorded."""
@@ -270,7 +270,7 @@ class OpenBatch:
                     rollout, attempt.number, role, number, refused.status, code, told, started, now
                 )
             )
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:

@@ -36,7 +36,7 @@ from adapters.rendering.chat import Chat, check_length
 LARGEST_BODY = 16 * 1024 * 1024
 MOST_BRACKETS = 500_000
 """Bound on the arrays and objects, since their parser lets nothing else run meanwhile."""
-DEEPEST = 200
+DEEPEST_BODY = 200
 """The most levels of nesting; readers of a body are recursive."""
 
 
@@ -75,11 +75,11 @@ def parse_json(body: bytes) -> object:
 
 def _check_depth(value: object) -> None:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_BODY):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    raise ValueError(f"it is nested more than {DEEPEST_BODY} levels deep")
 
 
 def _inside(value: object) -> list[object]:

@@ -301,7 +301,7 @@ def request_sha(request: Request, sampling: Sampling | None = None) -> str:
 KEPT_ANSWERS = 16
 """Finished answers that are kept for clients that lost them."""
 
-UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
+UNRECORDED_ERRORS = (OSError, ValueError, RuntimeError, UserError)
 
 SAMPLER_REFUSED = "sampler_refused"
 """Code of a call that the service refuses, as it may refuse this one request only."""
@@ -458,7 +458,7 @@ class CallSequence:
         self._begun.add(begun.id.number)
         try:
             self._recorder.begun(begun)
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             raise _withhold(begun.id, error) from error
 
     async def _answer(self, request: Request, call: CallId, answer: Answer) -> Completion:
@@ -471,7 +471,7 @@ class CallSequence:
         self.unanswered.pop(call.number, None)
         try:
             await self._recorder.answered(completion)
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             raise _withhold(call, error) from error
         self.answered.append(call.number)
         self._memory.kept.remember(completion)

@@ -25,7 +25,7 @@ SEEDS = 2**32
 """The first number that is too large as a seed of numpy's generator, which GEM seeds."""
 
 WRAPPERS = "wrappers"
-TEMPLATE = "template"
+TEMPLATE_ARGUMENT = "template"
 """Arguments of a name that are of the agent, not of the environment's class."""
 
 ANSWERING = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -141,7 +141,7 @@ def _read_seed(example: Example) -> int:
 def game_of(name: str) -> Callable[[int], Game]:
     """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
     identity, arguments = split_name(name)
-    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE_ARGUMENT, None)
     if template is not None and str(template) not in TEMPLATES:
         raise NoEnvironment(
             f"the template {str(template)!r} is not known; give one of: {', '.join(TEMPLATES)}"

@@ -28,8 +28,8 @@ from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from adapters.harness.programs import Program, mask, running_program
 from adapters.player_protocol import (
+    BATCH_CLOSED,
     BEGIN,
-    CLOSED,
     END,
     ROLE,
     WAITED,
@@ -53,7 +53,7 @@ from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
 
-PROGRAM = "adapters.harness.isolated_program"
+ISOLATED_PROGRAM = "adapters.harness.isolated_program"
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def own_process(
     The outcome is AgentExit if the process ends without one.
     """
     given = {"path": sys.path, "agent": agent, "example": example, "endpoints": endpoints}
-    words = [sys.executable, "-P", "-m", PROGRAM]
+    words = [sys.executable, "-P", "-m", ISOLATED_PROGRAM]
     secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
     async with running_program(words, os.environ, json.dumps(given)) as program:
         await program.spoken.wait()  # loading the agent is no part of its own time
@@ -290,7 +290,7 @@ def read_answer(kind: type[R], response: httpx.Response) -> R:
     """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
     if response.is_error:
         error = response.json()["error"]
-        raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
+        raise BatchClosed if error["code"] == BATCH_CLOSED else BatchRefused(error["message"])
     return read_record(kind, response.content)
 
 

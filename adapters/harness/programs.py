@@ -33,7 +33,7 @@ from adapters.process.event_loop import RunningLoop
 from adapters.process.open_files import users_limit
 from adapters.process.running_clock import Wait
 
-PASSED_ON = re.compile(
+PASSED_VARIABLES = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
     "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE|NO_PROXY|no_proxy"
 )
@@ -49,7 +49,7 @@ GATE = ("/bin/sh", "-c", 'ulimit -S -n "$0"; read -r _ && exec "$@"')
 """Words before the limit of a program's open files and its own words: it starts once its stdin has
 a line, and never if that ends before."""
 
-SHOWN = 2000
+QUOTED_CHARACTERS = 2000
 """The number of characters at the end of a stream that an error shows."""
 
 
@@ -85,7 +85,7 @@ def split_words(kind: str, line: str) -> list[str]:
 
 def program_environment() -> dict[str, str]:
     """Return the part of this process's environment that a program gets."""
-    passed = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    passed = {name: value for name, value in os.environ.items() if PASSED_VARIABLES.fullmatch(name)}
     return {**passed, **MORE_VARIABLES.get()}
 
 
@@ -157,12 +157,12 @@ class Program(asyncio.SubprocessProtocol):
         return f"ended with exit status {self.status}"
 
 
-P = TypeVar("P", bound=Program)
+ProgramT = TypeVar("ProgramT", bound=Program)
 
 
 async def start_program(
-    program: Callable[[], P], words: Sequence[str], variables: Mapping[str, str]
-) -> P:
+    program: Callable[[], ProgramT], words: Sequence[str], variables: Mapping[str, str]
+) -> ProgramT:
     """Start a program in a process group of its own; whoever starts it must `stop` it."""
     loop = asyncio.get_running_loop()
     gated = (*GATE, users_limit(), *words)
@@ -210,7 +210,7 @@ class StreamEnd:
 
     def quote(self, secrets: Collection[str]) -> str:
         """Quote the last characters, without `secrets`, as a sentence after another."""
-        text = mask(self._kept.decode(errors="replace"), secrets)[-SHOWN:].strip()
+        text = mask(self._kept.decode(errors="replace"), secrets)[-QUOTED_CHARACTERS:].strip()
         return f". The end of its {self._stream}:\n{text or '(nothing)'}"
 
 
@@ -260,7 +260,7 @@ LONGEST_LINE = 16 * 2**20
 CANCEL_SECONDS = 10.0
 """Time in which a program must answer a rollout that was cancelled; later it is held to hang."""
 
-LOOK_SECONDS = 0.1
+END_LOOK_SECONDS = 0.1
 """Time between two looks for that answer."""
 
 
@@ -381,7 +381,7 @@ class _Process(Program):
             if waiting.over:
                 self._kill(f"it had not answered a cancelled one in {CANCEL_SECONDS:g} s")
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(END_LOOK_SECONDS)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         super().pipe_data_received(fd, data)

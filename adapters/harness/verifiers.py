@@ -38,7 +38,7 @@ def _parse(text: str) -> object:
 PYTHON = "VERIFIERS_PYTHON"
 """The environment variable that names a Python that has verifiers."""
 
-PROGRAM = Path(__file__).with_name("verifiers_program.py")
+VERIFIERS_PROGRAM = Path(__file__).with_name("verifiers_program.py")
 
 
 def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -55,4 +55,6 @@ def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
         )
     identity, arguments = split_name(name)
     # -P keeps the program's own folder, whose modules have packages' names, off the path.
-    return resident(shlex.join([python, "-P", str(PROGRAM), identity, json.dumps(arguments)]))
+    return resident(
+        shlex.join([python, "-P", str(VERIFIERS_PROGRAM), identity, json.dumps(arguments)])
+    )

@@ -21,7 +21,7 @@ EXEMPT = ("no_proxy", "NO_PROXY")
 """Variables that name the hosts without a proxy. Some clients read only one of them."""
 
 SOCKS = "one is a SOCKS proxy, which needs the package socksio: install that"
-PLAIN = (
+PROXY_REMEDY = (
     "write a proxy as http://host:port, and a host of NO_PROXY as a name, or as an address without "
     "brackets and, in IPv6, without a range"
 )
@@ -182,7 +182,7 @@ def check_proxies() -> None:
         httpx.Client(verify=False).close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         names = ", ".join(name for name in sorted(os.environ) if name.lower().endswith("_proxy"))
-        remedy = SOCKS if isinstance(error, ImportError) else PLAIN
+        remedy = SOCKS if isinstance(error, ImportError) else PROXY_REMEDY
         raise UserError(
             f"the proxies of the environment ({names}) cannot be used; {remedy}, or unset the "
             "variables"

@@ -27,7 +27,7 @@ from adapters.process.running_clock import running_clock
 
 LONGEST_WAIT = 60.0
 """Bound on the time until an answer, in seconds of this process, for a child that does not run."""
-LOOK_SECONDS = 1.0
+CHILD_LOOK_SECONDS = 1.0
 SHARE_SECONDS = 0.1
 """Time between two looks at what a program has done."""
 TAIL_BYTES = 4096
@@ -82,7 +82,7 @@ class ChildProcess:
         until = None if seconds is None else running_clock().seconds() + seconds
         answered = poll()  # unlike select(), for descriptors of any number
         answered.register(self._answers, POLLIN)
-        while until is not None and not answered.poll(1000 * LOOK_SECONDS):
+        while until is not None and not answered.poll(1000 * CHILD_LOOK_SECONDS):
             if running_clock().seconds() > until:
                 return None
         return self._answers.readline()

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.process.running_clock import FIRST_WORD_SECONDS, running_clock
 
 STDLIB = sysconfig.get_path("stdlib")
-SHORT = 20_000
+SHORT_TEXT = 20_000
 """Characters of a text on which work takes a few milliseconds."""
 
 P = ParamSpec("P")
@@ -111,7 +111,7 @@ async def run_aside(
     **named: P.kwargs,
 ) -> T:
     """Do the work on so many characters: at once if they are few, or else in one of two threads."""
-    if characters <= SHORT:
+    if characters <= SHORT_TEXT:
         return work(*arguments, **named)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_threads, partial(work, *arguments, **named))

@@ -29,7 +29,7 @@ answers it, and the pipes of a program or a connection to another model."""
 
 OUT = {errno.EMFILE, errno.ENFILE}
 
-REMEDY = "raise the limit of open files (`ulimit -n`, up to `ulimit -Hn`)"
+FILES_REMEDY = "raise the limit of open files (`ulimit -n`, up to `ulimit -Hn`)"
 
 
 class OutOfFiles(UserError):
@@ -68,7 +68,7 @@ def most_rollouts() -> int:
     if most < 1:
         raise OutOfFiles(
             f"no rollout can be played: this process may have {limit} files open, has {opened}, "
-            f"and needs {RESERVED + PER_ROLLOUT} more; {REMEDY}"
+            f"and needs {RESERVED + PER_ROLLOUT} more; {FILES_REMEDY}"
         )
     return most
 
@@ -80,8 +80,8 @@ def check_files(error: BaseException) -> None:
             limit, _ = resource.getrlimit(LIMIT)
             raise OutOfFiles(
                 f"this process has all of its {limit} files and connections open "
-                f"({cause.strerror}); {REMEDY}, give a smaller rollouts.concurrency, or see what "
-                "leaves files open"
+                f"({cause.strerror}); {FILES_REMEDY}, give a smaller rollouts.concurrency, or see "
+                "what leaves files open"
             ) from error
 
 

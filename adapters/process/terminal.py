@@ -44,7 +44,7 @@ JOINERS = "\u200c\u200d"
 """Formats that letters and emojis of some scripts need, and that change no others."""
 
 
-PLAIN = "ratchet-plain"
+PLAIN_LETTERS = "ratchet-plain"
 """Name of the way in which letters are written that a stream's encoding does not have."""
 IN_ASCII = {"→": "->", "–": "-", "—": "-", "…": "...", "·": "*", "−": "-", "×": "x"}
 
@@ -159,7 +159,7 @@ def open_streams() -> None:
     A closed one becomes /dev/null, here and in the processes that are started from here: otherwise
     the next file that is opened would be stdout.
     """
-    codecs.register_error(PLAIN, _write_plainly)
+    codecs.register_error(PLAIN_LETTERS, _write_plainly)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -189,7 +189,7 @@ def _lasting(descriptor: int, before: TextIO | None) -> TextIOWrapper:
         with suppress(OSError):
             before.flush()
     raw = BufferedWriter(_LastingFile(descriptor, "w", closefd=False))
-    return TextIOWrapper(raw, encoding, PLAIN, line_buffering=in_lines)
+    return TextIOWrapper(raw, encoding, PLAIN_LETTERS, line_buffering=in_lines)
 
 
 def _write_plainly(error: UnicodeError) -> tuple[str, int]:

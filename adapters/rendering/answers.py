@@ -120,7 +120,7 @@ def _begins(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
     return tokens[: len(beginning)] == beginning
 
 
-SHORT = 12
+SHORT_WORD = 12
 """Letters below which a text may stand in the format's own words by chance."""
 
 Spellings = tuple[str, ...]
@@ -176,7 +176,7 @@ def find_lost_tool(tools: Sequence[Tool], text: str, respell: Callable[[str], st
 
 def mark_texts(messages: Sequence[Message]) -> list[Message] | None:
     """Return messages with a mark in place of every text; None if none of the texts is short."""
-    if not any(0 < len(_bare(message["content"])) < SHORT for message in messages):
+    if not any(0 < len(_bare(message["content"])) < SHORT_WORD for message in messages):
         return None
     marked = [*messages]
     for index, message in enumerate(messages):

@@ -25,7 +25,7 @@ from adapters.rendering.answers import (
     write_answer,
 )
 from adapters.rendering.renderer_names import AUTO, NoRenderer
-from adapters.rendering.writing import REMEDY, Writer, choose_renderer
+from adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,9 @@ class Chat:
         tokens = write(messages)
         self._check_whole(messages, tokens, write)
         if tools and (lost := find_lost_tool(tools, self.text(tokens), self._respell)):
-            raise Refused(400, f"the renderer {self.renderer} leaves out the tool {lost}; {REMEDY}")
+            raise Refused(
+                400, f"the renderer {self.renderer} leaves out the tool {lost}; {RENDERER_REMEDY}"
+            )
         return tokens
 
     def extend(
@@ -285,7 +287,7 @@ class Chat:
             raise Refused(
                 400,
                 f"the renderer {self.renderer} leaves out {lost.what} of a message of the role "
-                f"{message['role']}{shown}; {REMEDY}",
+                f"{message['role']}{shown}; {RENDERER_REMEDY}",
             )
 
     def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:

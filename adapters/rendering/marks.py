@@ -17,6 +17,7 @@ from renderers.base import Tokenizer
 from tokenizers import Tokenizer as Backend
 
 from adapters.calls import Message, Refused, Tool, ToolCall
+from adapters.rendering.answers import CLOSE, OPEN
 from adapters.rendering.messages import parse_text
 
 LOOK: Tool = {
@@ -29,7 +30,7 @@ LOOK: Tool = {
 }
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "Where?"}
-PLAIN: Message = {"role": "assistant", "content": "Here."}
+PLAIN_ANSWER: Message = {"role": "assistant", "content": "Here."}
 CALL: ToolCall = {
     "type": "function",
     "function": {"name": "look", "arguments": '{"at": "left"}'},
@@ -54,13 +55,12 @@ def named_by_id(call_id: str) -> list[Message]:
 
 def probe_marks(write: Write) -> tuple[set[int], set[int]]:
     """Return the tokens that a format writes, and those of an answer's reasoning and calls."""
-    plain = {*write([USER, PLAIN], [], False), *write([USER], [], True)}
+    plain = {*write([USER, PLAIN_ANSWER], [], False), *write([USER], [], True)}
     own = {*write([USER, CALLING], [], False)} - plain
-    whole = [SYSTEM, USER, CALLING, RESULT, PLAIN]
+    whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
     return plain | own | {*write(whole, [LOOK], False), *write(whole[1:], [], True)}, own
 
 
-REASONING = ("<think>", "</think>")
 SPLIT = "q0Zx{}Xz0q"
 """Letters and digits, which no JSON, XML or template writes otherwise."""
 
@@ -81,7 +81,7 @@ class Marks:
             for token, (spelled, special) in added.items()
             if spelled.strip() and (special or token in written)
         }
-        self._own = {*REASONING, *(added[token][0] for token in own if token in added)}
+        self._own = {OPEN, CLOSE, *(added[token][0] for token in own if token in added)}
         self._all = _either(self.tokens)
         self._of_others = _either({*self.tokens} - self._own)
 

@@ -262,7 +262,7 @@ def _write_probes(tokenizer: object, name: str, expected: list[list[int]]) -> bo
 CALLED = "functions."
 """Beginning of an id that names its call, as Kimi's models write them."""
 
-REMEDY = "give another model.renderer"
+RENDERER_REMEDY = "give another model.renderer"
 
 MOST_QUOTED = 160
 """Letters of a renderer's own words that a refusal repeats."""
@@ -289,10 +289,11 @@ class Writer:
         except RAISED as error:
             words = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
             reason = " ".join(words.split())[:MOST_QUOTED] or type(error).__name__
-            text = (
-                f"the renderer {self.name} takes no such messages: {reason}; mend them, or {REMEDY}"
-            )
-            raise Refused(400, text) from error
+            raise Refused(
+                400,
+                f"the renderer {self.name} takes no such messages: {reason}; mend them, or "
+                f"{RENDERER_REMEDY}",
+            ) from error
 
     def bridge(
         self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]

@@ -21,12 +21,12 @@ from durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
 LOG = "engine.log"
-LOCK = "lock"
-CLOSING_SECONDS = 5
+STATE_LOCK = "lock"
+ENGINE_CLOSING_SECONDS = 5
 
 REFUSAL = "engine: "
 """Beginning of the line in which the engine says what it cannot read."""
-CLOSED = b"closed\n"
+FOLDER_CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
 READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
 """What the names of variables begin with that an engine, or what it loads, may read."""
@@ -80,10 +80,10 @@ class EngineProcess:
     def let_go(self) -> bool:
         """Have the engine serve its folder no longer; return whether it can serve another."""
         self.child.tell(b"")
-        return self.child.hear(CLOSING_SECONDS) == CLOSED
+        return self.child.hear(ENGINE_CLOSING_SECONDS) == FOLDER_CLOSED
 
     def close(self) -> None:
-        self.child.end(CLOSING_SECONDS)
+        self.child.end(ENGINE_CLOSING_SECONDS)
 
 
 def needs_engine(base_model: str) -> bool:
@@ -220,7 +220,7 @@ def saved_files(state: Path, sampler: str = "") -> list[Path]:
         path
         for path in sorted(state.rglob("*"))
         if path.is_file()
-        and path.name not in (LOCK, LOG)
+        and path.name not in (STATE_LOCK, LOG)
         and not any(part.startswith(".") for part in path.relative_to(state).parts)
         and weights in path.as_posix()
     ]

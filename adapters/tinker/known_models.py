@@ -24,7 +24,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MAKE_SPACE = "make space on its disk, or name a folder of another one by XDG_CACHE_HOME"
 STAGING = ".fetch-"
 """Beginning of the names of folders in which a fetch is under way."""
-LOCK = ".lock"
+LOCK_SUFFIX = ".lock"
 READERS = ("gguf", "accelerate")
 FROM_HUB = "--from hub"
 
@@ -124,7 +124,7 @@ def staging(wait: Callable[[], None]) -> Iterator[Path]:
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as file:
+        with (folder / LOCK_SUFFIX).open("w") as file:
             if not lock_file(file):
                 wait()
                 lock_file(file, wait=True)

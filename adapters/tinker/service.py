@@ -176,7 +176,7 @@ class PatientSampler:
         return found
 
 
-CLOSING_SECONDS = 5.0
+CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
 """Time for the SDK to notice that nobody answers."""
 
@@ -397,7 +397,7 @@ def _end_session(service: Service, status: SessionEnd) -> None:
 
     A thread of its own tells it: the SDK blocks for as long as the session is being opened.
     """
-    limit = DEAD_CLOSING_SECONDS if service.died.done() else CLOSING_SECONDS
+    limit = DEAD_CLOSING_SECONDS if service.died.done() else CLIENT_CLOSING_SECONDS
 
     def tell() -> None:
         ending = service.client.close(status).future()

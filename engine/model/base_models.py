@@ -237,7 +237,8 @@ def _dequantise(file: Path, folder: Path) -> None:
 
 
 LOCAL = "local/"
-SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
+TINY_CHAT = "local/tiny-chat"
+SHIPPED = {TINY_CHAT: Path(__file__).parents[1] / "tiny_chat"}
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 TOKENIZER_FILES = (
     "config.json",

@@ -18,7 +18,7 @@ import torch
 from engine.model.attention import bucket
 from engine.model.lora import LoraWeights
 
-KEEP_BYTES = 2**28
+KEPT_POOL_BYTES = 2**28
 """An empty pool keeps its memory up to this size, because touching fresh memory is slow."""
 
 
@@ -34,7 +34,7 @@ class Pool:
         shape: tuple[int, int, int],
         capacity: int,
         device: torch.device,
-        keep: int = KEEP_BYTES,
+        keep: int = KEPT_POOL_BYTES,
     ) -> None:
         layers, heads, width = shape
         self.capacity = capacity
@@ -120,7 +120,7 @@ class Cache:
         """Return the pool whose entries hold `length` tokens."""
         capacity = bucket(length)
         if capacity not in self.pools:
-            keep = KEEP_BYTES if capacity <= self.usual else 0
+            keep = KEPT_POOL_BYTES if capacity <= self.usual else 0
             self.pools[capacity] = Pool(self.shape, capacity, self.device, keep)
         return self.pools[capacity]
 
