@@ -28,7 +28,7 @@ def protobuf_answer(body: bytes) -> Response:
 
 
 class Futures:
-    """Running requests and, for a while, the answers of finished ones, on one event loop.
+    """Running requests and, for a while, the answers of finished requests, on one event loop.
 
     A request has an id and, if the client numbers its requests, a key: the same key again is the
     same request. Finished requests are dropped after `keep_seconds`, or earlier, oldest first, if
@@ -107,7 +107,7 @@ def _size(task: asyncio.Task[Response]) -> int:
 
 
 async def _run(work: Callable[[], Awaitable[Response]]) -> Response:
-    """Do the work; a failure is an answer, for which the SDK raises RequestFailedError.
+    """Do the work; a failure is an answer, and the SDK raises RequestFailedError for it.
 
     Its category "user" blames the request, "server" blames the engine.
     """

@@ -12,8 +12,6 @@ from pdb import post_mortem
 from tempfile import TemporaryDirectory
 from typing import Self, cast
 
-from adapters.harness.debugger.alone import play_alone
-
 from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
 from adapters.door.backends import Backend, RecordedBackend, create_backends
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
@@ -21,6 +19,7 @@ from adapters.door.door import Door
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import Answer
 from adapters.errors import UserError, counted
+from adapters.harness.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
 from adapters.process.event_loop import run_event_loop
 from adapters.process.terminal import show

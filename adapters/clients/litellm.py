@@ -158,7 +158,7 @@ def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:
 
 
 def _refusal(model: str, error: openai.OpenAIError) -> Refused:
-    """Translate an error; the text of one about the key is left out, as it may show part of it."""
+    """Translate an error, but leave out the text of an error about the key, which may show it."""
     status = getattr(error, "status_code", 503)
     if status in (401, 403):
         text = f"The helper {model} refused its API key; set the right one in the environment."

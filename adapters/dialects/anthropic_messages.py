@@ -107,7 +107,7 @@ def _read_messages(sent: Fields) -> list[Message]:
 
 
 def _read_message(sent: Fields) -> list[Message]:
-    """Read a message into those of chat completions, where a tool's result is its own message."""
+    """Read a message into messages of chat completions, where each tool's result is one."""
     role, content = sent.get("role"), sent.get("content")
     if not isinstance(role, str) or role not in ("user", "assistant", "system"):
         raise bad_field(sent.path_of("role"), f"is {role!r}; it is user or assistant.")
@@ -197,7 +197,7 @@ def _read_disabled(sent: Fields) -> Thinking | None:
 
 
 def _read_format(sent: Fields) -> Format | None:
-    """Read the format of the answer from its current field, or from that of the earlier beta."""
+    """Read the format of the answer from its current field, or from the earlier beta's field."""
     today = _read_schema(sent.read_object("output_config").get("format"), "output_config.format")
     before = _read_schema(sent.get("output_format"), "output_format")
     return today or before
@@ -265,7 +265,7 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
 
 
 def _split(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Split a block into the empty one that begins it in a stream, and its content."""
+    """Split a block into the empty block that begins it in a stream, and its content."""
     if block["type"] == "tool_use":
         written = json.dumps(block["input"], ensure_ascii=False)
         return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}

@@ -1,8 +1,8 @@
 """An instruction behind messages: what it says, how a format shows it, whether an answer obeys.
 
 An answer is never altered: one of another format is returned and recorded as it is. Several formats
-take a system message only as the first one, and refuse, drop or move a later one, so that the model
-is told the instruction in the first way in which its format shows it behind the messages.
+take a system message only as the first one, and refuse, drop or move a later one, so the
+instruction is put behind the messages in the first way that the format shows.
 """
 
 import json
@@ -127,7 +127,7 @@ def _moves_system(chat: "Chat") -> bool:
 
 
 def choice_outcome(choice: Choice, message: Message) -> JsonObject:
-    """Return whether an answer's tool calls are those that the client's choice allows."""
+    """Return whether the client's choice allows an answer's tool calls."""
     called = [call["function"]["name"] for call in message.get("tool_calls", ())]
     kept = (
         bool(called) >= (choice.mode == "required")

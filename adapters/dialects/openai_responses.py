@@ -218,7 +218,7 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
 
 
 def _text(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the text; log-probabilities, if asked for, are those of all sampled tokens."""
+    """Write the text; log-probabilities, if asked for, cover all sampled tokens."""
     asked = LOGPROBS in (Fields({**completion.request.fields}).read("include", list) or ())
     return {
         "type": "output_text",

@@ -95,7 +95,7 @@ class ServedModel:
     """A model as its clients reach it, which answers a request as often as the request asks.
 
     `answer` raises Refused for a call that gets no answer. Requests of one `order` are read one
-    after the other, as they come: a long one is not overtaken by those behind it.
+    after the other, as they come: no later request overtakes a long one.
     """
 
     name: str

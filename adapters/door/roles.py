@@ -20,9 +20,9 @@ WHO = re.compile(
 
 @dataclass(frozen=True)
 class EarlierSelf:
-    """An earlier checkpoint of the policy itself that answers a role: the last of every so many.
+    """An earlier checkpoint of the policy itself that answers a role, such as `earlier:10`.
 
-    If it is `drawn`, it is one of all those until then.
+    It is the last checkpoint whose number `every` divides or, if it is `drawn`, any of them so far.
     """
 
     name: str

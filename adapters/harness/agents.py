@@ -42,10 +42,10 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     """Load the agent `name`: a file of `agents/`, `module:function`, or of `AGENT_KINDS`.
 
     Its function takes the example, and base_url, api_key and model of its own role by keyword,
-    which is the first: `policy`, or a judge's. One with a keyword parameter `roles` gets those of
-    every role, by role. A function that is not async runs in a thread. It returns the rollout's
-    reward, or a verdict (`reward_verdict`), and raises if the rollout has failed. `roles` are those
-    beside its own; AgentError if the agent cannot know of them.
+    which is the first: `policy`, or a judge's. A function with a keyword parameter `roles` gets
+    these three of every role, by role. A function that is not async runs in a thread. It returns
+    the rollout's reward, or a verdict (`reward_verdict`), and raises if the rollout has failed.
+    `roles` are the recipe's other roles; AgentError if the agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()

@@ -90,7 +90,7 @@ class DaskCluster:
             return self._client
 
     async def _watch_for_workers(self, client: Client) -> None:
-        """Log again and again that the cluster has no worker, for as long as it has none."""
+        """Log again and again that the cluster has no worker, until it has one."""
         while True:
             await asyncio.sleep(CLUSTER_LOOK_SECONDS)
             if await in_thread(client.nthreads):

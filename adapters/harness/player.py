@@ -132,7 +132,7 @@ class Batch:
 
 
 class BatchRefused(UserError):
-    """Refusal of the door to hand out a batch, or to record one of its ends."""
+    """Refusal of the door to hand out a batch, or to record the end of a rollout."""
 
 
 class BatchClosed(Exception):
@@ -172,9 +172,10 @@ def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
 
 
 async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
-    """Return the outcome of a rollout that is being played; whatever it raises is one.
+    """Return the outcome of a rollout that is being played; whatever it raises is a failed outcome.
 
-    An error does not show the `keys` that the agent was given. OutOfFiles is none of the agent's.
+    An error does not show the `keys` that the agent was given. OutOfFiles is not the agent's fault,
+    and is raised.
     """
     try:
         reward = await playing
@@ -196,7 +197,7 @@ def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
 def own_line(error: Exception) -> str:
     """Say at which line of the user's own code an error came; empty if it came elsewhere.
 
-    The line is the innermost, of a module that is not in NOT_OWN.
+    The line is the innermost line of a module outside NOT_OWN.
     """
     frames = [frame for frame in extract_tb(error.__traceback__) if _is_own(frame.filename)]
     if not frames:

@@ -37,13 +37,14 @@ PASSED_VARIABLES = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
     "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE|NO_PROXY|no_proxy"
 )
-"""The environment variables that a program gets: those that programs need to start, no secrets."""
+"""The environment variables that a program gets: programs need them to start, and they hold no
+secrets."""
 
 LONGEST_OUTPUT = 64 * 1024
 """The number of bytes that are kept of the end of a program's stdout, and of its stderr."""
 
 DRAIN_SECONDS = 2.0
-"""Time in which what a program wrote before its end is read: another process may keep it open."""
+"""Time to read what a program wrote before its end: another process may keep it open."""
 
 GATE = ("/bin/sh", "-c", 'ulimit -S -n "$0"; read -r _ && exec "$@"')
 """Words before the limit of a program's open files and its own words: it starts once its stdin has
@@ -99,7 +100,8 @@ class Program(asyncio.SubprocessProtocol):
     """A running program, what it writes and when it ends, as asyncio reports them.
 
     asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
-    open, such as a browser in a session of its own, which is not killed with the program.
+    open, such as a browser in a session of its own, since such a browser is not killed with the
+    program.
     """
 
     def __init__(self) -> None:
@@ -199,9 +201,8 @@ class StreamEnd:
             self._cut = True
 
     def last_json(self) -> list[object]:
-        """Parse the last line that is JSON; the list is empty if none is.
-
-        A line whose beginning was cut off is none: the rest of a number is another number.
+        """Parse the last line that is JSON; the list is empty without such a line. A line whose
+        beginning was cut off does not count: the rest of a number is another number.
         """
         for line in reversed(self._kept.decode(errors="replace").split("\n")[self._cut :]):
             with suppress(ValueError):
@@ -267,7 +268,7 @@ END_LOOK_SECONDS = 0.1
 def resident(line: str) -> Callable[..., Coroutine[None, None, object]]:
     """Return the agent that the resident program of the command `line` plays.
 
-    The words and the environment are those of `command`, without the variables of the roles. The
+    The words and the environment are as for `command`, without the variables of the roles. The
     agents of this process that have the same line, folder and environment share one program.
     """
     words = split_words("resident", line)
@@ -301,7 +302,7 @@ _starting_loop = Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the one event loop of the resident programs; that of a batch ends before they do."""
+    """Return the event loop of the resident programs, which outlives the loops of batches."""
     with _starting_loop:  # several batches begin at once, each in a thread
         return _start_loop()
 
@@ -321,7 +322,7 @@ _starting = asyncio.Lock()
 
 
 async def _running_process(command: ResidentCommand) -> "_Process":
-    """Return the process of a resident program; start one if none runs."""
+    """Return the process of a resident program; start a program if it does not run."""
     async with _starting:
         process = _processes.get(command)
         if process is None or process.exited.is_set():

@@ -44,7 +44,7 @@ VERIFIERS_PROGRAM = Path(__file__).with_name("verifiers_program.py")
 def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
     """Return the agent of the verifiers environment `name`: its id, and `?` before arguments.
 
-    The arguments are those of its module's `load_environment`, each as JSON or as text.
+    The arguments are for `load_environment` of its module, each as JSON or as text.
     `verifiers_program.py` says which row of the environment's data sets is played.
     """
     python = os.environ.get(PYTHON, ".venv-verifiers/bin/python")

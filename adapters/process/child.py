@@ -1,4 +1,4 @@
-"""Child processes: each ends with this process, whatever ends that, and keeps none of its files.
+"""Child processes: each child ends with this process, however it ends, and keeps no file of it.
 
 A program that is started anew has no file of this process, since Python closes them at `exec`. A
 child that only forks would keep the lock of a run whose own process died, and keep its engine
@@ -109,7 +109,7 @@ class LimitMet(Exception):
 
 
 class LimitedChild:
-    """A child that runs a module of ours, by `answer_questions` and with so many bytes of memory.
+    """A child that runs a module of ours by `answer_questions`, with limited memory.
 
     It is for what a user's few lines can make endless or huge, such as a schema or a query: no
     thread can be stopped, and no library holds its own limits in every function. The process
@@ -146,7 +146,7 @@ class LimitedChild:
 
 
 def answer_questions(answer: Callable[[Any], object], memory: int) -> None:
-    """Answer each question of a parent, in this process, which may use so many bytes."""
+    """Answer each question of a parent, in this process, which may use `memory` bytes."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
@@ -269,7 +269,7 @@ def end_with_this_process(target: int) -> None:
 
 
 def has_ended(target: int) -> None:
-    """Have nothing killed for a target that has ended, whose id may be another process's next."""
+    """Have nothing killed for a target that has ended, since another process may get its id."""
     _watcher.tell("-", target)
 
 

@@ -1,7 +1,8 @@
 """Event loops whose timers count by the running clock, and the work beside a loop.
 
 On asyncio's own loop, a timeout that ends while the process stands still ends a wait whose data
-came meanwhile. That of an HTTP client, for instance, is then an error of the agent that has it.
+came meanwhile. For instance, an HTTP client's timeout then becomes an error of the agent with that
+client.
 """
 
 import asyncio
@@ -110,7 +111,7 @@ async def run_aside(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Do the work on so many characters: at once if they are few, or else in one of two threads."""
+    """Work on a text of `characters`: at once if they are few, or else in one of two threads."""
     if characters <= SHORT_TEXT:
         return work(*arguments, **named)
     loop = asyncio.get_running_loop()

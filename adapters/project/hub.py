@@ -26,8 +26,8 @@ class HubError(UserError):
 def locate_dataset(name: str) -> Path:
     """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
 
-    A path is one of the working folder, or else one of the examples that Ratchet carries.
-    HubError if the name is none, or the dataset is neither cached nor reachable.
+    A path is a file of the working folder, or else an example of Ratchet's. HubError if the name is
+    malformed, or the dataset is neither cached nor reachable.
     """
     return _fetch(name) if name.startswith(HUB) else locate(Path(name))
 

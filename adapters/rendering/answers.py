@@ -19,7 +19,7 @@ FOLLOWING: Message = {"role": "user", "content": "What else?"}
 """Message after an answer in the middle of a conversation."""
 
 THOUGHT = "q0thought0q"
-"""Reasoning by which a format shows how it writes one."""
+"""Reasoning by which a format shows how it writes reasoning."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -175,7 +175,7 @@ def find_lost_tool(tools: Sequence[Tool], text: str, respell: Callable[[str], st
 
 
 def mark_texts(messages: Sequence[Message]) -> list[Message] | None:
-    """Return messages with a mark in place of every text; None if none of the texts is short."""
+    """Return messages with a mark in place of every text; None if no text is short."""
     if not any(0 < len(_bare(message["content"])) < SHORT_WORD for message in messages):
         return None
     marked = [*messages]

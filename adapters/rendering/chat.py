@@ -30,7 +30,7 @@ from adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
 log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
-"""Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
+"""Any `model_max_length` from here on is no limit: tokenizers without a limit say 10^30."""
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -72,7 +72,7 @@ class Chat:
     def with_thinking(self, thinking: bool | None) -> "Chat":
         """Return the chat format with thinking on, off or as the renderer has it.
 
-        NoRenderer if the renderer or template has no such switch.
+        NoRenderer if the renderer or template has no switch for thinking.
         """
         if thinking == self.thinking:
             return self
@@ -82,7 +82,7 @@ class Chat:
         return self._others[thinking]
 
     def tell_of_noise(self, prompt: int) -> None:
-        """Warn, once, of a prompt of so many tokens if it is longer than what the model has read.
+        """Warn, once, of a prompt that is longer than the texts which the model was trained on.
 
         A service that serves the model beyond that says nothing of it.
         """
@@ -94,7 +94,7 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer.
 
-        Refused if the renderer takes no such messages, or would leave a text of theirs out.
+        Refused if the renderer takes no such messages, or would leave out a text of theirs.
         """
 
         def write(said: Sequence[Message]) -> list[int]:
@@ -118,8 +118,8 @@ class Chat:
         """Render the next prompt, which begins with exactly `prompt` and `sampled`.
 
         An answer that was cut short is closed first. The new messages are rendered by themselves,
-        so none of the model's tokens is encoded anew. Return None if the renderer cannot do this,
-        or would leave a text of theirs out.
+        so no token of the model's is encoded anew. Return None if the renderer cannot do this, or
+        would leave out a text of theirs.
         """
 
         def write(said: Sequence[Message]) -> list[int]:
@@ -137,8 +137,8 @@ class Chat:
     ) -> list[int]:
         """Return the tokens that a model samples to give an answer to messages, its end included.
 
-        Refused if the renderer writes it behind other tokens than those of the prompt that asks
-        for it, or leaves a part of it out.
+        Refused if the renderer writes other tokens before the answer than the prompt that asks for
+        it, or leaves out a part of the answer.
         """
 
         def write(said: Sequence[Message], ask: bool) -> list[int]:
@@ -274,7 +274,7 @@ class Chat:
         tokens: Sequence[int],
         write: Callable[[Sequence[Message]], Sequence[int]],
     ) -> None:
-        """Refuse messages of which a text is not in the tokens that were written of them.
+        """Refuse messages if a text of theirs is not in the tokens that were rendered.
 
         A short text could stand there by chance, so that marks are tried in place of all texts.
         """
@@ -327,7 +327,7 @@ def stop_string(completion: Completion, chat: Chat) -> str | None:
 def fingerprint(tokenizer: object) -> str:
     """Return 16 hexadecimal digits that change with the tokenizer.
 
-    One that is written in Python has no text of its own, and is told by its class and its tokens.
+    A tokenizer written in Python has no such text, and is told by its class and its tokens.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(type(backend), "to_str"):

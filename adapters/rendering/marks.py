@@ -1,9 +1,9 @@
 """Control tokens that a text spells, kept as text.
 
-A renderer joins the texts of messages with the marks of its format and encodes the whole, so that
-a tokenizer cannot tell a mark of the format from one that a user has written. Therefore each mark
-in a message is split by letters that the tokenizer below knows and takes out again. Conversations
-that have every part of one show which tokens are marks.
+A renderer joins the texts of messages with the marks of its format and encodes the whole, so that a
+tokenizer cannot tell the format's marks from marks that a user has written. Therefore each mark in
+a message is split by letters that the tokenizer below knows and takes out again. Conversations that
+have every part of one show which tokens are marks.
 """
 
 import json
@@ -54,7 +54,7 @@ def named_by_id(call_id: str) -> list[Message]:
 
 
 def probe_marks(write: Write) -> tuple[set[int], set[int]]:
-    """Return the tokens that a format writes, and those of an answer's reasoning and calls."""
+    """Return the tokens of a format, and its tokens around an answer's reasoning and calls."""
     plain = {*write([USER, PLAIN_ANSWER], [], False), *write([USER], [], True)}
     own = {*write([USER, CALLING], [], False)} - plain
     whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
@@ -68,8 +68,8 @@ SPLIT = "q0Zx{}Xz0q"
 class Marks:
     """The control tokens of a tokenizer and a format, by their spelling.
 
-    `own` are those by which an answer writes its reasoning and its calls: in an answer's text they
-    are what they spell.
+    `own` are the tokens around an answer's reasoning and its calls: in an answer's text they are
+    what they spell.
     """
 
     def __init__(self, tokenizer: object, written: Iterable[int], own: Iterable[int]) -> None:
@@ -91,7 +91,7 @@ class Marks:
         return pattern is not None and any(pattern.search(text) for text in _texts(value))
 
     def split(self, value: Any, by: str, role: str | None = None) -> Any:
-        """Return a value with each mark in its texts split, so that none is one."""
+        """Return a value with each mark in its texts split, so that its texts have no mark."""
         pattern = self._pattern(role)
         if pattern is None:
             return value
@@ -104,7 +104,7 @@ class Marks:
         return [part for part in re.split(self._all, text) if part] if self._all else [text]
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a text in which no mark is one; Refused if the tokenizer has no other tokens."""
+        """Encode a text, its marks as plain letters; Refused if the tokenizer cannot."""
         tokens = self._encode_plain(text)
         if forged := {*tokens} & {*self.tokens.values()}:
             spelled = self._tokenizer.decode([*forged][:1])

@@ -1,4 +1,4 @@
-"""Messages as clients and data sets have them, read into those that renderers take.
+"""Messages as clients and data sets have them, read into messages that renderers take.
 
 What would be lost or read as something else is refused by its path: content that is no text, parts
 that are no text, roles and keys that no format has.
@@ -20,9 +20,10 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 THOUGHTS = ("reasoning_details", "thinking_blocks")
 """Keys by which clients repeat an answer's reasoning in pieces."""
 MEDIA_KEYS = ("image", "images", "video", "videos", "audio", "audios")
-"""Keys by which some show what is no text beside a content."""
+"""Keys by which some clients send what is not text beside the content."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""Keys by which some give a call's arguments; those of the function by the first one are read."""
+"""Keys by which some clients give a call's arguments; the function's arguments are read by the
+first key."""
 
 JSON_TYPES: Mapping[type, str] = {
     str: "a string",
@@ -37,7 +38,7 @@ SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 VALUES = ("default", "const", "enum", "examples")
 """Keys of a schema that have values, in which null is one."""
 MAY_BE_NULL = ("default", "const")
-"""Those of VALUES that have one value, and not a list of them."""
+"""Keys of VALUES that have one value, not a list."""
 
 
 def bad_message(path: str, problem: str) -> Refused:
@@ -90,7 +91,7 @@ def read_content(
 
 
 def read_call(value: object, path: str) -> ToolCall:
-    """Read a tool call, whose arguments are JSON, or an object; none are `{}`."""
+    """Read a tool call, whose arguments are JSON, or an object; no arguments are `{}`."""
     sent = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
     function = sent.get("function") or sent
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -121,7 +122,7 @@ def read_tool(value: object, path: str) -> Tool:
 
 
 def without_padding(value: object, by_name: bool = False) -> Any:
-    """Return a schema without its nulls, but for those that are values.
+    """Return a schema without its nulls, except nulls that are values.
 
     Arrow and pandas give each object of a column the keys of all others, as nulls.
     """

@@ -58,7 +58,7 @@ def resolve_renderer(renderer: str) -> str:
 
 
 def shorten_renderer(renderer: str) -> str:
-    """Return a renderer's name, or for a template one that changes with the template's text."""
+    """Return a renderer's name, or for a template a name that changes with the template's text."""
     if not renderer.startswith(TEMPLATE):
         return renderer
     return TEMPLATE + hashlib.sha256(renderer.encode()).hexdigest()[:16]
@@ -84,7 +84,7 @@ def set_thinking(config: "BaseRendererConfig", thinking: bool) -> "BaseRendererC
 
 
 def no_switch(what: str, thinking: bool) -> NoRenderer:
-    """Return the refusal of a renderer or template in which thinking is as it is."""
+    """Return the refusal of a renderer or template that cannot switch thinking."""
     return NoRenderer(
         f"{what} cannot turn thinking {'on' if thinking else 'off'}; leave model.thinking out, or "
         "give another model.renderer"

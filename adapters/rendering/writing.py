@@ -183,7 +183,7 @@ MISFITS = (AssertionError, ValueError)
 """What renderers raise for a tokenizer that lacks their special tokens."""
 
 NEVER_CHOSEN = ("auto", "default", "custom", "gpt-oss")
-"""Names of no format of their own, and one whose tokens are downloaded."""
+"""Names without a format of their own, and a format whose tokens are downloaded."""
 
 
 def choose_renderer(tokenizer: object) -> str:
@@ -205,9 +205,9 @@ def choose_renderer(tokenizer: object) -> str:
 
 
 def _own_template(written: object) -> str | list[str]:
-    """Return a tokenizer's template, or the names of its templates if none of them is for chats.
+    """Return a tokenizer's template, or the names of its templates if no template is for chats.
 
-    Of several, transformers takes the one for tools where tools are offered, and so does theirs.
+    Where tools are offered, transformers takes the template for tools, and so does the joined one.
     """
     if isinstance(written, str) and written:
         return written

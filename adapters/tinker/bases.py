@@ -42,13 +42,13 @@ MICROBATCH_TOKENS, MICROBATCH_WORK = 2048, 2**36
 """The engine's bounds on what a thread of it trains at once."""
 GIB = 2**30
 BROKEN_HEADER = (struct.error, ValueError, LookupError, TypeError, AttributeError)
-"""What reading a header raises that is none."""
+"""Errors of reading a file without a header of safetensors."""
 LONGEST_HEADER = 10**8
 """Bytes of the header of a file of safetensors, as its own library bounds them."""
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse (ServiceError) a folder that lacks a part of a model, or has one that is damaged.
+    """Refuse (ServiceError) a folder that lacks a part of a model, or has a damaged part.
 
     Refuse also a model that needs more memory than is free, for its weights and its training.
     """
@@ -255,7 +255,7 @@ ORIGIN = "origin.json"
 
 
 def base_folder(base: str) -> Path | None:
-    """Return the folder of a base model's files, None for one that an engine or a service has.
+    """Return the folder of a base model's files; None if only an engine or a service has them.
 
     The first call with a GGUF file dequantises it, which takes seconds to minutes.
     """
@@ -273,8 +273,8 @@ def is_here(base: str) -> bool:
 def name_for_clients(base: str) -> str:
     """Return the name by which the SDK asks for a base and finds its tokenizer.
 
-    That of a GGUF file, also a fetched one, is its dequantised folder. The SDK drops the last part
-    of a name with two slashes, so that a folder's has more.
+    The name of a GGUF file, also of a fetched file, is its dequantised folder. The SDK drops the
+    last part of a name with two slashes, so that a folder's has more.
     """
     place = _place(base)
     if place.suffix == GGUF:
@@ -309,7 +309,7 @@ def read_origin(base: str) -> dict[str, object]:
 def _place(base: str) -> Path:
     """Return the file or the folder that a base would be, which need not be there.
 
-    A known model's name is that of its fetched file, also where a folder is called so; ServiceError
+    A known model's name means its fetched file, also where a folder has that name; ServiceError
     unless that file is there and whole.
     """
     return _fetched(base) if base in KNOWN else _as_path(base)

@@ -78,7 +78,7 @@ class Guard:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Receive a request whose body may have so many bytes; HTTPException(413) beyond."""
+    """Receive a request whose body may have `most` bytes; HTTPException(413) beyond."""
     size = 0
 
     async def receive_bounded() -> Message:
@@ -125,7 +125,7 @@ async def _answer_failure(_: Request, error: Exception) -> JSONResponse:
 
 CLOSING_SECONDS = 2
 KEEP_ALIVE_SECONDS = 600
-"""Longer than clients keep a connection, so that none sends a request while it is closed."""
+"""Longer than clients keep a connection, so that no request meets a connection being closed."""
 
 
 def load_model(

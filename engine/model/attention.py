@@ -62,14 +62,14 @@ class LoraLinear(nn.Module):
         self.kind: LayerKind = kind
         self.group: LayerGroup
         self.columns: slice
-        """The layer's own outputs among those of its group, which sets both."""
+        """The place of the layer's outputs among its group's outputs; the group sets both."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return CURRENT.get().linear(self, inputs)
 
 
 class LayerGroup:
-    """Linear layers that read one input, whose products sampling computes as one."""
+    """Linear layers that read one input; sampling computes their products as one product."""
 
     def __init__(self, layers: list[LoraLinear]) -> None:
         """Join the layers' weights [out, in], so that each has rows of one tensor."""
@@ -230,7 +230,7 @@ def attend_masked(
     """Compute values [n, heads, queries, width]; without a mask, attention is causal.
 
     The mask is true where a query may attend to a key. Key and value have fewer heads if several
-    heads of the query share one.
+    heads of the query share a head of theirs.
     """
     repeats = query.shape[1] // key.shape[1]
     if call.softcap is None:

@@ -97,7 +97,7 @@ def _write(file: Path, checksum: str, folder: Path) -> None:
 
 @contextmanager
 def _only_writer(folders: Path) -> Iterator[None]:
-    """Wait until no other process prepares a model, and delete what killed ones have left."""
+    """Wait until no other process prepares a model, and delete what killed processes have left."""
     folders.mkdir(parents=True, exist_ok=True)
     with (folders / LOCK).open("w") as file:
         lock_file(file, wait=True)
@@ -107,7 +107,7 @@ def _only_writer(folders: Path) -> Iterator[None]:
 
 
 def _check_space(opened: "GGUFReader", folder: Path) -> None:
-    """Refuse (RequestRefused) a model for which the disk has no space."""
+    """Refuse (RequestRefused) a model if the disk has no space for it."""
     needed = BFLOAT16 * sum(int(tensor.n_elements) for tensor in opened.tensors)
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
@@ -141,7 +141,7 @@ def _read(file: Path) -> "GGUFReader":
 
 
 def _check_header(file: Path) -> None:
-    """Refuse (ValueError) counts for which the file lacks the bytes: a reader makes lists."""
+    """Refuse (ValueError) counts that need more bytes than the file has: a reader makes lists."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         opened.seek(len(MAGIC))
@@ -272,7 +272,7 @@ class BaseModel:
 
 
 def find(base_model: str) -> BaseModel:
-    """Find a base model by local id, plain name of a fetched one, folder, GGUF file or hub name.
+    """Find a base model by local id, name of a fetched model, folder, GGUF file or hub name.
 
     A hub model is downloaded and a GGUF file is dequantised if that has not been done.
 

@@ -33,9 +33,9 @@ def choose_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw one token from each row of float32 logits [rows, vocabulary].
 
-    The arrays have one entry a row: the row's parameters, and a random number in [0, 1), of which
-    the same number always chooses the same token. Return tokens int64 and log-probabilities
-    float32. Every operation treats rows one by one, so a row's token does not depend on the others.
+    The arrays have one entry a row: the row's parameters, and a random number in [0, 1). The same
+    number always chooses the same token. Return tokens int64 and log-probabilities float32. Every
+    operation treats rows one by one, so a row's token does not depend on the others.
     """
     logprobs = logits.log_softmax(-1)
     greedy = temperature < GREEDY_BELOW
@@ -69,7 +69,7 @@ def _divide_by_temperature(
 def _draw_filtered(
     logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, uniform: np.ndarray
 ) -> np.ndarray:
-    """Keep the top_k most likely tokens, of those the fewest that reach top_p, then draw."""
+    """Keep the top_k most likely tokens, then the fewest of them that reach top_p, and draw."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     limits = torch.from_numpy(top_k).to(logits.device)
     limits = torch.where(limits > 0, limits, logits.shape[-1])
@@ -111,7 +111,7 @@ def topk_prompt_logprobs(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.n
 
 
 class PromptReader:
-    """The entries of the prompts that are being read, and the cache of those that were."""
+    """The entries of the prompts that are being read, and the cache of prompts read before."""
 
     def __init__(self, shape: tuple[int, int, int], device: torch.device, usual: int) -> None:
         self.cache = PromptCache(shape, device)
@@ -167,7 +167,7 @@ PART_WORK = 2**31
 """Multiplications of a part of a step, below which a further thread is not worth its start."""
 
 SHARED_WEIGHTS = 2**25
-"""Weights from which on each operation takes so long that threads may share it."""
+"""Number of weights above which threads may share an operation, since it takes long."""
 
 Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Slots of completions, with the token that is drawn for each and its log-probability."""

@@ -106,8 +106,8 @@ class Pool:
 class Cache:
     """Pools of cache entries, by capacity.
 
-    A pool is made when a sequence needs it. One for more than `usual` tokens keeps no memory when
-    it is empty, since few sequences are so long.
+    A pool is made when a sequence needs it. A pool for more than `usual` tokens keeps no memory
+    when it is empty, since few sequences are as long.
     """
 
     def __init__(self, shape: tuple[int, int, int], device: torch.device, usual: int) -> None:
@@ -212,7 +212,7 @@ class PromptCache:
         pool.data[:, :, entry, :, : tokens.shape[3]] = tokens
 
     def store(self, lora: LoraWeights | None, prompt: list[int], pool: Pool, entry: int) -> None:
-        """Keep what is not known yet of a prompt whose keys and values a pool's entry holds."""
+        """Keep the part of a prompt that is not known yet, from its entry in a pool."""
         path, new = self._grow_tree(lora, prompt)
         if new:
             first, count = len(path) - len(new), len(path)
@@ -223,7 +223,7 @@ class PromptCache:
     def _grow_tree(
         self, lora: LoraWeights | None, prompt: list[int]
     ) -> tuple[list[Block], list[Block]]:
-        """Return the blocks of a prompt, as far as there is room, and those that are new."""
+        """Return the blocks of a prompt, as far as there is room, and the new blocks among them."""
         path: list[Block] = []
         new: list[Block] = []
         block = self._tree(lora)
@@ -252,7 +252,7 @@ class PromptCache:
         return follower
 
     def _take_place(self, needed: set[Block]) -> int | None:
-        """Return a free place, of a block that is not needed if there is no other."""
+        """Return a free place or, without one, the place of a block that is not needed."""
         if not self._free and len(self._used) < self.most_blocks:
             self._enlarge()
         if not self._free:

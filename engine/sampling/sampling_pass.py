@@ -36,15 +36,14 @@ CHUNK = 64
 
 WIDE = 128
 WIDE_ROWS = 4
-"""Number of queries to which a product over heads at least WIDE wide is padded.
-
-A product of four such queries takes less time than one of two or three. For narrower heads up to
-half of the time would be spent on padding."""
+"""A product over heads at least WIDE wide is padded to this number of queries. A product of four
+such queries takes less time than a product of two or three. For narrower heads up to half of the
+time would be spent on padding."""
 
 
 @dataclass(slots=True)
 class Chunks:
-    """The chunks of one number, of prompts in one pool.
+    """The chunks with one number, such as every prompt's second chunk, of prompts in one pool.
 
     `rows` [n, CHUNK] are places in the packed row. A position that is not read in this step has
     the place of another token of its prompt: its result is not used.
@@ -66,7 +65,7 @@ class Chunks:
 
     @property
     def length(self) -> int:
-        """The number of keys: those up to the chunk's end, rounded up."""
+        """The number of keys: the keys up to the chunk's end, rounded up."""
         return bucket(CHUNK * (self.number + 1))
 
     def mask(self, window: int | None) -> torch.Tensor:

@@ -270,7 +270,7 @@ class CheckpointStore:
         return record
 
     def _mend_by(self, saved: CheckpointRecord) -> None:
-        """Put the files of a checkpoint in the place of damaged ones that were the same bytes."""
+        """Replace damaged checkpoints by `saved`, if it has the bytes that they should have."""
         for other in self._records.values():
             folder = self._tensors(other)
             if other.sha256 != saved.sha256 or self._is_expired(other):
@@ -303,7 +303,7 @@ class CheckpointStore:
         return folder
 
     def find_all(self, run: str | None = None) -> list[CheckpointRecord]:
-        """Return the checkpoints that can be loaded, newest first: all, or those of one run."""
+        """Return the checkpoints that can be loaded, newest first: all, or one run's."""
         self._delete_expired()
         records = [record for record in self._records.values() if run in (None, record.run)]
         alive = [record for record in records if not self._is_expired(record)]

@@ -167,7 +167,7 @@ class Trainer:
     def _compute(
         self, datums: list[TrainingDatum], loss: EngineLoss, config: Config, backward: bool
     ) -> Computed:
-        """Compute a microbatch, of which no graph and no activation is left."""
+        """Compute a microbatch, and leave no graph and no activation of it."""
         with torch.set_grad_enabled(backward):
             logprobs, lot_loss = self._forward(datums, loss, config)
             tensors = [*self.lora.tensors.values()]
@@ -178,7 +178,7 @@ class Trainer:
         return known, float(lot_loss.detach()), gradients
 
     def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add a microbatch's gradients, in the order of the weights, to those before."""
+        """Add a microbatch's gradients, in the order of the weights, to the gradients before."""
         for tensor, gradient in zip(self.lora.tensors.values(), gradients, strict=False):
             if tensor.grad is None:
                 tensor.grad = gradient
