@@ -30,9 +30,16 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.runtime.policies import recorded_steps
 from flows.runtime.serving import Weights, open_weights
 from tasks.checkpoints import Ledger
-from tasks.exports.card import Exported, Form, render_card
-from tasks.exports.parity import ExportRefused, Parity, largest_difference, sequences_of
 from tasks.recovery.rebuilding import Rebuilder
+from tasks.reports.exports import (
+    Exported,
+    ExportRefused,
+    Form,
+    Parity,
+    largest_difference,
+    render_card,
+    sequences_of,
+)
 from tasks.storage.files import appearing_folder, write_text
 from tasks.storage.run_folder import RunFolder
 

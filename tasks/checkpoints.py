@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow
+from tasks.storage.files import JsonRow
 from tasks.storage.owners import OwnedLog
 
 INTENT, SAVED = "intent", "saved"

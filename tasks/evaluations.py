@@ -10,10 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
-from tasks.storage.json_files import write_json
+from tasks.storage.files import is_written, verified, write_json
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select

@@ -21,9 +21,7 @@ from tasks.datums import columns_of
 from tasks.recording.step_log import COST, Metrics
 from tasks.references import TEACHER
 from tasks.rewards import read_verdicts, rewards_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 from adapters.calls import Refused
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
-from tasks.examples.teaching import SYSTEM, choose_teacher, fill_reads, read_before
+from tasks.examples.teachers import SYSTEM, choose_teacher, fill_reads, read_before
 from tasks.shards import read_shard
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
+from tasks.storage.files import verified
 from tasks.storage.names import group_name
 from tasks.storage.tables import arrays, query_beside, read, select, write
 

@@ -26,7 +26,7 @@ from adapters.rewards import Reward
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.service import Service
 from tasks.recording.journal import Journal, read_journal, seal
-from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import (
     CLOSED,
     ERROR,
@@ -42,9 +42,8 @@ from tasks.recording.spans import (
     scored_names,
 )
 from tasks.shards import BatchPlan
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
+from tasks.storage.files import is_written, verified
 from tasks.storage.names import BASELINE, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, read, select

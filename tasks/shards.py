@@ -8,7 +8,7 @@ from typing import cast
 from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import SHUFFLED, Example, Source
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_rows, write_rows
+from tasks.storage.files import read_rows, write_rows
 from tasks.storage.names import batch_name, rollout_name
 
 

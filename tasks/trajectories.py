@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
+from tasks.storage.files import verified
 from tasks.storage.tables import query_beside, select, write
 
 QUERY = query_beside(__file__)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
-from adapters.errors import ServiceError
+from adapters.errors import ServiceError, UserError
 from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
 from adapters.tinker.service import PatientSampler, Service
@@ -26,9 +26,11 @@ from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert,
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
-from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import read_json, write_json
+
+MOST_SCORED = 4
+"""Datums of a step that are scored."""
 
 log = logging.getLogger(__name__)
 
@@ -325,3 +327,65 @@ def read_update(path: Path) -> Metrics:
 def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:
     sampler, state = live.saved(step, saving)
     return Checkpoint(step, sampler, state)
+
+
+class SamplerApart(UserError):
+    """Refusal to train a policy that is sampled by other probabilities than it is trained by."""
+
+
+def score_datums(
+    service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
+) -> list[Evidence]:
+    """Have a checkpoint's sampler score the first datums of a step, all of its first file's.
+
+    There is no evidence if their loss has no weights, which tell what is trained, if it has
+    several targets a place, as with a teacher, or if the checkpoint is gone.
+    """
+    scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
+    scored = scored[:most]
+    inputs = [datum.loss_fn_inputs for datum in scored]
+    targets = [given["target_tokens"].to_numpy() for given in inputs]
+    comparable = all("weights" in given for given in inputs)
+    comparable &= all(own.ndim == 1 for own in targets)
+    if checkpoint is None or not scored or not comparable:
+        return []
+    tokens = [
+        [*datum.model_input.to_ints(), int(own[-1])]
+        for datum, own in zip(scored, targets, strict=True)
+    ]
+    try:
+        sampler = service.sampler(checkpoint.sampler)
+        found = sampler.score(tokens, [len(own) for own in targets])
+    except ServiceRefused as error:
+        log.warning("%s. The first datums of step %d are not scored", error, datums.step)
+        return []
+    masks = [(given["weights"].to_numpy() != 0).astype(np.int8) for given in inputs]
+    return [Evidence(*one) for one in zip(scored, found, masks, strict=True)]
+
+
+def compare_sampler(
+    evidence: Sequence[Evidence], logprobs: Sequence[np.ndarray], tolerance: float | None
+) -> dict[str, float]:
+    """Measure how far the first update's log-probabilities are off those of the sampler.
+
+    `sampler/apart` is the largest difference over the trained tokens of the scored datums, which
+    SamplerApart refuses above the tolerance; `sampler/kl` is the mean of log q - log p, q being the
+    sampler. Both are 0 if the service samples what it trains.
+    """
+    if not evidence:
+        return {}
+    differences = np.concatenate(
+        [
+            (one.logprobs.astype(np.float64) - trained)[one.mask != 0]
+            for one, trained in zip(evidence, logprobs, strict=False)
+        ]
+    )
+    apart = float(np.abs(differences).max())
+    if tolerance is not None and not apart <= tolerance:
+        raise SamplerApart(
+            f"the untrained policy gives log-probabilities that are up to {apart:.3g} off those of "
+            f"its sampler, and checkpoints.probe_tolerance is {tolerance:g}: the service trains in "
+            "another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
+            "measures by the sampler may be that rough"
+        )
+    return {"sampler/apart": apart, "sampler/kl": float(differences.mean())}

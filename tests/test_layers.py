@@ -62,7 +62,6 @@ ARROWS = {
             "given",
         },
         "tracking": {MODULES, "settings", "algorithm", "recording", "reports", "storage"},
-        "exports": {MODULES, "settings", "recording", "reports", "storage"},
     },
     "adapters": {
         MODULES: set(),

@@ -23,7 +23,7 @@ from tasks.reports.progress import (
     describe_step,
     say_facts,
 )
-from tasks.storage.checksums import Damaged
+from tasks.storage.files import Damaged
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 

@@ -8,7 +8,7 @@ from adapters.yaml_text import write_yaml
 from flows.importing.trinity_file import ImportRefusal, MissingVariable, TrinityFile
 from flows.recipe.loading import changed_recipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.storage.keys import Json, Section, find, merge, nest
+from tasks.storage.dotted_keys import Json, Section, find, merge, nest
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.divergences import IN_LOSS
 from tasks.algorithm.losses import advantage_factor, find_loss
 from tasks.algorithm.settings import Settings, used_settings
-from tasks.storage.keys import Json, Section
+from tasks.storage.dotted_keys import Json, Section
 
 Setting = tuple[str, Callable[[Any], float | str]]
 

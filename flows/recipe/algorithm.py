@@ -20,7 +20,7 @@ from tasks.algorithm.divergences import (
 )
 from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.shaping import check_query
-from tasks.examples.teaching import check_reads
+from tasks.examples.teachers import check_reads
 from tasks.settings.section import OTHERS, Needs, Refusals, Section
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds

@@ -92,7 +92,7 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from tasks.given.verdicts import ComparedExamples
+        from tasks.given.sides import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 

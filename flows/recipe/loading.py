@@ -18,7 +18,7 @@ from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from tasks.settings.section import TABLES, explain
-from tasks.storage.keys import Json, Section, merge, nest
+from tasks.storage.dotted_keys import Json, Section, merge, nest
 from tasks.storage.manifest import Eras, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 

@@ -22,7 +22,7 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from tasks.settings.given import TEST
 from tasks.settings.section import Refusals, Section, explain
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import name_run
 

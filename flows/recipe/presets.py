@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tasks.algorithm.settings import find_row
 from tasks.settings.section import TABLES
-from tasks.storage.keys import Json, Section, find, flatten, merge
+from tasks.storage.dotted_keys import Json, Section, find, flatten, merge
 
 TRINITY = "Trinity-RFT 0.6.0"
 

@@ -18,7 +18,7 @@ from tasks.examples.reading import Source
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
-from tasks.storage.keys import flatten
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.manifest import Eras, differences
 from tasks.storage.run_folder import RunFolder
 

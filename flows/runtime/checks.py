@@ -24,7 +24,7 @@ from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
-from tasks.examples.teaching import choose_teacher, fill_reads
+from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
 from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
@@ -38,7 +38,7 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.choice import check_trackers
+from tasks.tracking.run_tracking import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
 

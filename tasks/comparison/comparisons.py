@@ -15,9 +15,7 @@ from pydantic import BaseModel
 from adapters.errors import UserError, counted
 from tasks.comparison.statistics import Difference, find_difference
 from tasks.recording.views import COMPARISONS
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, verified, write_json
 from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
 from tasks.storage.tables import query_beside, read, select, write

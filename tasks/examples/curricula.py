@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from tasks.storage.checksums import verified
-from tasks.storage.json_files import read_rows
+from tasks.storage.files import read_rows, verified
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)

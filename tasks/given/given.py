@@ -28,8 +28,7 @@ from tasks.recording.step_log import Metrics
 from tasks.recovery.recorded_steps import StepSource
 from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, PairBatches, Shares
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
-from tasks.storage.json_files import write_json
+from tasks.storage.files import is_written, write_json
 from tasks.storage.manifest import Eras
 from tasks.storage.tables import arrays, read, write
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
-from tasks.storage.json_files import read_json
+from tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):

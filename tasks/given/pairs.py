@@ -45,8 +45,7 @@ from tasks.given.sides import read_pair
 from tasks.given.tokenizing import WeightedTokens
 from tasks.references import score_rows
 from tasks.settings.given import Lengths
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.files import is_written, read_json
 from tasks.storage.tables import arrays, read
 
 SCHEMA = pa.schema(

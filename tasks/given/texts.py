@@ -18,7 +18,7 @@ from adapters.rendering.chat import Chat
 from tasks.algorithm.distillation import NONE, find_distillation
 from tasks.datums import OF_TAUGHT, given_datum
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import fill_reads
+from tasks.examples.teachers import fill_reads
 from tasks.given.given import (
     COUNTS,
     TOO_LONG,

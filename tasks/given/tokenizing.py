@@ -12,7 +12,7 @@ from adapters.calls import Message, Refused, Tool
 from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.conversations import (
     KNOWN,
     Said,

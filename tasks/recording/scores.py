@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.recording.step_log import COST
-from tasks.storage.json_files import read_json
+from tasks.storage.files import read_json
 
 JUDGED = "judged"
 """The score of sampled rollouts by a judge of evaluations."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 
-from tasks.storage.json_files import append_row, read_log
+from tasks.storage.files import append_row, read_log
 
 Metrics = dict[str, float]
 

@@ -9,14 +9,18 @@ import duckdb
 import pyarrow as pa
 
 from adapters.errors import UserError
+from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SCHEMA
-from tasks.recording.tokens import add_tokens
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.manifest import compared_files
+from tasks.storage.files import read_json, read_log
+from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
 from tasks.storage.tables import PRELUDE, query_beside, scan
+
+TOKENS = query_beside(__file__, "tokens")
+DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"
+TOKEN_TEXTS = pa.schema([("run", pa.string()), ("token", pa.int32()), ("text", pa.string())])
 
 QUERY = query_beside(__file__)
 
@@ -207,3 +211,21 @@ def evaluation_rows(run: RunFolder) -> Iterator[dict[str, Any]]:
                     "reward_failed_as_zero": as_zero["mean"],
                     "pass_at": [(int(k), value) for k, value in as_zero["pass_at"].items()],
                 }
+
+
+def add_tokens(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFolder]) -> None:
+    """Add the view `tokens` to the views `trajectories` and `datums` of runs.
+
+    Texts come from the tokenizers that are on this machine; without a run's, its texts are null.
+    """
+    tokens = dict(connection.execute(DISTINCT_TOKENS).fetchall())
+    rows = [row for run in runs for row in _texts(run, tokens.get(run.name, ()))]
+    connection.register("token_texts", pa.Table.from_pylist(rows, schema=TOKEN_TEXTS))
+    connection.execute(TOKENS)
+
+
+def _texts(run: RunFolder, tokens: Sequence[int]) -> Iterator[dict[str, str | int]]:
+    text_of = find_token_texts(recipe_of(run)["model"]["base"]) if tokens else None
+    if text_of is not None:
+        for token in tokens:
+            yield {"run": run.name, "token": token, "text": text_of(token)}

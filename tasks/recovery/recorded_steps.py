@@ -14,9 +14,7 @@ from tinker import Datum
 from adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import read_datums, units_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read

@@ -10,7 +10,7 @@ from tinker import Datum
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import SCHEMA, build_datums, to_datums
-from tasks.judging.verdicts import record_verdicts
+from tasks.judging import record_verdicts
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
 from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy

@@ -15,12 +15,12 @@ from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
-from tasks.storage.checksums import verified
+from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = query_beside(__file__)
-KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
+KEPT = query_beside(__file__, "kept_tokens")
 MOST_SPANS = 40
 LONGEST_QUESTION = 240
 ONLY_GLUE = (

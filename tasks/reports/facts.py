@@ -17,10 +17,16 @@ from tasks.recording.spans import ERROR, PLACE, REFUSED
 from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, Views
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import Damaged, verified
-from tasks.storage.files import FileVersions, is_written, version_of
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.keys import Json, flatten
+from tasks.storage.dotted_keys import Json, flatten
+from tasks.storage.files import (
+    Damaged,
+    FileVersions,
+    is_written,
+    read_json,
+    read_log,
+    verified,
+    version_of,
+)
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -35,9 +41,7 @@ from tasks.storage.tables import query_beside, select
 if TYPE_CHECKING:  # it imports Prefect, which takes a second
     from tasks.given.held_out import HeldOutMeasure
 
-FAILURES, MINUTES = (
-    query_beside(str(Path(__file__).with_name(name))) for name in ("failures", "curves")
-)
+FAILURES, MINUTES = (query_beside(__file__, name) for name in ("failures", "curves"))
 
 MOST_RUNS = 10_000
 """Runs whose facts are kept in memory."""

@@ -34,14 +34,14 @@ from tasks.reports.rollouts import (
     find_before_and_after,
     read_marked_rollouts,
 )
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written, write_text
-from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences
 from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
-SPENDING = query_beside(str(Path(__file__).with_name("spending")))
+SPENDING = query_beside(__file__, "spending")
 MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
 READ = ("spans", "calls", "rollouts")

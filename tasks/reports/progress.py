@@ -22,8 +22,7 @@ from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recording.step_log import Metrics
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_log
+from tasks.storage.files import is_written, read_log
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder

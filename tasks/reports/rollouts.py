@@ -16,14 +16,13 @@ from tasks.recording.spans import cause_of
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written, write_text
+from tasks.storage.files import is_written, verified, write_text
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, query_beside, select
 
 MARKED, TOKENS, UNTRAINED, PAIRS = (
-    query_beside(str(Path(__file__).with_name(name)))
+    query_beside(__file__, name)
     for name in ("marked_rollouts", "marked_tokens", "untrained_tokens", "before_after")
 )
 

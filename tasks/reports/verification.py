@@ -27,9 +27,16 @@ from tasks.recording.spans import rows_of
 from tasks.recording.step_log import Metrics, read_metrics
 from tasks.shards import read_shard
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.checksums import remedy, verified
-from tasks.storage.files import is_file, is_written, read_bytes
-from tasks.storage.json_files import read_json, read_log, read_rows
+from tasks.storage.files import (
+    is_file,
+    is_written,
+    read_bytes,
+    read_json,
+    read_log,
+    read_rows,
+    remedy,
+    verified,
+)
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
 from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED, RunFolder

@@ -16,9 +16,7 @@ from adapters.door.roles import policy_of
 from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from adapters.tinker.bases import read_origin
-from tasks.storage.checksums import Damaged
-from tasks.storage.files import read_bytes
-from tasks.storage.json_files import SEAL, read_json, write_json
+from tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 9

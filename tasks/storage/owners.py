@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow, append_row, read_log
+from tasks.storage.files import JsonRow, append_row, read_log
 
 
 class TakenOver(UserError):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder
 
 Table = tuple[Sequence[str], list[list[object]]]

@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
-from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
-from tasks.storage.files import appearing
+from tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
 
 ROWS_A_GROUP = 4096
 
 
-def query_beside(module: str) -> str:
-    """Read the query `<module>.sql` that lies beside a module; `module` is its `__file__`."""
-    return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
+def query_beside(module: str, name: str = "") -> str:
+    """Read `<name>.sql`, or else `<module>.sql`, beside the module of this `__file__`."""
+    own = Path(module).with_suffix(".sql")
+    return (own.with_stem(name) if name else own).read_text(encoding="utf-8")
 
 
-PRELUDE = query_beside(str(Path(__file__).with_name("prelude")))
+PRELUDE = query_beside(__file__, "prelude")
 """Macros that every query may use; it reads files by nothing else."""
 PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
@@ -70,7 +70,7 @@ def write(table: pa.Table, path: Path) -> Path:
             column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         ) as writer:
             writer.write_table(table, row_group_size=ROWS_A_GROUP)
-            writer.add_key_value_metadata({KEY: BLANK})
+            writer.add_key_value_metadata({CHECKSUM_KEY: BLANK})
         stamp(aside)
     return path
 

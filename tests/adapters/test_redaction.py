@@ -11,7 +11,7 @@ from adapters.errors import UserError
 from adapters.redaction import public
 from adapters.yaml_text import read_yaml, write_yaml
 from flows.recipe.loading import changed_recipe, recipe_options
-from tasks.storage.keys import merge, nest
+from tasks.storage.dotted_keys import merge, nest
 from tests.support.processes import ROOT
 
 DEPLOYMENTS = read_yaml((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]

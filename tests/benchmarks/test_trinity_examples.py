@@ -7,7 +7,7 @@ import pytest
 
 from adapters.yaml_text import read_yaml, write_yaml
 from benchmarks.peers.trinity_examples import main
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge
 from tests.support.processes import ROOT
 
 CONFIG = read_yaml((ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8"))

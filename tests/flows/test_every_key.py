@@ -16,7 +16,7 @@ from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
 from tasks.settings.section import TABLES
-from tasks.storage.keys import find, flatten, merge, nest
+from tasks.storage.dotted_keys import find, flatten, merge, nest
 from tests.support.credited import build
 from tests.support.runs.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table

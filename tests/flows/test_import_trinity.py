@@ -15,7 +15,7 @@ from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.recording.step_log import read_metrics
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge
 from tests.flows.test_presets import TRINITY
 from tests.support.runs.small_recipe import DISTILLED
 

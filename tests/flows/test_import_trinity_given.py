@@ -17,7 +17,7 @@ from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe
 from tasks.recording.step_log import read_metrics
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge
 from tasks.storage.run_folder import folder_of
 
 DATASETS = Path(__file__).parents[2] / "datasets"

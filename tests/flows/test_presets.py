@@ -12,7 +12,7 @@ from flows.recipe.loading import changed_recipe, named_recipe
 from flows.recipe.presets import PRESETS, describe_preset
 from flows.recipe.recipe import Recipe
 from tasks.settings.section import TABLES
-from tasks.storage.keys import flatten, merge
+from tasks.storage.dotted_keys import flatten, merge
 from tests.support.runs.small_recipe import small_recipe, taught
 
 TRINITY = [

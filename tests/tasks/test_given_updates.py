@@ -14,12 +14,11 @@ from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
-from tasks.recovery.scored_datums import SamplerApart
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
-from tasks.updates import PolicyUpdater
+from tasks.updates import PolicyUpdater, SamplerApart
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 

@@ -20,7 +20,7 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.recording.queries import answer
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import GIVEN, VIEWS
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories

@@ -6,7 +6,6 @@ Each value of an address is checked before it is used.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
@@ -24,8 +23,7 @@ from tasks.storage.run_folder import TRAINED, RunError, RunFolder
 from tasks.storage.tables import query_beside
 
 SEARCH, GROUPS, CALLS, EXAMPLES = (
-    query_beside(str(Path(__file__).with_name(name)))
-    for name in ("rollouts", "groups", "calls", "examples")
+    query_beside(__file__, name) for name in ("rollouts", "groups", "calls", "examples")
 )
 
 PAGE = 50

@@ -8,7 +8,7 @@ from adapters.errors import counted
 from adapters.process.terminal import hanging
 from tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
 from tasks.reports.tables import fitted
-from tasks.storage.keys import Json
+from tasks.storage.dotted_keys import Json
 from tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
 NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")

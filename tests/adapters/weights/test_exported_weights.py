@@ -37,7 +37,7 @@ from adapters.weights.network import (
     save_network,
     score,
 )
-from tasks.exports.parity import largest_difference
+from tasks.reports.exports import largest_difference
 from tests.support.servers.engine_server import connected, make_tiny_model, serving
 
 TOLERANCE = 1e-4

@@ -22,7 +22,7 @@ from flows.runtime.flow_runs import summarize_run
 from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
-from tasks.judging.verdicts import verdicts_of
+from tasks.judging import verdicts_of
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics

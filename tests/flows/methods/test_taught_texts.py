@@ -22,7 +22,7 @@ from flows.runtime.bound_checkpoints import CheckpointRefused, open_teacher, rea
 from flows.runtime.forks import fork_run
 from tasks.algorithm.distillation import DISTILLATIONS, NONE
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.held_out import read_measure
 from tasks.given.scores import score_part
 from tasks.given.texts import Texts
