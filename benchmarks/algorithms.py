@@ -20,7 +20,7 @@ from benchmarks.pictures.learning import read_held_out
 from flows.recipe.presets import PRESETS, Preset
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.divergences import ESTIMATORS
-from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Known
 from tasks.recording.step_log import read_metrics
 from tasks.settings.section import TABLES
@@ -85,7 +85,7 @@ def describe_losses() -> str:
             describe_settings(loss.settings),
             "1" if loss.weighted is None else "1 and a forward",
         )
-        for name, loss in LOSSES.items()
+        for name, loss in TOKEN_LOSSES.items()
     ]
     return format_table("Losses", ("name", "loss of a token", "source", "settings", "passes"), rows)
 
@@ -147,7 +147,7 @@ def algorithms() -> dict[str, tuple[str, ...]]:
     """Map a name to the settings of its recipe: each row of the tables, the other one plain."""
     losses = {
         f"loss {name}": ("algorithm.advantage=centred", f"algorithm.loss={name}", *SEVERAL)
-        for name in LOSSES
+        for name in TOKEN_LOSSES
     }
     advantages = {
         f"advantage {name}": (f"algorithm.advantage={name}", "algorithm.loss=cross_entropy")

@@ -18,7 +18,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from flows.stages import FLOWS, stages
-from tasks.checkpoints import read_held_out
+from tasks.reports.facts import read_facts
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of, name_run
 
@@ -35,7 +35,7 @@ def train_by(example: str, settings: Sequence[str], seed: int) -> Measured:
         results = read_plan(folder_of(run)).results
         return {one.stage: one.measured for one in results if one.measured is not None}
     FLOWS[recipe.flow](named_recipe(example, [*settings, f"seed={seed}"], RunRecipe), run=run)
-    return {str(step): value for step, value in read_held_out(folder_of(run)).by_step.items()}
+    return {str(step): value for step, value in read_facts(folder_of(run)).held_out.by_step.items()}
 
 
 def describe(example: str, measured: Mapping[str, Sequence[Measured]]) -> str:

@@ -6,10 +6,10 @@ python -m benchmarks.unmasked_dro train arithmetic --set algorithm.loss=unmasked
 from typing import cast
 
 from flows.cli.main import main
-from tasks.algorithm.losses import LOSSES, POLICY_GRADIENT, Loss
+from tasks.algorithm.losses import POLICY_GRADIENT, TOKEN_LOSSES, TokenLoss
 from tasks.algorithm.settings import Number
 
-UNMASKED = Loss(
+UNMASKED = TokenLoss(
     "-(A log p - β/2 (log p - log q)²), over all targets",
     "https://tinker-docs.thinkingmachines.ai/tinker/losses",
     "dro",
@@ -19,5 +19,5 @@ UNMASKED = Loss(
 
 
 if __name__ == "__main__":
-    cast("dict[str, Loss]", LOSSES)["unmasked_dro"] = UNMASKED
+    cast("dict[str, TokenLoss]", TOKEN_LOSSES)["unmasked_dro"] = UNMASKED
     main()

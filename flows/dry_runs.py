@@ -8,10 +8,10 @@ from adapters.door.roles import FUNCTION, is_untrained, policy_of
 from adapters.errors import UserError
 from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import PreferRecipe
+from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.recipe import Recipe
 from tasks.settings.run import Model, Tracking
+from tasks.storage.run_folder import folder_of
 
 
 class DryRun(BaseModel, frozen=True):
@@ -60,9 +60,7 @@ def forget_service() -> None:
         os.environ.pop(name, None)
 
 
-def describe_given(
-    recipe: FinetuneRecipe | PreferRecipe, examples: int, *, online: bool = False
-) -> str:
+def describe_given(recipe: GivenRecipe, examples: int, *, online: bool = False) -> str:
     """Describe the texts or pairs of a recipe as they are trained: the first ones, and counts.
 
     The tokens are those of the recipe's own model, of which the tokenizer alone is read.
@@ -71,11 +69,11 @@ def describe_given(
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
     from adapters.rendering.chat import Chat
     from adapters.tinker.token_texts import open_tokenizer
-    from tasks.pairs.trained_rows import describe_rows, tally_pairs, tally_texts
+    from tasks.given.trained_rows import describe_rows
 
-    tally = tally_texts if isinstance(recipe, FinetuneRecipe) else tally_pairs
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
     model = recipe.model
     chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
-    report = describe_rows(recipe.given_examples(), tally, chat, recipe.rules(), examples)
+    given = recipe.units(folder_of(recipe.subject))
+    report = describe_rows(given, recipe.given_examples(), chat, recipe.dataset, examples)
     return "\n\n".join(filter(None, [report, *divided]))

@@ -14,13 +14,13 @@ from flows.runtime.open_rollouts import open_rollouts, training_groups
 from flows.runtime.open_run import open_run
 from tasks.datums import build_datums
 from tasks.evaluations import score_spans
-from tasks.reports.artifacts import Artifacts
 from tasks.reports.dryruns import LearnedFrom, describe
 from tasks.rewards import compute_rewards
 from tasks.settings.run import Model
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import folder_of
+from tasks.tracking.prefect_pages import publish_tag
 from tasks.trajectories import assemble_trajectories
 
 
@@ -37,9 +37,8 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
         open_references(recipe, opened.folder, opened.service) as scorers,
-        Artifacts(opened.folder) as artifacts,
     ):
-        artifacts.tag("dryrun")
+        publish_tag("dryrun")
         at, source = opened.folder, recipe.train_split()
         size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)

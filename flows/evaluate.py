@@ -17,9 +17,9 @@ from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from tasks.evaluations import score_rollouts
 from tasks.recording.scores import read_evaluation
-from tasks.reports.artifacts import Artifacts
-from tasks.reports.transcripts import list_games
+from tasks.reports.rollouts import list_games
 from tasks.storage.files import is_written
+from tasks.tracking.prefect_pages import publish_evaluations
 
 
 def _name_of_target() -> str:
@@ -60,7 +60,6 @@ def evaluate(
     with (
         open_run(target.bound, target.run) as opened,
         open_rollouts(opened, requested) as runners,
-        Artifacts(opened.folder) as artifacts,
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
@@ -74,8 +73,7 @@ def evaluate(
             for how, p in played.items()
         }
         result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)
-        artifacts.tag(result.tag)
-        artifacts.publish_evaluations()
+        publish_evaluations(opened.folder, result.tag)
     return completed(result)
 
 

@@ -19,6 +19,7 @@ from flows.prefer import prefer
 from flows.recipe.loading import count_stages, count_steps
 from flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
 from flows.replay import replay
+from flows.runtime.bound_checkpoints import read_step
 from flows.runtime.checks import (
     check_answering,
     check_plan,
@@ -28,12 +29,11 @@ from flows.runtime.checks import (
 )
 from flows.runtime.flow_runs import completed, name_of_run, summarize_run
 from flows.train import train
-from tasks.checkpoints import read_step
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.storage.plan_record import ChildResult, PlanRecord, read_plan, write_plan
 from tasks.storage.run_folder import folder_of
+from tasks.tracking.prefect_pages import publish_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer, "replay": replay}
 
@@ -133,11 +133,11 @@ def train_plan(
     recorded = read_plan(folder).results
     results = {one.name: [line for line in recorded if line.run == one.name] for one in gone}
     write_plan(folder, plan.record(results))
-    with engines_kept(), Artifacts(folder) as artifacts:
+    with engines_kept():
         for child, error in train([child for child in plan.children if child not in gone]):
             results[child.name] = [*measure(child, error)]
             write_plan(folder, plan.record(results))
         ended = conclude(plan.record(results))
         write_plan(folder, ended)
-        artifacts.publish_stages()
+    publish_stages(folder)
     return ended

@@ -37,12 +37,12 @@ from flows.server.deployed_runs import (
     train_deployed,
 )
 from flows.stages import FLOWS, PlanSummary, train_plan
+from tasks.given.held_out import read_measure
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import RunError, folder_of
-from tasks.texts.held_out import read_measure
 
 MEASURES: Mapping[str, Sequence[str]] = {
     "train": ("reward", "greedy", "judged"),

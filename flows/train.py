@@ -25,7 +25,6 @@ from flows.runtime.open_run import OpenRun, open_run, record_step
 from flows.runtime.overlap import draw_train_shard, play_steps
 from tasks.datums import build_datums
 from tasks.metrics import StepFiles
-from tasks.reports.artifacts import Artifacts
 from tasks.rewards import compute_rewards
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
@@ -63,17 +62,15 @@ def learn(
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
     smallest_group = recipe.rollouts.min_group_size()
-    with Artifacts(run.folder, recipe.steps) as artifacts:
-        run.tracking.follow()
-        evaluations.submit_due(run.steps_left().start)
-        for step, spans in steps:
-            files = train_step(run, recipe, step, spans, extras)
-            evaluations.submit_due(step + 1)
-            evaluations.score(step - recipe.rollouts.lag)
-            known = extras.metrics(step, spans)
-            artifacts.show(step, record_step(run, step, files, smallest_group, known))
-        evaluations.score(recipe.steps)
-        artifacts.publish()
+    run.tracking.follow()
+    evaluations.submit_due(run.steps_left().start)
+    for step, spans in steps:
+        files = train_step(run, recipe, step, spans, extras)
+        evaluations.submit_due(step + 1)
+        evaluations.score(step - recipe.rollouts.lag)
+        known = extras.metrics(step, spans)
+        record_step(run, step, files, smallest_group, known)
+    evaluations.score(recipe.steps)
 
 
 def train_step(

@@ -1,19 +1,13 @@
 """The ledger of a policy's checkpoints: which were begun and saved."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.comparison.promotions import find_promotion
-from tasks.storage.json_files import JsonRow, read_json
-from tasks.storage.manifest import read_manifest
+from tasks.storage.json_files import JsonRow
 from tasks.storage.owners import OwnedLog
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 INTENT, SAVED = "intent", "saved"
-BEST = "best"
-"""Step, in the name of a checkpoint, of the one that is best on held-out examples."""
 
 
 class CheckpointError(UserError):
@@ -109,91 +103,3 @@ class Ledger(OwnedLog):
     def append(self, row: JsonRow) -> None:
         epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}
         super().append(row | epoch)
-
-
-def read_checkpoint(name: str) -> tuple[str, int | None]:
-    """Read RUN, RUN@STEP, RUN@best or the name that a checkpoint was promoted to.
-
-    RUN and the name may have a policy, as in RUN:POLICY; without a step it is the run's last one.
-    """
-    run, at, step = name.partition("@")
-    if at:
-        return run, read_step(run, step)
-    promoted, _, policy = run.partition(":")
-    if (found := find_promotion(promoted)) is not None:
-        return f"{found.run}:{policy}".removesuffix(":"), found.step
-    return run, None
-
-
-def read_step(run: str, step: str) -> int:
-    """Read the number of a run's checkpoint, or `best`.
-
-    CheckpointError if nothing says which checkpoint is best.
-    """
-    if step == BEST:
-        folder = folder_of(run.partition(":")[0])
-        read_manifest(folder)  # refuses a run that does not exist
-        return best_step(folder)
-    if not (step.isascii() and step.isdecimal()):
-        raise RunError(
-            f"'{run}@{step}' names no checkpoint; RUN@STEP does, such as {run}@10, and so does "
-            f"{run}@{BEST}"
-        )
-    return int(step)
-
-
-def best_step(run: RunFolder) -> int:
-    """Return the checkpoint that is best on held-out examples; CheckpointError if none is scored.
-
-    Of equal ones it is the earliest.
-    """
-    held_out = read_held_out(run)
-    if not held_out.by_step:
-        raise CheckpointError(
-            f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
-            f"the best; give a step, such as {run.name}@10"
-        )
-    return held_out.best
-
-
-@dataclass(frozen=True)
-class HeldOutValues:
-    """Values of a run's checkpoints on held-out examples, by step, and what they measure."""
-
-    measure: str
-    by_step: Mapping[int, float]
-
-    @property
-    def best(self) -> int:
-        """Step of the lowest loss, or else of the highest reward or accuracy."""
-        choose = min if self.measure == "loss" else max
-        return choose(self.by_step, key=lambda step: self.by_step[step])
-
-    @property
-    def digits(self) -> int:
-        """Decimals that are worth reading."""
-        return 3 if self.measure == "loss" else 2
-
-    def __str__(self) -> str:
-        values = [*self.by_step.values()]
-        ends = [*values[:1], *values[1:][-1:]]
-        return " → ".join(f"{value:.{self.digits}f}" for value in ends)
-
-
-def read_held_out(run: RunFolder) -> HeldOutValues:
-    """Read what the run itself has measured of its checkpoints, in their order."""
-    files = {int(path.stem): read_json(path) for path in run.measures()}
-    if files:
-        measure = next(iter(files.values()))["measure"]
-        return HeldOutValues(measure, {step: float(row["value"]) for step, row in files.items()})
-    own = [path for path in run.evaluations() if path.stem.isdecimal()]
-    rewards = {int(path.stem): _mean(read_json(path)) for path in own}
-    return HeldOutValues(
-        "reward", {step: reward for step, reward in rewards.items() if reward is not None}
-    )
-
-
-def _mean(scores: JsonRow) -> float | None:
-    """Return the mean reward of sampled rollouts, or else what they were judged."""
-    means = (scores[how]["finished"]["mean"] for how in ("sampled", "judged") if how in scores)
-    return next((mean for mean in means if mean is not None), None)

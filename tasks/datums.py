@@ -13,8 +13,9 @@ import tinker
 
 from adapters.calls import POLICY
 from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.losses import inputs_of
-from tasks.algorithm.settings import Settings, complete_settings
+from tasks.algorithm.loss import Columns
+from tasks.algorithm.losses import complete_of, loss_of
+from tasks.algorithm.settings import Settings
 from tasks.rewards import Credit, MeanRewards, assign_credit, mean_rewards, rewards_of
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
@@ -63,10 +64,6 @@ OF_TAUGHT = pa.schema(
     ]
 )
 """Schema of the datums of texts that have a teacher."""
-
-LISTED = ("targets", "logprobs", "advantages", "mask")
-BESIDE = {"references", "top_tokens", "top_logprobs"}
-"""Lists that only some datums have."""
 
 DTYPES = {"target_tokens": np.int64, "pair": np.int64, "side": np.int64}
 
@@ -161,26 +158,30 @@ def to_datums(
 
     Their losses are multiplied by the `factor`.
     """
-    makers, known = inputs_of(loss)
-    complete = complete_settings(f"the loss {loss}", settings or {}, known)
-    tokens = arrays(batch["tokens"])
-    lists = [*LISTED, *(BESIDE & {*batch.column_names})]
-    columns = {name: arrays(batch[name]) for name in lists}
-    columns["scale"] = [*(batch["scale"].to_numpy() * factor)]
-    for name in {"pair", "side"} & {*batch.column_names}:
-        columns[name] = [*batch[name].to_numpy().reshape(-1, 1)]
+    inputs, complete = loss_of(loss).inputs, complete_of(loss, settings or {})
     datums = []
-    for sequence, *values in zip(tokens, *columns.values(), strict=True):
-        of_datum = dict(zip(columns, values, strict=True))
-        inputs = {
+    for sequence, columns in zip(arrays(batch["tokens"]), columns_of(batch, factor), strict=True):
+        made = {
             name: tinker.TensorData.from_numpy(
-                make(of_datum, complete).astype(DTYPES.get(name, np.float32))
+                make(columns, complete).astype(DTYPES.get(name, np.float32))
             )
-            for name, make in makers.items()
+            for name, make in inputs.items()
         }
         model_input = tinker.ModelInput.from_ints(sequence.tolist())
-        datums.append(tinker.Datum(model_input=model_input, loss_fn_inputs=inputs))
+        datums.append(tinker.Datum(model_input=model_input, loss_fn_inputs=made))
     return datums
+
+
+def columns_of(batch: pa.Table, factor: float = 1.0) -> list[Columns]:
+    """Return what losses read of each datum: the lists, the numbers and the scaled factor."""
+    columns = {"sampled": [*batch["policy_version"].is_valid().to_numpy()]}
+    columns["scale"] = [*(batch["scale"].to_numpy() * factor)]
+    for field in batch.schema:
+        if pa.types.is_list(field.type):
+            columns[field.name] = arrays(batch[field.name])
+        elif pa.types.is_integer(field.type):
+            columns[field.name] = [*batch[field.name].to_numpy().reshape(-1, 1)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
@@ -199,12 +200,13 @@ def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
     }
 
 
-def units_of(datums: Sequence[tinker.Datum]) -> list[list[tinker.Datum]]:
-    """Split the datums of a step into what is never split: a pair's, or else each for itself."""
-    units: dict[int, list[tinker.Datum]] = {}
-    for place, datum in enumerate(datums):
-        pair = datum.loss_fn_inputs.get("pair")
-        units.setdefault(place if pair is None else int(pair.data[0]), []).append(datum)
+def units_of(datums: Sequence[tinker.Datum], loss: str) -> list[list[tinker.Datum]]:
+    """Split the datums of a step into the units of a loss, which are never split."""
+    if loss_of(loss).unit == "datum":
+        return [[datum] for datum in datums]
+    units: dict[int, list[tinker.Datum]] = defaultdict(list)
+    for datum in datums:
+        units[int(datum.loss_fn_inputs["pair"].data[0])].append(datum)
     return [*units.values()]
 
 

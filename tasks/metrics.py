@@ -10,21 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from adapters.rewards import MEASURE
 from tasks.algorithm.advantages import is_uniform
-from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
-from tasks.algorithm.preferences import (
-    PREFERENCES,
-    TRAINED_SIDES,
-    PairTokens,
-    compare_pairs,
-    find_preference,
-)
+from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
+from tasks.datums import columns_of
 from tasks.recording.step_log import COST, Metrics
 from tasks.references import TEACHER
 from tasks.rewards import read_verdicts, rewards_of
@@ -70,9 +63,12 @@ class StepFiles:
 
 
 def measure(
-    files: StepFiles, trained_roles: Sequence[str] = TRAINED_ROLES, min_group_size: int = 1
+    files: StepFiles,
+    trained_roles: Sequence[str] = TRAINED_ROLES,
+    min_group_size: int = 1,
+    loss: str = "importance_sampling",
 ) -> Metrics:
-    """Measure what a policy made of a step, by the files that the step has.
+    """Measure what a policy made of a step that a loss trains, by the files that the step has.
 
     A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
     `groups/…` counts only rollouts that called the policy, for each of its roles, by the scores of
@@ -107,15 +103,8 @@ def measure(
         held_out = {found["measure"]: found["value"], **found["beside"]}
         measures |= {f"test/{name}": value for name, value in held_out.items()}
     measures["datums"] = datums.num_rows
-    measures["tokens/trained"] = trained_tokens(datums)
+    measures["tokens/trained"] = sum(map(loss_of(loss).trained, columns_of(datums)))
     return {name: value for name, value in measures.items() if value is not None}
-
-
-def trained_tokens(datums: pa.Table) -> int:
-    """Count the tokens of datums that are trained; the mismatched sides of pairs are not."""
-    if "side" in datums.column_names:
-        datums = datums.filter(pc.field("side") < TRAINED_SIDES)
-    return int(flat(datums["mask"]).sum())
 
 
 def _rollouts(
@@ -183,94 +172,20 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
     return measured
 
 
-def trained_loss(
+def measure_loss(
     datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
 ) -> Metrics:
-    """Measure the loss of the datums that no policy sampled, before the update.
-
-    That of texts is in nats a token, each by its weight, which is its advantage; those of texts
-    with a teacher and of pairs are as `compare_taught` and `compare_trained` say.
-    """
-    if loss in PREFERENCES:
-        return compare_trained(datums, logprobs, loss, settings)
-    if loss in DISTILLATIONS:
-        return compare_taught(datums, logprobs, loss)
-    batch = read(datums, columns=["policy_version", "advantages", "mask"])
-    versions = batch["policy_version"].to_pylist()
-    lists = arrays(batch["advantages"]), arrays(batch["mask"])
-    given = [
-        ((weights * mask).astype(np.float64), log_p.astype(np.float64))
-        for weights, mask, log_p, version in zip(*lists, logprobs, versions, strict=True)
-        if version is None
-    ]
-    total = fsum(float(weights.sum()) for weights, _ in given)
-    lost = fsum(float(-(weights @ log_p)) for weights, log_p in given)
-    return {"loss": lost / total} if total else {}
+    """Measure a loss over the datums of a step before their update, as the loss's row does."""
+    return loss_of(loss).measure(complete_of(loss, settings), columns_of(read(datums)), logprobs)
 
 
-def compare_taught(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> Metrics:
-    """Measure how far the policy is from its teacher before an update, in nats a token.
-
-    `loss` is the divergence over the teacher's likeliest tokens and a tail, and `teacher/covered`
-    the probability of these tokens under the teacher, both over the weights of the tokens.
-    """
-    batch = read(datums, columns=["advantages", "top_logprobs"])
-    lists = zip(arrays(batch["advantages"]), arrays(batch["top_logprobs"]), logprobs, strict=True)
-    total = lost = covered = 0.0
-    for given, top, log_p in lists:
-        weights, log_q = given.astype(np.float64), top.astype(np.float64).reshape(log_p.shape)
-        losses, _ = find_distillation(loss).function(log_p.astype(np.float64), log_q)
-        total += float(weights.sum())
-        lost += float(weights @ losses)
-        covered += float(weights @ np.exp(log_q).sum(1))
-    return {"loss": lost / total, "teacher/covered": covered / total}
-
-
-def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray]) -> dict[str, list[float]]:
-    """Sum each datum's log-probabilities of trained tokens by their weights, if none was sampled.
-
-    The mask has the weights of pairs, the advantages those of texts. Texts with a teacher have no
-    log-probabilities of their own.
-    """
-    batch = read(datums)
-    if batch["policy_version"].null_count < len(batch) or "top_tokens" in batch.column_names:
+def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> dict[str, list[float]]:
+    """Sum each datum's log-probabilities by the weights that the loss's row gives, if any."""
+    weights = loss_of(loss).weights(columns_of(read(datums)))
+    if weights is None:
         return {}
-    weights = arrays(batch["mask" if "side" in batch.column_names else "advantages"])
     sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]
     return {DATUM_LOGPROBS: sums}
-
-
-def compare_trained(
-    datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
-) -> Metrics:
-    """Measure a step's pairs before its update: their loss, and how their sides compare.
-
-    `accuracy` and `margin` are as of held-out pairs (`tasks.pairs.held_out`). `reference/apart` is
-    the largest difference of a log-probability to the reference's, if there is one, over the
-    trained tokens of the first pair, which no optimizer step of the update precedes: 0 at the
-    start, if that is the reference.
-    """
-    batch = read(datums, columns=["pair", "side", "references", "mask"])
-    masks, references = (
-        [one.astype(np.float64) for one in arrays(batch[name])] for name in ("mask", "references")
-    )
-    tokens = PairTokens(batch["pair"].to_numpy(), batch["side"].to_numpy(), references, masks)
-    row = find_preference(loss)
-    losses, margins = compare_pairs(row, settings, tokens, logprobs)
-    measured = {
-        "loss": float(losses.mean()),
-        "accuracy": float(np.where(margins == 0, 0.5, margins > 0).mean()),
-        "margin": float(margins.mean()),
-    }
-    if row.reference:
-        compared = zip(tokens.pairs, masks, logprobs, references, strict=True)
-        apart = [
-            np.abs(mask * (log_p - log_ref)).max()
-            for pair, mask, log_p, log_ref in compared
-            if pair == 0
-        ]
-        measured["reference/apart"] = float(max(apart))
-    return measured
 
 
 def _reference_divergence(

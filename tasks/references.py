@@ -5,8 +5,9 @@ The other policy is the reference, or one of the teachers.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,6 +107,33 @@ class References:
         return [scored[row] for row in range(len(names))]
 
 
+Scoring = Callable[[Sequence[Sequence[int]], Sequence[int]], list[np.ndarray]]
+"""`Reference.score`."""
+
+
+def score_rows(
+    score: Scoring, tokens: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return another policy's log-probabilities of the trained tokens, 0 at the others.
+
+    They are aligned with the masks. The tokens that the other policy reads end with those of the
+    masks, and may begin with more; they are scored in parallel, from the first trained one on.
+    """
+    trained = [at for at, mask in enumerate(masks) if mask.any()]
+    last = from_first([masks[at] for at in trained])
+    found = [np.zeros(len(mask), np.float32) for mask in masks]
+    scored = score([tokens[at].tolist() for at in trained], last)
+    for at, values in zip(trained, scored, strict=True):
+        own = masks[at][-len(values) :] != 0
+        found[at][-len(values) :][own] = values[own]
+    return found
+
+
+def from_first(masks: Sequence[np.ndarray]) -> list[int]:
+    """Count the tokens of each sequence from its first trained one on."""
+    return [len(mask) - int((mask != 0).argmax()) for mask in masks]
+
+
 @durable
 def compute_references(
     path: Path,
@@ -116,36 +144,33 @@ def compute_references(
 ) -> None:
     """Write the log-probabilities of a file of trajectories under the references, in its order.
 
-    The service computes all trajectories in parallel, each from its first sampled token on. The
-    `shards` have the examples, by which the teacher of a trajectory is chosen; the `spans` have the
-    conversations, of which its prompt is made if it reads more than the policy. A ValueError names
-    a trajectory with a token that its reference can never sample, since the divergence is infinite.
+    The `shards` have the examples, by which the teacher of a trajectory is chosen; the `spans` have
+    the conversations, of which its prompt is made if it reads more than the policy. A ValueError
+    names a trajectory with a token that its reference can never sample, since the divergence is
+    infinite.
     """
     table = read(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
     examples = _examples(table, shards) if references.by or references.reads else []
     names = _names(table, references, examples)
-    trained = [index for index, mask in enumerate(masks) if mask.any()]
-    last = [len(masks[index]) - int(masks[index].argmax()) for index in trained]
-    whole = [tokens[index].tolist() for index in trained]
     if references.reads is not None:
         origins = select(QUERY, trajectories=verified(trajectories), spans=[*map(verified, spans)])
-        for place, index in enumerate(trained):
-            [origin] = origins.slice(index, 1).to_pylist()
-            prompt = references.reads.prompt(examples[index], origin)
-            whole[place] = [*prompt, *whole[place][len(origin["prompt_token_ids"]) :]]
-    asked = whole, last, [names[index] for index in trained]
-    logprobs = [np.zeros(len(mask), np.float32) for mask in masks]
-    for index, values in zip(trained, references.score(*asked), strict=True):
-        if not np.isfinite(values[masks[index][-len(values) :] != 0]).all():
+        for index, mask in enumerate(masks):
+            if mask.any():
+                [origin] = origins.slice(index, 1).to_pylist()
+                prompt = references.reads.prompt(examples[index], origin)
+                said = tokens[index][len(origin["prompt_token_ids"]) :]
+                tokens[index] = np.array([*prompt, *said])
+    trained = [name for name, mask in zip(names, masks, strict=True) if mask.any()]
+    scored = score_rows(partial(references.score, names=trained), tokens, masks)
+    for index, values in enumerate(scored):
+        if not np.isfinite(values).all():
             raise ValueError(
                 f"{names[index]} gives a token of {table['rollout_id'][index]} no finite "
                 "log-probability; give another algorithm.kl.reference or algorithm.teacher"
             )
-        logprobs[index][-len(values) :] = values
     columns = [table[name].combine_chunks() for name in SCHEMA.names[:-1]]
-    masked = [np.where(mask != 0, found, 0.0) for mask, found in zip(masks, logprobs, strict=True)]
-    columns.append(pa.array(masked, SCHEMA.field("logprobs").type))
+    columns.append(pa.array(scored, SCHEMA.field("logprobs").type))
     made = pa.table(columns, schema=SCHEMA)
     if references.by is not None:
         made = made.append_column(TEACHER, pa.array(names, pa.string()))

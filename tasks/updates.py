@@ -22,7 +22,7 @@ from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdat
 from adapters.tinker.service import PatientSampler, Service
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
-from tasks.metrics import DATUM_LOGPROBS, divergence, name_expert, sum_logprobs, trained_loss
+from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
@@ -300,14 +300,14 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
     first = datums[term.file]
     measured: dict[str, object] = {
         **divergence(first, logprobs, step),
-        **trained_loss(first, logprobs, term.loss, term.settings),
-        **sum_logprobs(first, logprobs),
+        **measure_loss(first, logprobs, term.loss, term.settings),
+        **sum_logprobs(first, logprobs, term.loss),
     }
     if logprobs:
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
     for term, logprobs in others:
         if term.file:
-            loss = trained_loss(datums[term.file], logprobs, term.loss, term.settings)
+            loss = measure_loss(datums[term.file], logprobs, term.loss, term.settings)
             measured |= name_expert({**loss, "share": term.factor})
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 

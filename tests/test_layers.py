@@ -42,7 +42,7 @@ ARROWS = {
         "examples": {"storage"},
         "storage": set(),
         "algorithm": set(),
-        "texts": {
+        "given": {
             MODULES,
             "settings",
             "algorithm",
@@ -51,16 +51,6 @@ ARROWS = {
             "recording",
             "recovery",
             "storage",
-        },
-        "pairs": {
-            MODULES,
-            "settings",
-            "algorithm",
-            "comparison",
-            "examples",
-            "recovery",
-            "storage",
-            "texts",
         },
         "reports": {
             MODULES,
@@ -69,7 +59,7 @@ ARROWS = {
             "recording",
             "storage",
             "algorithm",
-            "texts",
+            "given",
         },
         "tracking": {MODULES, "settings", "algorithm", "recording", "reports", "storage"},
         "exports": {MODULES, "settings", "recording", "reports", "storage"},

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from adapters.tracking.tracker import TrackedRun, TrackedStep, TrackerFailed
+from adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
 
 if TYPE_CHECKING:  # MLflow is an extra
     from mlflow import MlflowClient
@@ -22,7 +22,7 @@ PARAMETERS_A_BATCH = 100
 NOT_OF_A_NAME = re.compile(r"[^\w\-. :/]")
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """The MLflow run of a run, at MLFLOW_TRACKING_URI, or else in `mlflow.db` beside the runs."""
 
     def __init__(self, experiment: str, run: TrackedRun) -> None:

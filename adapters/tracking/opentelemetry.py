@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from adapters.calls import Message
-from adapters.tracking.tracker import TrackedCall, TrackedRun, TrackedStep, TrackerFailed
+from adapters.tracking.tracker import TrackedCall, TrackedRun, TrackedStep, Tracker, TrackerFailed
 
 if TYPE_CHECKING:  # the exporter is an extra
     from opentelemetry.sdk.trace import ReadableSpan
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the exporter is an extra
 SPANS_A_REQUEST = 256
 
 
-class OpenTelemetryTracker:
+class OpenTelemetryTracker(Tracker):
     """The exporter of a run's calls, which the standard variables OTEL_EXPORTER_OTLP_… set up.
 
     Ids derive from the run and the call: a span that is sent again is the same span.

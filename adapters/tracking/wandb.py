@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.tracking.tracker import SavedWeights, TrackedRun, TrackedStep, TrackerFailed
+from adapters.tracking.tracker import SavedWeights, TrackedRun, TrackedStep, Tracker, TrackerFailed
 
 if TYPE_CHECKING:  # wandb is an extra
     from wandb import Run
@@ -36,7 +36,7 @@ NEXT_STEP = "next_step"
 """File of an offline folder with the first step that is not in it."""
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """The W&B run of a run.
 
     Without WANDB_API_KEY it is kept offline, for `wandb sync`; WANDB_MODE overrules that. Its

@@ -130,7 +130,7 @@ class Step:
         chances = [math.exp(one[-1]) for one in rows["logprobs"].to_pylist()]
         rows = rows.set_column(rows.schema.get_field_index("scale"), "scale", pa.array(chances))
         units = [
-            units_of(to_datums(rows, term.loss, term.settings, term.factor))
+            units_of(to_datums(rows, term.loss, term.settings, term.factor), term.loss)
             for term in method.terms(0)
         ]
         (passes,) = method.minibatches(0, units)

@@ -15,7 +15,7 @@ from PIL import Image
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.pictures.board import COLOURS, PICTURES
-from tasks.reports.artifacts import TRAINING_ARTIFACTS, artifact_key
+from tasks.tracking.prefect_pages import TRAINING_ARTIFACTS, artifact_key
 
 WIDTH, HEIGHT = 1400, 1000
 LOADING_MILLISECONDS = 15_000

@@ -186,8 +186,7 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
     """Return what a run has come to: its gain, its time, what failed and where to look."""
-    from flows.runtime.forks import describe_origin
-    from tasks.reports.failures import ask_failures
+    from tasks.reports.facts import ask_failures, describe_origin
 
     known, trained = summary.seconds is not None, summary.seconds or 0
     spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""

@@ -163,9 +163,11 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    from tasks.checkpoints import read_checkpoint
+    from flows.runtime.bound_checkpoints import CheckpointName
 
-    run, step = read_checkpoint(f"{run}@{at}" if at else run)
+    named = CheckpointName.parse(name := f"{run}@{at}" if at else run)
+    named.check_whole(name)
+    run, step = named.run, named.step
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
@@ -260,7 +262,7 @@ def dryrun(
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
-    from tasks.reports.failures import ask_failures
+    from tasks.reports.facts import ask_failures
 
     def explain() -> str:
         left = f"{folder.path} is left" if folder.exists() else "nothing is left"
@@ -413,10 +415,9 @@ def pretrain(
 def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
     """Print texts or pairs as they are trained."""
     from flows.dry_runs import describe_given
-    from flows.recipe.finetuning import FinetuneRecipe
-    from flows.recipe.preferring import PreferRecipe
+    from flows.recipe.given_examples import GivenRecipe
 
-    assert isinstance(recipe, FinetuneRecipe | PreferRecipe), "no other flow is given its examples"
+    assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
     if keep:
         raise UserError("--keep does nothing with texts and pairs, which leave no file")
     show(describe_given(recipe, examples, online=online))

@@ -33,7 +33,7 @@ def writable(out: Path | None) -> Path | None:
 @app.command()
 def runs() -> None:
     """List the runs of this folder."""
-    from tasks.reports.board.run_list import runs_table
+    from tasks.reports.board.runs import runs_table
 
     table, _, below = runs_table(terminal_width()).partition("\n\n")
     show(table)

@@ -14,15 +14,15 @@ from rich.text import Text
 
 from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
 from tasks.recording.step_log import read_metrics
+from tasks.reports.facts import read_facts
 from tasks.reports.progress import (
     CALLS,
     ProgressReader,
     WatchedRun,
     describe_run,
     describe_step,
-    read_facts,
+    say_facts,
 )
-from tasks.reports.tables import describe_state
 from tasks.storage.checksums import Damaged
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
@@ -107,11 +107,10 @@ def watch_folder(run: RunFolder) -> None:
 
     def look() -> WatchedRun:
         progress, is_open = reader.look(), run.is_open()
-        facts = read_facts(run, progress)
-        done, steps = progress.done, progress.steps
-        state = facts[CALLS] if is_open else describe_state(run, done, steps, is_open=False)
-        ended = done >= steps and not is_open
-        return WatchedRun(describe_run(run.name, state, facts, is_open=is_open), ended)
+        said = say_facts(run, progress)
+        state = said[CALLS] if is_open else read_facts(run).state(is_open=False)
+        ended = progress.done >= progress.steps and not is_open
+        return WatchedRun(describe_run(run.name, state, said, is_open=is_open), ended)
 
     _show_until_end(look, LOOK_SECONDS)
 

@@ -18,7 +18,7 @@ from tasks.algorithm.divergences import (
     check_placement,
     check_teaching,
 )
-from tasks.algorithm.losses import LOSSES, advantage_factor, check_loss, is_regularized
+from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teaching import check_reads
 from tasks.settings.section import OTHERS, Needs, Refusals, Section
@@ -184,7 +184,7 @@ class Algorithm(Section):
     advantage_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The advantage's own settings, such as asymre's shift; one it does not read is refused."""
 
-    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*LOSSES]})] = (
+    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*TOKEN_LOSSES]})] = (
         "importance_sampling"
     )
     """Loss, by name (docs/algorithms.md): one of Tinker's, or one that weighs cross-entropy by its

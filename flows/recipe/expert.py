@@ -4,19 +4,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from flows.recipe.given_examples import Batches, Lengths, Origin
 from tasks.algorithm.learning_rates import MixingSchedule
+from tasks.settings.given import TRAIN, Batches, Lengths, Origin, TextLoss, Trained
 from tasks.settings.section import MOST_STEPS, Refusals
-from tasks.texts.rules import (
-    TRAIN,
-    TextBatch,
-    TextLoss,
-    TextRules,
-    Trained,
-)
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.texts.source import TextSource
+    from tasks.given.given import Drawing, GivenSource
     from tasks.update_method import ExpertTerm
 
 WHERE = "algorithm.expert"
@@ -74,20 +67,19 @@ class Expert(Origin, Batches, Lengths):
             "sampled; leave it out",
         )
 
-    def texts(self, base: str) -> "dict[str, TextSource]":
+    def texts(self, base: str) -> "dict[str, GivenSource]":
         """Map the split that is trained to its texts."""
-        from tasks.texts.chosen_rollouts import ChosenRollouts
-        from tasks.texts.source import WrittenTexts
+        from tasks.given.chosen import ChosenRollouts, queries_of
+        from tasks.given.texts import WrittenTexts
 
-        if queries := self.queries(base, WHERE):
+        if queries := queries_of(self, base, WHERE):
             return {TRAIN: ChosenRollouts(queries[TRAIN])}
-        return {TRAIN: WrittenTexts(self.files()[TRAIN])}
+        return {TRAIN: WrittenTexts(self.files()[TRAIN], self.trained)}
 
-    def rules(self) -> TextRules:
-        return TextRules(self.trained, self.most_tokens, self.too_long)
+    def drawing(self, seed: int) -> "Drawing":
+        from tasks.given.given import Drawing
 
-    def batches(self, seed: int) -> TextBatch:
-        return TextBatch(self.examples, seed, self.normalisation, self.divisor)
+        return Drawing(self, seed)
 
     def term(self) -> "ExpertTerm | None":
         """Return the term of a step's loss, None without an expert."""

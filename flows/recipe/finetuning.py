@@ -1,38 +1,25 @@
 """The recipe of supervised learning on texts; its values stand in prefect.yaml."""
 
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
-from math import ceil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema
 
 from adapters.network.addresses import check_place
-from flows.recipe.given_examples import Batches, HeldOutOrigin, Lengths
-from flows.recipe.run_recipe import RunRecipe, Teachers
+from flows.recipe.given_examples import GivenDataset, GivenRecipe
+from flows.recipe.run_recipe import Teachers
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
 from tasks.examples.teaching import check_reads
+from tasks.settings.given import ALONE, WHOLE, Batches, HeldOutOrigin, Shares, TextLoss, Trained
 from tasks.settings.run import HeldOut
 from tasks.settings.section import Refusals, Section
-from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import (
-    ALONE,
-    TEST,
-    TRAIN,
-    WHOLE,
-    Shares,
-    TextBatch,
-    TextLoss,
-    TextRules,
-    Trained,
-)
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.chosen_rollouts import ChosenRollouts
-    from tasks.texts.source import TextSource
+    from tasks.given.chosen import ChosenRollouts
+    from tasks.given.given import GivenSource
+    from tasks.given.texts import Texts
     from tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
@@ -45,7 +32,7 @@ class TextShare(HeldOutOrigin):
     """Its part of every batch: how many of the sum of all shares are its own."""
 
 
-class TextDataset(HeldOutOrigin, Lengths):
+class TextDataset(GivenDataset):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
@@ -91,11 +78,9 @@ class TextDataset(HeldOutOrigin, Lengths):
         )
 
     def origins(self) -> Mapping[str, HeldOutOrigin]:
-        """Map the names of the sources, in their order, to where their texts are."""
         return dict(sorted(self.sources.items())) or {ALONE: self}
 
     def shares(self) -> Shares:
-        """List the sources with the share of each."""
         return tuple((name, one.share) for name, one in sorted(self.sources.items())) or WHOLE
 
 
@@ -133,15 +118,15 @@ class TextTeacher(Section):
             check_place(self.model)
 
 
-class FinetuneRecipe(RunRecipe):
+class FinetuneRecipe(GivenRecipe):
     """The recipe of `finetune`: supervised learning on texts."""
 
     flow: str = "finetune"
     """The flow that the recipe is for."""
 
     # What each section is for, its own docstring says.
-    dataset: TextDataset
-    batch: Batches = Batches()
+    dataset: TextDataset  # pyright: ignore[reportIncompatibleVariableOverride]
+    batch: Batches = Batches()  # pyright: ignore[reportIncompatibleVariableOverride]
     teacher: TextTeacher = TextTeacher()
     evaluation: HeldOut = HeldOut()
 
@@ -167,76 +152,38 @@ class FinetuneRecipe(RunRecipe):
             "leave it out",
         )
 
-    def holds_out(self) -> bool:
-        return any(one.holds_out() for one in self.dataset.origins().values())
-
     def teachers(self) -> Teachers:
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}
         return Teachers("teacher.model", models, teacher.reads)
 
-    def queried_runs(self) -> Iterator[str]:
-        for one in self.dataset.origins().values():
-            yield from one.runs
+    def units(self, run: RunFolder) -> "Texts":
+        from tasks.given.texts import Texts
 
-    def sources(self) -> dict[str, Source]:
-        seed = self.evaluation.drawn_by(self.seed)
-        return {
-            _name(split, name): rows
-            for name, one in self.dataset.origins().items()
-            for split, rows in one.files(seed).items()
-        }
+        taught = None if self.teacher.model is None else run.text_teacher
+        return Texts(run.texts, taught, self.divergence())
 
-    def given_examples(self) -> "dict[str, TextSource]":
-        """Map the splits to the texts of each, or SPLIT/NAME to those of each source."""
-        from tasks.pairs.verdicts import ComparedPairs
-        from tasks.texts.source import WrittenTexts
+    def written(self, rows: Source) -> "GivenSource":
+        from tasks.given.texts import WrittenTexts
+        from tasks.given.verdicts import ComparedPairs
 
         question = self.dataset.compares
-        files = {
-            name: WrittenTexts(rows) if question is None else ComparedPairs(rows, question)
-            for name, rows in self.sources().items()
-        }
-        trained = self._chosen(TRAIN)
-        held_out = self._chosen(TEST, tuple(trained.values()))
-        named: dict[str, TextSource] = {**files, **trained, **held_out}
-        return {name: named[name] for name in sorted(named, key=_is_held_out)}
+        if question is not None:
+            return ComparedPairs(rows, question)
+        return WrittenTexts(rows, self.dataset.trained)
 
-    def read_by_teacher(self) -> "dict[str, TextSource]":
+    @property
+    def chosen(self) -> "type[ChosenRollouts]":
+        from tasks.given.chosen import ChosenRollouts
+
+        return ChosenRollouts
+
+    def read_by_teacher(self) -> "dict[str, GivenSource]":
         """Map the sources to their texts as the teacher reads them."""
-        from tasks.texts.source import WrittenTexts
+        from tasks.given.texts import WrittenTexts
 
-        reads = self.teacher.reads
-        return {name: WrittenTexts(rows, reads) for name, rows in self.sources().items()}
-
-    def _chosen(
-        self, split: str, apart: "tuple[ChosenRollouts, ...]" = ()
-    ) -> "dict[str, ChosenRollouts]":
-        """Map the sources of a split to what their queries choose."""
-        from tasks.texts.chosen_rollouts import ChosenRollouts
-
-        chosen: dict[str, ChosenRollouts] = {}
-        for name, one in self.dataset.origins().items():
-            where = "dataset" if name == ALONE else f"dataset.sources.{name}"
-            if query := one.queries(self.model.base, where).get(split):
-                chosen[_name(split, name)] = ChosenRollouts(query, apart)
-        return chosen
-
-    def steps_of(self, epochs: float) -> int:
-        """Return the steps whose batches are so many passes over the training texts.
-
-        With several sources these are the texts of all of them.
-        """
-        texts = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
-        return ceil(Fraction(str(epochs)) * texts / self.batch.examples)
-
-    def rules(self) -> TextRules:
-        return TextRules(self.dataset.trained, self.dataset.most_tokens, self.dataset.too_long)
-
-    def batches(self) -> TextBatch:
-        batch = self.batch
-        shares = self.dataset.shares()
-        return TextBatch(batch.examples, self.seed, batch.normalisation, batch.divisor, shares)
+        trained, reads = self.dataset.trained, self.teacher.reads
+        return {name: WrittenTexts(rows, trained, reads) for name, rows in self.sources().items()}
 
     def update_method(self) -> "UpdateMethod":
         return self.minimize(self.divergence() or self.loss, {})
@@ -244,21 +191,3 @@ class FinetuneRecipe(RunRecipe):
     def divergence(self) -> str | None:
         """Return the divergence from the teacher that is lessened; None without a teacher."""
         return None if self.teacher.model is None else self.teacher.divergence
-
-    def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
-    ) -> "StepSource":
-        """Return what restores the datums of the policy: the tokens of the texts."""
-        from tasks.texts.batches import TextSteps
-
-        batches = recipes.make(FinetuneRecipe, FinetuneRecipe.batches)
-        taught = None if self.teacher.model is None else run.text_teacher
-        return TextSteps(run.texts, run.datums, batches, taught)
-
-
-def _name(split: str, source: str) -> str:
-    return split if source == ALONE else f"{split}/{source}"
-
-
-def _is_held_out(name: str) -> bool:
-    return name.partition("/")[0] == TEST

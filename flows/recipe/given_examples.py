@@ -1,72 +1,40 @@
-"""What a recipe says of its examples: where they are, in which order, and how many a step has."""
+"""What recipes say of their examples: those that the agent is asked, and those that are given."""
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from adapters.project.hub import locate_dataset
+from flows.recipe.run_recipe import RunRecipe
 from tasks.examples.curricula import Curriculum, Order
-from tasks.examples.reading import Division, Source
-from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
-from tasks.storage.run_folder import folder_of
-from tasks.texts.rules import TEST, TRAIN, Normalisation, TooLong
+from tasks.examples.reading import Source
+from tasks.settings.given import (
+    ALONE,
+    TEST,
+    TRAIN,
+    WHOLE,
+    Batches,
+    HeldOutOrigin,
+    Lengths,
+    PairBatches,
+    Share,
+    Shares,
+    Splits,
+)
+from tasks.settings.run import HeldOut
+from tasks.settings.section import Refusals
+from tasks.storage.manifest import Eras
+from tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tasks.texts.chosen_rollouts import RolloutQuery
-
-
-DEFAULT_SHARE = 0.1
-"""Share of a file without splits that is held out."""
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Splits(Section):
-    """Splits of a data set: the rows that are trained, and those that are held out."""
-
-    test_split: str = "test"
-    """The split that is held out, where its name is another, such as validation."""
-
-    splits: tuple[str, ...] = ()
-    """The names of both splits, where the first one has another as well, such as [train_sft,
-    test_sft]; the first alone with a share as `held_out`."""
-
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        needed = 1 if self.held_out_share() is not None else 2
-        yield (
-            self.splits != () and self.test_split != TEST,
-            f"test_split {self.test_split} with splits {', '.join(self.splits)}, which name it; "
-            "leave test_split out",
-        )
-        yield (
-            len({*self.splits}) < len(self.splits),
-            f"splits {', '.join(self.splits)}, which are one; give two, or a share as held_out",
-        )
-        yield (
-            len(self.splits) not in (0, needed),
-            f"splits {', '.join(self.splits)}: give the names of two, the trained one first; or, "
-            "with a share as held_out, that of the first alone",
-        )
-
-    def held_out_share(self) -> float | None:
-        """Return the share that is held out of a set without splits, if the recipe gives it."""
-        return None
-
-    def holds_out(self) -> bool:
-        """Return whether there is anything on which a run is measured."""
-        return self.held_out_share() != 0
-
-    def sides(self, whole: Source, seed: int) -> dict[str, Source]:
-        """Map the splits to what each has of a data set."""
-        share = self.held_out_share()
-        names = dict(zip((TRAIN, TEST), self.splits or (TRAIN, self.test_split), strict=False))
-        train, test = names[TRAIN], names.get(TEST, TEST)
-        used = DEFAULT_SHARE if share is None else share
-        division = Division((train, test), used, seed, given=share is not None)
-        trained = replace(whole, split=train, division=division)
-        return {TRAIN: trained, TEST: replace(trained, split=test, held_out=True)}
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tasks.given.chosen import Chosen
+    from tasks.given.given import Drawing, Given, GivenSource
+    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 
 
 class Dataset(Splits):
@@ -124,135 +92,106 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from tasks.pairs.verdicts import ComparedExamples
+        from tasks.given.verdicts import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 
 
-class Origin(Section):
-    """Examples that a model learns and does not play: rows of a file, or rollouts of a query."""
+class GivenDataset(HeldOutOrigin, Lengths):
+    """Units that are given to learn, of one source or of several."""
 
-    path: str | None = None
-    """A CSV, JSON-lines or Parquet file, whose `split` column may say train or test; a folder of
-    files that are named train and test; or such a folder of the hub."""
+    def origins(self) -> Mapping[str, HeldOutOrigin]:
+        """Map the names of the sources, in their order, to where their units are."""
+        return {ALONE: self}
 
-    columns: dict[str, str] = Field(default_factory=dict[str, str])
-    """Columns that have other names in the file, such as {messages: conversations}."""
+    def shares(self) -> Shares:
+        """List the sources with the share of each."""
+        return WHOLE
 
-    runs: tuple[str, ...] = ()
-    """Runs that a query reads, instead of a path."""
 
-    query: str | None = None
-    """A SELECT over the views of those runs (docs/sql.md), whose columns name rollouts: their
-    tokens are trained as they were sampled."""
+class GivenRecipe(RunRecipe):
+    """The recipe of a run that learns what it is given, and plays nothing."""
 
-    def asked(self) -> dict[str, tuple[str, str | None]]:
-        """Map the splits to the key and the text of the query of each."""
-        return {TRAIN: ("query", self.query)}
+    if TYPE_CHECKING:  # each recipe has these sections, in an order of its own
+        dataset: GivenDataset
+        batch: Batches | PairBatches
+        evaluation: HeldOut
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        queries = dict(self.asked().values())
-        asked = {"runs": self.runs != (), **queries}
-        given = [name for name, value in asked.items() if value]
-        either = bool(given) != bool(self.path) and len(given) in (0, len(asked))
-        yield (
-            not either,
-            f"path {self.path} with {', '.join(given) or 'no query'}: examples are of a file or of "
-            f"rollouts; give path alone, or {', '.join(asked)}",
-        )
+    @abstractmethod
+    def units(self, run: RunFolder) -> "Given":
+        """Return the units of a run, by the files that it has of them."""
 
-        yield (
-            self.path is None and self.columns != {},
-            f"columns {', '.join(self.columns)} do nothing with a query; leave them out",
-        )
+    @abstractmethod
+    def written(self, rows: Source) -> "GivenSource":
+        """Return the units of some rows."""
 
-    def files(self, seed: int = 0) -> dict[str, Source]:
-        """Map the splits to the rows of each, if they are of a file; the seed is of a division."""
-        if self.path is None:
-            return {}
-        whole = Division((TRAIN, TEST), 0, seed, given=False)
-        return {TRAIN: replace(self._rows(self.path), division=whole)}
+    @property
+    @abstractmethod
+    def chosen(self) -> "type[Chosen]":
+        """Kind of units that queries choose."""
 
-    def _rows(self, path: str) -> Source:
-        names = tuple(sorted(self.columns.items()))
-        return Source(locate_dataset(path), TRAIN, tuple(self.columns.values()), renamed=names)
+    def holds_out(self) -> bool:
+        return any(one.holds_out() for one in self.dataset.origins().values())
 
-    def queries(self, base: str, where: str = "dataset") -> "dict[str, RolloutQuery]":
-        """Map the splits to the query of each, if they are of runs, whose models are of `base`.
+    def queried_runs(self) -> Iterator[str]:
+        for one in self.dataset.origins().values():
+            yield from one.runs
 
-        The keys of the queries are `where` in the recipe.
-        """
-        from tasks.texts.chosen_rollouts import RolloutQuery
-
-        runs = tuple(folder_of(name) for name in self.runs)
+    def sources(self) -> dict[str, Source]:
+        seed = self.evaluation.drawn_by(self.seed)
         return {
-            split: RolloutQuery(runs, f"{where}.{key}", query, base)
-            for split, (key, query) in self.asked().items()
-            if query is not None
+            _name(split, name): rows
+            for name, one in self.dataset.origins().items()
+            for split, rows in one.files(seed).items()
         }
 
+    def given_examples(self) -> "dict[str, GivenSource]":
+        """Map the splits to the units of each, or SPLIT/NAME to those of each source."""
+        trained = self._chosen(TRAIN)
+        named: dict[str, GivenSource] = {
+            **{name: self.written(rows) for name, rows in self.sources().items()},
+            **trained,
+            **self._chosen(TEST, tuple(trained.values())),
+        }
+        return {name: named[name] for name in sorted(named, key=_is_held_out)}
 
-class HeldOutOrigin(Splits, Origin):
-    """Examples of which some are held out."""
+    def _chosen(self, split: str, apart: "tuple[Chosen, ...]" = ()) -> "dict[str, Chosen]":
+        """Map the sources of a split to what their queries choose."""
+        from tasks.given.chosen import queries_of
 
-    held_out: Share | str | None = None
-    """A query, as `query`, of what is held out; or the share that is held out of a set without
-    splits, by a hash of each row and the seed, which is 0.1 for a file without the column
-    `split`."""
+        chosen: dict[str, Chosen] = {}
+        for name, one in self.dataset.origins().items():
+            where = "dataset" if name == ALONE else f"dataset.sources.{name}"
+            if query := queries_of(one, self.model.base, where).get(split):
+                chosen[_name(split, name)] = self.chosen(query, apart)
+        return chosen
 
-    def asked(self) -> dict[str, tuple[str, str | None]]:
-        query = self.held_out if isinstance(self.held_out, str) else None
-        return {**super().asked(), TEST: ("held_out", query)}
+    def steps_of(self, epochs: float) -> int:
+        """Return the steps whose batches are so many passes over the training units.
 
-    def held_out_share(self) -> float | None:
-        return None if isinstance(self.held_out, str) else self.held_out
+        With several sources these are the units of all of them.
+        """
+        units = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
+        return ceil(Fraction(str(epochs)) * units / self.batch.size)
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        ignored = self.given(
-            "test_split", "splits", *["held_out"] * (self.held_out_share() is not None)
-        )
-        yield (
-            self.query is not None and ignored != "",
-            f"{ignored} with a query, which chooses what is trained; leave that out",
-        )
+    def drawing(self) -> "Drawing":
+        from tasks.given.given import Drawing
 
-    def files(self, seed: int = 0) -> dict[str, Source]:
-        if self.path is None:
-            return {}
-        own = self.sides(self._rows(self.path), seed)
-        return own if self.holds_out() else {TRAIN: own[TRAIN]}
+        return Drawing(self.batch, self.seed, self.dataset.shares())
 
+    def source(
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+    ) -> "StepSource":
+        """Return what restores the datums of the policy: the tokens of the units."""
+        from tasks.given.given import GivenSteps
 
-class Lengths(Section):
-    """Length of what is trained in one sequence."""
-
-    most_tokens: int = Field(default=2048, ge=2, le=10**7)
-    """The longest sequence, in tokens."""
-
-    too_long: TooLong = "refuse"
-    """What becomes of a longer one: the run is refused, its end is cut off, or it is left out, and
-    with a side its pair."""
+        drawings = recipes.make(GivenRecipe, GivenRecipe.drawing)
+        return GivenSteps(self.units(run), run.datums, drawings)
 
 
-class Batches(Section):
-    """Texts of a step, and the divisor of their loss."""
+def _name(split: str, source: str) -> str:
+    return split if source == ALONE else f"{split}/{source}"
 
-    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Texts of a step."""
 
-    normalisation: Normalisation = "token"
-    """Divisor of the texts' loss: a step's trained `token`s; each `example`'s tokens, and the
-    examples; or a `fixed` number."""
-
-    divisor: float | None = Field(default=None, gt=0, le=1e12)
-    """The divisor of normalisation `fixed`."""
-
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
-            "other does nothing; give normalisation fixed and a divisor, or neither",
-        )
+def _is_held_out(name: str) -> bool:
+    return name.partition("/")[0] == TEST

@@ -20,11 +20,11 @@ from flows.recipe.preferring import START as REFERENCE_AT_START
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from tasks.settings.given import TEST
 from tasks.settings.section import Refusals, Section, explain
 from tasks.storage.keys import merge
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import name_run
-from tasks.texts.rules import TEST
 
 LAST, BEST = "last", "best"
 STAGE_START = re.compile(r"(?:(?P<stage>\w+)@)?(?P<step>last|best|\d{1,9})", re.ASCII)

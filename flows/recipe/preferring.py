@@ -1,15 +1,11 @@
 """The recipe of learning from preferences; its values stand in prefect.yaml."""
 
-from collections.abc import Iterator
-from fractions import Fraction
-from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
 from flows.recipe.algorithm import BASE, SettingValue
-from flows.recipe.given_examples import HeldOutOrigin, Lengths
-from flows.recipe.run_recipe import RunRecipe
+from flows.recipe.given_examples import GivenDataset, GivenRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
     Preference,
@@ -17,17 +13,15 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.examples.reading import Source
+from tasks.settings.given import PairBatches
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import HeldOut
-from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
-from tasks.storage.manifest import Eras
+from tasks.settings.section import Refusals, Section
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import TextRules
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.pairs.batches import PairBatch
-    from tasks.pairs.source import PairSource
-    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from tasks.given.chosen import ChosenPairs
+    from tasks.given.pairs import BoundPairs, WrittenPairs
     from tasks.update_method import UpdateMethod
 
 START = "start"
@@ -37,7 +31,7 @@ LEARNING_RATE = 1e-5
 """Step size of a recipe without one: that of the Tinker cookbook's DPO."""
 
 
-class PairDataset(HeldOutOrigin, Lengths):
+class PairDataset(GivenDataset):
     """Pairs of answers, of which one is preferred: of a file, or rollouts that a query chooses.
 
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
@@ -45,13 +39,6 @@ class PairDataset(HeldOutOrigin, Lengths):
     answers a row has `prompt`, `completion` and `label`, a query `run`, `rollout_id` and `label`
     (docs/preferences.md).
     """
-
-
-class PairBatches(Section):
-    """Pairs of a step, whose loss is the mean over them."""
-
-    pairs: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Pairs of a step, or labelled answers."""
 
 
 class PreferenceMethod(Section):
@@ -83,15 +70,15 @@ class PreferenceMethod(Section):
         return self.reference not in (START, BASE)
 
 
-class PreferRecipe(RunRecipe):
+class PreferRecipe(GivenRecipe):
     """The recipe of `prefer`: learning from pairs of answers, of which one is preferred."""
 
     flow: str = "prefer"
     """The flow that the recipe is for."""
 
     # What each section is for, its own docstring says.
-    dataset: PairDataset
-    batch: PairBatches = PairBatches()
+    dataset: PairDataset  # pyright: ignore[reportIncompatibleVariableOverride]
+    batch: PairBatches = PairBatches()  # pyright: ignore[reportIncompatibleVariableOverride]
     preference: PreferenceMethod = PreferenceMethod()
     evaluation: HeldOut = HeldOut()
 
@@ -113,38 +100,24 @@ class PreferRecipe(RunRecipe):
             "at most as many substeps as pairs",
         )
 
-    def sources(self) -> dict[str, Source]:
-        return self.dataset.files(self.evaluation.drawn_by(self.seed))
+    def units(self, run: RunFolder) -> "BoundPairs":
+        from tasks.given.pairs import BoundPairs
 
-    def holds_out(self) -> bool:
-        return self.dataset.holds_out()
+        method = self.preference
+        references = run.pair_references if method.row().reference else None
+        loss = (method.loss, method.loss_settings)
+        return BoundPairs(run.pairs, loss, references, from_start=method.reference == START)
 
-    def queried_runs(self) -> Iterator[str]:
-        yield from self.dataset.runs
+    def written(self, rows: Source) -> "WrittenPairs":
+        from tasks.given.pairs import WrittenPairs
 
-    def given_examples(self) -> "dict[str, PairSource]":
-        """Map the splits to the pairs of each."""
-        from tasks.pairs.chosen_pairs import ChosenPairs
-        from tasks.pairs.source import WrittenPairs
+        return WrittenPairs(rows)
 
-        chosen: dict[str, ChosenPairs] = {}
-        for split, query in self.dataset.queries(self.model.base).items():
-            chosen[split] = ChosenPairs(query, tuple(chosen.values()))
-        written = {split: WrittenPairs(rows) for split, rows in self.sources().items()}
-        return {**written, **chosen}
+    @property
+    def chosen(self) -> "type[ChosenPairs]":
+        from tasks.given.chosen import ChosenPairs
 
-    def steps_of(self, epochs: float) -> int:
-        """Return the steps whose batches are so many passes over the training pairs."""
-        pairs = len(self.given_examples()["train"])
-        return ceil(Fraction(str(epochs)) * pairs / self.batch.pairs)
-
-    def rules(self) -> TextRules:
-        return TextRules("marked", self.dataset.most_tokens, self.dataset.too_long)
-
-    def batches(self) -> "PairBatch":
-        from tasks.pairs.batches import PairBatch
-
-        return PairBatch(self.batch.pairs, self.seed)
+        return ChosenPairs
 
     def named_checkpoints(self) -> dict[str, str]:
         reference = self.preference.reference
@@ -155,12 +128,3 @@ class PreferRecipe(RunRecipe):
     def update_method(self) -> "UpdateMethod":
         method = self.preference
         return self.minimize(method.loss, method.loss_settings)
-
-    def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
-    ) -> "StepSource":
-        """Return what restores the datums of the policy: the tokens of the pairs."""
-        from tasks.pairs.batches import PairSteps
-
-        batches = recipes.make(PreferRecipe, PreferRecipe.batches)
-        return PairSteps(run, batches, self.preference.row().reference)

@@ -15,15 +15,15 @@ from flows.recipe.presets import expand_preset
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
 from tasks.examples.reading import Source
+from tasks.settings.given import TEST, TRAIN
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
-from tasks.texts.rules import TEST, TRAIN
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tasks.given.given import GivenSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.texts.source import TextSource
     from tasks.update_method import UpdateMethod
 
 
@@ -229,7 +229,7 @@ class Recipe(RunRecipe):
         """Return the examples that are held out; their reading refuses a set without any."""
         return self.dataset.sources(self.evaluation.drawn_by(self.seed))[TEST]
 
-    def given_examples(self) -> "dict[str, TextSource]":
+    def given_examples(self) -> "dict[str, GivenSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
         expert = self.algorithm.expert
         return expert.texts(self.model.base) if expert.given_texts else {}
@@ -286,7 +286,8 @@ class Recipe(RunRecipe):
 
     def teachers(self) -> Teachers:
         teacher = self.algorithm.teacher
-        return Teachers("algorithm.teacher.models", teacher.named(), teacher.reads)
+        models, splits = teacher.named(), (TRAIN,)
+        return Teachers("algorithm.teacher.models", models, teacher.reads, teacher.by, splits)
 
     def named_checkpoints(self) -> dict[str, str]:
         name = self.algorithm.kl.reference
@@ -320,11 +321,12 @@ class Recipe(RunRecipe):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
+        from tasks.given.given import GivenSteps
+        from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
-        from tasks.texts.batches import TextSteps
 
         beside: StepSource | None = None
         if self.algorithm.expert.given_texts:
-            batches = recipes.make(Recipe, lambda made: made.algorithm.expert.batches(made.seed))
-            beside = TextSteps(run.expert_texts, run.expert, batches)
+            drawings = recipes.make(Recipe, lambda made: made.algorithm.expert.drawing(made.seed))
+            beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
         return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)

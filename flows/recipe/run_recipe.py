@@ -33,11 +33,17 @@ class FlowError(UserError):
 
 @dataclass(frozen=True)
 class Teachers:
-    """Teachers of a recipe: the key that names them, their models by name, and what they read."""
+    """Teachers of a recipe: the key that names them, their models by name, and what they read.
+
+    The column `by` of an example names its teacher, if there are several. Only examples of the
+    `splits` have one; without `splits`, all examples.
+    """
 
     key: str
     models: Mapping[str, str]
     reads: str | None = None
+    by: str | None = None
+    splits: tuple[str, ...] | None = None
 
 
 class FlowRecipe(Section):

@@ -1,15 +1,16 @@
-"""Policies beside a run's own: where its weights start, its reference and its teachers.
+"""Checkpoints of runs by their names: where a run's weights start, its reference, its teachers.
 
 Checkpoints of other runs are bound when the run is made: its manifest has their addresses and what
 they were, and its engine has their weights. The run needs the other runs no more.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
 
@@ -21,13 +22,16 @@ from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine,
 from durable.files import link_or_copy, remove
 from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
+from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger, read_checkpoint, read_held_out
+from tasks.checkpoints import CheckpointError, Ledger
+from tasks.comparison.promotions import find_promotion
+from tasks.reports.facts import read_facts
 from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from adapters.tinker.service import PatientSampler, Service
@@ -41,6 +45,90 @@ TEACHER_KEY = "RATCHET_TEACHER_KEY"
 
 class CheckpointRefused(UserError):
     """Refusal of a checkpoint of another run, for what the recipe needs it for."""
+
+
+@dataclass(frozen=True)
+class CheckpointName:
+    """Name of a checkpoint: RUN, RUN@STEP, RUN@best or the name that one was promoted to.
+
+    RUN and the name may have a policy, as in RUN:POLICY, which is empty where none is named. The
+    step is None where the run's last one is meant.
+    """
+
+    run: str
+    policy: str
+    step: int | None
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Read a name; RunError or CheckpointError if it can mean no checkpoint."""
+        named, at, step = name.partition("@")
+        run, _, policy = named.partition(":")
+        if at:
+            return cls(run, policy, read_step(run, step))
+        if (found := find_promotion(run)) is not None:
+            return cls(found.run, policy, found.step)
+        return cls(run, policy, None)
+
+    @property
+    def folder(self) -> RunFolder:
+        """Folder of the run."""
+        return folder_of(self.run)
+
+    @property
+    def title(self) -> str:
+        """Name without its step: RUN, or RUN:POLICY."""
+        return f"{self.run}:{self.policy}".removesuffix(":")
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the checkpoint; CheckpointError if the run has not saved it."""
+        return Ledger(self.folder.checkpoints(self.policy or POLICY)).at(self.step).step
+
+    def check_whole(self, name: str) -> None:
+        """Refuse (UserError) the `name` of one policy, where all of a checkpoint are meant."""
+        if self.policy:
+            raise UserError(f"{name} is one policy of a run; name the run's checkpoint RUN@STEP")
+
+    def check_policy(self, trained: Iterable[str], key: str = "") -> None:
+        """Refuse (CheckpointRefused) a policy that is not among those that the run has trained."""
+        there = [*trained]
+        if self.policy and self.policy not in there:
+            raise CheckpointRefused(
+                f"{key and f'{key}: '}{self.folder.path} trains no policy {self.policy}; it trains "
+                f"{', '.join(there)}"
+            )
+
+
+def read_step(run: str, step: str) -> int:
+    """Read the number of a run's checkpoint, or `best`.
+
+    CheckpointError if nothing says which checkpoint is best.
+    """
+    if step == BEST:
+        folder = folder_of(run)
+        read_manifest(folder)  # refuses a run that does not exist
+        return best_step(folder)
+    if not (step.isascii() and step.isdecimal()):
+        raise RunError(
+            f"'{run}@{step}' names no checkpoint; RUN@STEP does, such as {run}@10, and so does "
+            f"{run}@{BEST}"
+        )
+    return int(step)
+
+
+def best_step(run: RunFolder) -> int:
+    """Return the checkpoint that is best on held-out examples; CheckpointError if none is scored.
+
+    Of equal ones it is the earliest.
+    """
+    values = read_facts(run).held_out
+    if not values.by_step:
+        raise CheckpointError(
+            f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
+            f"the best; give a step, such as {run.name}@10"
+        )
+    return values.best
 
 
 class SavedPolicy(BaseModel, frozen=True):
@@ -276,9 +364,9 @@ def _open(
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
-    named, asked = read_checkpoint(name)
-    run, _, only = named.partition(":")
-    if not (parent := folder_of(run)).exists():
+    named = CheckpointName.parse(name)
+    only = named.policy
+    if not (parent := named.folder).exists():
         raise CheckpointRefused(
             f"{key} {name} names no run ({parent.path} is not there); give RUN@STEP of a run that "
             f"`ratchet runs` lists{'' if key == START else ', base, or a model by its whole name'}"
@@ -290,12 +378,8 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
             f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is {base}; give "
             "a checkpoint of that model"
         )
-    if only and only not in trained.policies():
-        raise CheckpointRefused(
-            f"{key} {name}: {parent.path} trains no policy {only}; it trains "
-            f"{', '.join(trained.policies())}"
-        )
-    step, is_start = Ledger(parent.checkpoints(POLICY)).at(asked).step, name == recipe.model.start
+    named.check_policy(trained.policies(), f"{key} {name}")
+    step, is_start = named.saved_step, name == recipe.model.start
     if is_start:
         _check_start(name, step, parent, trained.model, recipe.model)
     counted, policies = is_start and recipe.model.start_optimizer, dict[str, SavedPolicy]()
@@ -307,11 +391,11 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
             optimizer_steps=_optimizer_steps(trained, parent, policy, step) if counted else None,
         )
     found = BoundCheckpoint(
-        run=run,
+        run=named.run,
         step=step,
         created=read_manifest(parent)["created"],
         model=trained.model.model_dump(mode="json"),
-        held_out=read_held_out(parent).by_step.get(step),
+        held_out=read_facts(parent).held_out.by_step.get(step),
         policies=policies,
     )
     if needs_engine(base):

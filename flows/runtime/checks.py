@@ -22,11 +22,10 @@ from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
-from flows.recipe.plan import Plan, PlannedRun, StagesRecipe
+from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
-from tasks.checkpoints import BEST
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
 from tasks.settings.run import Model
@@ -41,7 +40,6 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.texts.rules import TRAIN
 from tasks.tracking.choice import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
@@ -312,14 +310,12 @@ def check_choices(recipe: RunRecipe) -> None:
     Held-out rollouts have no teacher; held-out texts have one.
     """
     teachers, sources = recipe.teachers(), recipe.sources()
-    by = recipe.algorithm.teacher.by if isinstance(recipe, Recipe) else None
-    if by is None and teachers.reads is None:
+    if teachers.by is None and teachers.reads is None:
         return
-    if isinstance(recipe, Recipe):
-        sources = {TRAIN: sources[TRAIN]}
-    for row in chain.from_iterable(rows.examples() for rows in sources.values()):
-        if by is not None:
-            choose_teacher(row["example"], by, teachers.models)
+    taught = [sources[split] for split in teachers.splits or sources]
+    for row in chain.from_iterable(rows.examples() for rows in taught):
+        if teachers.by is not None:
+            choose_teacher(row["example"], teachers.by, teachers.models)
         if teachers.reads is not None:
             fill_reads(teachers.reads, row["example"])
 

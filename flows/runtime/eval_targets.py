@@ -10,8 +10,9 @@ from flows.recipe.algorithm import BASE
 from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
+from flows.runtime.bound_checkpoints import CheckpointName
 from flows.runtime.checks import check_answering, check_recipe, check_start
-from tasks.checkpoints import Ledger, read_checkpoint
+from tasks.checkpoints import Ledger
 from tasks.settings.run import Model, Tracking
 from tasks.storage.manifest import latest_run
 from tasks.storage.run_folder import folder_of, name_run
@@ -83,7 +84,9 @@ class EvalTarget:
                 "evaluation": recipe.evaluation.model_copy(update={"greedy": False}),
             }
             return cls._alone(count_steps(recipe).model_copy(update=answered), model)
-        return cls._of_run(recipe, *read_checkpoint(model), as_given)
+        named = CheckpointName.parse(model)
+        named.check_whole(model)
+        return cls._of_run(recipe, named.run, named.step, as_given)
 
     @classmethod
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None, as_given: bool) -> Self:

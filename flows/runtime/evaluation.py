@@ -21,12 +21,12 @@ from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from tasks.judging.groups import draw_held_out
 from tasks.judging.verdicts import verdicts_of
 from tasks.recording.scores import Score, headline
-from tasks.reports.artifacts import HELD_OUT
 from tasks.rollouts import check_held_out
 from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
 from tasks.storage.names import EXAMINER, shard_name
 from tasks.storage.run_folder import RunFolder
+from tasks.tracking.prefect_pages import HELD_OUT
 
 
 class EvaluationResult(BaseModel, frozen=True):

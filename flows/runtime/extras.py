@@ -14,17 +14,17 @@ from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.open_rollouts import RolloutRunner, ask_judge
 from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
+from tasks.given.given import bind_given, draw_given
+from tasks.given.texts import Texts
 from tasks.judging.groups import draw_groups
 from tasks.judging.verdicts import measure_verdicts, record_verdicts
-from tasks.metrics import name_expert, trained_tokens
+from tasks.metrics import name_expert
 from tasks.recording.step_log import Metrics
 from tasks.references import References, compute_references
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.tables import read
-from tasks.texts.batches import draw_texts, measure_texts
-from tasks.texts.source import Texts, bind_texts
+from tasks.storage.tables import flat, read
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Extras:
         """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
         if self.texts is None:
             return []
-        path, batch = self.run.folder.expert(policy.name, step), self.recipe.algorithm.expert
-        return [draw_texts(path, self.texts, batch.batches(self.recipe.seed), step)]
+        drawing = self.recipe.algorithm.expert.drawing(self.recipe.seed)
+        return [draw_given(self.run.folder.expert(policy.name, step), self.texts, drawing, step)]
 
     def metrics(self, step: int, spans: Sequence[Path]) -> Metrics:
         """Measure the expert's texts and the judge's work of a step; nothing without them."""
         folder, measured = self.run.folder, dict[str, float]()
         if self.texts is not None:
             drawn = folder.expert(POLICY, step)
-            tokens = trained_tokens(read(drawn, ["mask"]))
-            measured = name_expert({**measure_texts(self.texts, drawn), "tokens": tokens})
+            tokens = int(flat(read(drawn, ["mask"])["mask"]).sum())
+            measured = name_expert({**self.texts.measure(drawn), "tokens": tokens})
         if self.recipe.judge.judges:
             verdicts, judged = folder.verdicts(step), folder.sealed(shard_name(JUDGE, step))
             measured |= measure_verdicts(verdicts, judged, spans, ancestors(folder))
@@ -88,7 +88,7 @@ def open_extras(run: OpenRun, recipe: Recipe, judge: RolloutRunner) -> Iterator[
     texts, expert = None, recipe.algorithm.expert
     if expert.given_texts:
         with run.beginning():
-            chat, given = run.chat(recipe.model), recipe.given_examples()
-            texts = Texts(bind_texts(run.folder.expert_texts, given, chat, expert.rules()))
+            texts, chat = Texts(run.folder.expert_texts), run.chat(recipe.model)
+            bind_given(texts.path, texts, recipe.given_examples(), chat, expert)
     with open_references(recipe, run.folder, run.service) as scorers:
         yield Extras(run, recipe, judge, scorers, texts)

@@ -1,9 +1,8 @@
 """Flow runs: their names, their retries, and the summaries and states that they end with."""
 
 import logging
-from collections.abc import Sequence
 from functools import cache
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import coolname.data
 from prefect.runtime import flow_run
@@ -13,17 +12,11 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 
 from adapters.errors import EngineDied, UserError, counted
 from flows.recipe.loading import read_recipe
+from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import BEST, read_held_out
-from tasks.evaluations import find_reward_gain
-from tasks.recording.scores import Estimate, headline, read_evaluation
-from tasks.recording.step_log import Metrics, read_metrics, spent_seconds
-from tasks.reports.failures import last_failure
-from tasks.storage.files import is_written
-from tasks.storage.manifest import REPLAY, parent_of
+from tasks.reports.facts import LOSS, Measure, read_facts
 from tasks.storage.run_folder import RunFolder, name_run
-from tasks.texts.held_out import find_measured_gain, read_measure
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
@@ -106,7 +99,7 @@ class RunSummary(BaseModel, frozen=True):
     left_out: int = 0
     drift: tuple[float, ...] = ()
     reproducible: bool = True
-    measure: Literal["reward", "loss", "accuracy"] = "reward"
+    measure: Measure = "reward"
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
     held_out: str = ""
@@ -135,13 +128,30 @@ class RunSummary(BaseModel, frozen=True):
 
 def summarize_run(run: RunFolder) -> RunSummary:
     """Summarize a run by its files."""
-    recipe, scores = read_recipe(run), read_held_out(run)
-    summary = _of_rollouts(run, recipe) if isinstance(recipe, Recipe) else _of_given(run)
-    summary = summary.model_copy(update={"held_out": describe_held_out(recipe)})
-    if len(scores.by_step) <= 2:
-        return summary
-    best, kept = scores.best, recipe.checkpoints.ttl_seconds
-    return summary.model_copy(update={"best": (best, scores.by_step[best]), "kept_seconds": kept})
+    recipe, facts = read_recipe(run), read_facts(run)
+    values, replayed = facts.held_out, facts.is_replay
+    before, after = (values.by_step.get(step) for step in (0, facts.done))
+    known = before is not None and after is not None and facts.done > 0
+    scored = len(values.by_step) > 2
+    plays = isinstance(recipe, Recipe)
+    repeats = replayed or not plays or not recipe.rollouts.not_reproducible()
+    return RunSummary(
+        run=run.name,
+        steps=facts.done,
+        before=before,
+        after=after,
+        gain=str(facts.gain or "") if known else "",
+        seconds=None if recipe.lag else facts.own_seconds,
+        failed=facts.sum("rollouts/failed"),
+        error=str(facts.last_failure() or ""),
+        left_out=facts.sum("stragglers/count"),
+        drift=facts.drift if replayed else (),
+        reproducible=repeats,
+        measure=values.measure if values.by_step or plays else LOSS,
+        best=(values.best, values.by_step[values.best]) if scored else None,
+        kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,
+        held_out=describe_held_out(recipe),
+    )
 
 
 def describe_held_out(recipe: RunRecipe) -> str:
@@ -151,51 +161,6 @@ def describe_held_out(recipe: RunRecipe) -> str:
     except UserError:
         return ""
     return "; ".join(dict.fromkeys(filter(None, said))) if recipe.holds_out() else NOTHING
-
-
-def _of_given(run: RunFolder) -> RunSummary:
-    """Summarize a run that learns texts or pairs, by what it measures on held-out ones."""
-    metrics = read_metrics(run.metrics)
-    ends = [run.measure(step) for step in (0, len(metrics))]
-    before, after = (read_measure(path) if is_written(path) else None for path in ends)
-    gain = find_measured_gain(before, after) if before and after and metrics else None
-    return RunSummary(
-        run=run.name,
-        steps=len(metrics),
-        before=before.value if before else None,
-        after=after.value if after else None,
-        gain=str(gain or ""),
-        seconds=_own_seconds(run, metrics),
-        measure=measured.measure if (measured := before or after) else "loss",
-    )
-
-
-def _of_rollouts(run: RunFolder, recipe: Recipe) -> RunSummary:
-    """Summarize a run that learns from rollouts, by the reward of held-out ones."""
-    metrics, parent = read_metrics(run.metrics), parent_of(run)
-    before, after = _held_out(run, 0), _held_out(run, len(metrics))
-    gain = find_reward_gain(run, 0, len(metrics)) if before and after and metrics else None
-    replayed = parent is not None and parent["how"] == REPLAY
-    drift = [row["kl_sample_train_v2"] for row in metrics if "kl_sample_train_v2" in row]
-    return RunSummary(
-        run=run.name,
-        steps=len(metrics),
-        before=before.mean if before else None,
-        after=after.mean if after else None,
-        gain=str(gain or ""),
-        seconds=None if recipe.rollouts.lag else _own_seconds(run, metrics),
-        failed=sum(int(row.get("rollouts/failed", 0)) for row in metrics),
-        error=str(last_failure(run) or ""),
-        left_out=sum(int(row.get("stragglers/count", 0)) for row in metrics),
-        drift=tuple(drift) if replayed else (),
-        reproducible=replayed or not recipe.rollouts.not_reproducible(),
-    )
-
-
-def _own_seconds(run: RunFolder, metrics: Sequence[Metrics]) -> float:
-    """Sum the seconds of the steps that a run has trained, which a fork shares with no parent."""
-    parent = parent_of(run)
-    return spent_seconds(metrics[parent["step"] if parent else 0 :])
 
 
 def completed(result: T) -> T:
@@ -209,8 +174,3 @@ def completed(result: T) -> T:
 def end_run(run: RunFolder) -> RunSummary:
     """Return the final state of a flow that has trained a run, with the run's summary."""
     return completed(summarize_run(run))
-
-
-def _held_out(run: RunFolder, step: int) -> Estimate | None:
-    path = run.evaluation(f"{step:05d}")
-    return headline(read_evaluation(path)) if is_written(path) else None

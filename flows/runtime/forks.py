@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,20 +16,16 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
-from tasks.checkpoints import Ledger, read_held_out
+from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics, record_metrics
-from tasks.reports.curves import describe_ends
 from tasks.settings.rollouts import Judge
 from tasks.storage.arrivals import ArrivalLedger, batches_of
-from tasks.storage.checksums import Damaged
 from tasks.storage.files import is_written
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
     differences,
-    parent_of,
     read_manifest,
-    recipe_of,
     write_manifest,
 )
 from tasks.storage.names import BASELINE, JUDGE, shard_name
@@ -157,43 +153,6 @@ def _roles_of_judges(*recipes: Recipe) -> list[str]:
     asked = {judge.role for recipe in recipes for judge in recipe.judges()}
     played = {role for recipe in recipes for role in recipe.plays()[1]}
     return [f"roles.{role}:" for role in sorted(asked - played)]
-
-
-def describe_origin(run: RunFolder) -> str:
-    """Say where a run comes from: the checkpoint that it started at, or what it forked from.
-
-    Of a fork it says its steps, what the parent had held out before, and its changes. The parent's
-    reward, or loss, is that of the checkpoint which the fork began with or, if that was not scored,
-    of the last one before. Returns an empty text of a run that comes from none.
-    """
-    parent, start = parent_of(run), recipe_of(run)["model"].get("start")
-    if parent is None or parent["how"] != FORK:
-        return "" if start is None else f"started at {start}"
-    name, shared, done = parent["run"], parent["step"], len(read_metrics(run.metrics))
-    scores = read_held_out(run)
-    measure, digits = f"held-out {scores.measure}", scores.digits
-    since = f"{counted(done - shared, 'step')} since {name}@{shared}"
-    changes = differences(parent["recipe"], recipe_of(run))
-    known = _scores([folder_of(name), run], shared)
-    scored, before = max(known.items(), default=(shared, None))
-    if before is None:
-        return "\n".join([f"{since}, up to which nothing is scored", *changes])
-    if scored < shared:
-        return "\n".join([f"{since}; {name}@{scored} had {measure} {before:.{digits}f}", *changes])
-    after = _scores([run], done).get(done)
-    reward = describe_ends([before] if after is None else [before, after], digits)
-    return "\n".join([f"{since}: {measure} {reward}", *changes])
-
-
-def _scores(runs: Sequence[RunFolder], last: int) -> dict[int, float]:
-    """Return what each checkpoint up to `last` has held out, by the first run that has it."""
-    scores: dict[int, float] = {}
-    for run in runs:
-        with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
-            for step, value in read_held_out(run).by_step.items():
-                if step <= last:
-                    scores.setdefault(step, value)
-    return scores
 
 
 def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:

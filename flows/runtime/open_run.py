@@ -26,7 +26,7 @@ from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import StepFiles, drop_costs, measure, name_metrics
 from tasks.recording.step_log import Metrics, read_metrics, record_metrics
-from tasks.reports.failures import ask_failures
+from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Model
 from tasks.storage.files import is_written
@@ -34,6 +34,7 @@ from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.choice import tracker_openers
+from tasks.tracking.prefect_pages import NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking
 from tasks.updates import read_update
 
@@ -99,6 +100,8 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
         yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable)
+        if tracking.is_followed:  # it has trained
+            write_run_report(folder)
 
 
 @contextmanager
@@ -180,8 +183,9 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
         shared=folder.path.parent,
     )
     chosen = tracker_openers(recipe.tracking)
+    pages = PrefectPages(folder, recipe.steps)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
-    return RunTracking(folder, openers, recipe.steps, recipe.lag)
+    return RunTracking(folder, {NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
 
 
 def record_step(
@@ -190,7 +194,7 @@ def record_step(
     files: Mapping[str, StepFiles],
     min_group_size: int = 1,
     known: Mapping[str, float] | None = None,
-) -> Metrics:
+) -> None:
     """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
     Each policy has its `files`. Metrics that are `known` already are recorded with them. A step
@@ -198,7 +202,8 @@ def record_step(
     """
     metrics: Metrics = {**(known or {})}
     for policy in run.policies:
-        measured = measure(files[policy.name], policy.roles, min_group_size)
+        loss = policy.updater.recorded.methods.at(step).loss
+        measured = measure(files[policy.name], policy.roles, min_group_size, loss)
         measured |= read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)
@@ -206,7 +211,6 @@ def record_step(
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
-    return metrics
 
 
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:

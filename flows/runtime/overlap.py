@@ -219,17 +219,6 @@ def choose_batches(
     return chosen if len(chosen) == size and in_time else None
 
 
-def with_following(
-    steps: range, draw: Callable[[int], Path]
-) -> Iterator[tuple[int, Path, Path | None]]:
-    """Yield each step with its datums and, drawn before its update, those of the next."""
-    following = None
-    for step in steps:
-        datums = draw(step) if following is None else following
-        following = draw(step + 1) if step + 1 in steps else None
-        yield step, datums, following
-
-
 def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
     """Draw the examples that a step of training plays."""
     rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))

@@ -21,7 +21,7 @@ from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Ledger, read_checkpoint
+from flows.runtime.bound_checkpoints import CheckpointName
 from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Model, ServicePatience
 from tasks.storage.files import is_full
@@ -75,17 +75,14 @@ def find_weights(name: str) -> Weights:
         base = str(place.resolve()) if is_model(place) else name
         check_base(base)
         return Weights(name, Model(base=base), defaults)
-    named, step = read_checkpoint(name)
-    run, _, policy = named.partition(":")
-    folder, policy = folder_of(run), policy or POLICY
+    named = CheckpointName.parse(name)
+    folder = named.folder
     recipe = read_recipe(folder)
-    if policy not in recipe.policies():
-        there = ", ".join(recipe.policies())
-        raise UserError(f"{run} trains no policy {policy!r}; there is: {there}")
-    saved = Ledger(folder.checkpoints(policy)).at(step)
+    named.check_policy(recipe.policies())
+    step = named.saved_step
     rollouts = recipe.rollouts if isinstance(recipe, Recipe) else Rollouts(max_tokens=MOST_TOKENS)
-    name, defaults = f"{named}@{saved.step}", rollouts.sampling()
-    return Weights(name, recipe.model, defaults, folder, policy, saved.step)
+    name, defaults = f"{named.title}@{step}", rollouts.sampling()
+    return Weights(name, recipe.model, defaults, folder, named.policy or POLICY, step)
 
 
 @contextmanager

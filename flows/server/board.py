@@ -25,10 +25,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapters.network.addresses import LOOPBACK_HOSTS, Listener
 from adapters.network.app_server import AppServer
 from tasks.reports.board import pages
-from tasks.reports.board.examples import ExampleSearch
-from tasks.reports.board.queries import FromQuery
-from tasks.reports.board.rollouts import GroupSearch, RolloutSearch, Sides
-from tasks.reports.board.run_totals import BROKEN, explain
+from tasks.reports.board.played import (
+    ExampleSearch,
+    FromQuery,
+    GroupSearch,
+    RolloutSearch,
+    Sides,
+)
+from tasks.reports.facts import BROKEN, explain
 from tasks.storage.run_folder import RunError
 
 TOKEN, COOKIE = "token", "ratchet-board-{port}"

@@ -26,9 +26,9 @@ from prefect.settings import PREFECT_API_URL
 from adapters.errors import UserError, did_you_mean
 from adapters.network.addresses import check_listener
 from adapters.process.terminal import on_one_line
-from tasks.reports.artifacts import NOW, artifact_key
-from tasks.reports.progress import CALLS, Facts, WatchedRun, describe_run
+from tasks.reports.progress import CALLS, Said, WatchedRun, describe_run
 from tasks.storage.run_folder import all_runs, runs_root
+from tasks.tracking.prefect_pages import NOW, artifact_key
 
 FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
 """Flows of which a flow run has a run of its own."""
@@ -120,7 +120,7 @@ def _ways_on(run: str, flow_run: FlowRun) -> list[str]:
     return ways
 
 
-def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Facts:
+def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Said:
     """Read what a run has said of itself last; nothing before it first does."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter(

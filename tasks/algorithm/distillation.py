@@ -6,12 +6,20 @@ Q = 1 - Σ q under the teacher, and P = 1 - Σ p under the policy. A divergence 
 tail is at most that over the whole vocabulary, and 0 only if every p is its q.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.algorithm.settings import find_row
+from tasks.algorithm.loss import (
+    Arrays,
+    Columns,
+    Input,
+    Loss,
+    precise,
+    scaled_advantages,
+)
+from tasks.algorithm.settings import Known, Settings, find_row
 
 NONE = -99999.0
 """Log-probability in a cell of a table that has no token."""
@@ -23,13 +31,64 @@ LossAndDerivative = tuple[np.ndarray, np.ndarray]
 """The loss at each position, [positions], and its derivatives by log p, [positions, k]."""
 
 
+def _of_top(name: str) -> Input:
+    return lambda columns, _: columns[name].reshape(len(columns["targets"]), -1)
+
+
+def _weights_of_top(columns: Columns, settings: Settings) -> np.ndarray:
+    weights = columns["mask"] * scaled_advantages(columns, settings)
+    top = _of_top("top_logprobs")(columns, settings)
+    return np.where(top > NONE, weights[:, None], 0.0)
+
+
+NO_SETTINGS: Known = {}
+DISTILLED: Mapping[str, Input] = {
+    "target_tokens": _of_top("top_tokens"),
+    "weights": _weights_of_top,
+    "top_logprobs": _of_top("top_logprobs"),
+}
+"""Inputs of a distillation loss, of shape [targets, k]."""
+
+
 @dataclass(frozen=True)
-class Distillation:
-    """A row of the table; its function reads log p and log q, both [positions, k]."""
+class Distillation(Loss):
+    """A row of the table; its function reads log p and log q, both [positions, k].
+
+    So do the log-probabilities and the derivatives of a datum have k of each target.
+    """
 
     formula: str
     source: str
     function: Callable[[np.ndarray, np.ndarray], LossAndDerivative]
+    settings = NO_SETTINGS
+    inputs = DISTILLED
+
+    def derive(
+        self, settings: Settings, logprobs: Arrays, inputs: Sequence[Columns]
+    ) -> list[np.ndarray]:
+        return [
+            self.function(log_p.astype(np.float64), precise(columns)["top_logprobs"])[1]
+            for log_p, columns in zip(logprobs, inputs, strict=True)
+        ]
+
+    def measure(
+        self, settings: Settings, batch: Sequence[Columns], logprobs: Arrays
+    ) -> dict[str, float]:
+        """Measure how far the policy is from its teacher, in nats a token.
+
+        `loss` is the divergence over the teacher's likeliest tokens and a tail, and
+        `teacher/covered` the probability of these tokens under the teacher, both over the weights
+        of the tokens.
+        """
+        total = lost = covered = 0.0
+        for own, log_p in zip(batch, logprobs, strict=True):
+            weights = own["advantages"].astype(np.float64)
+            log_q = own["top_logprobs"].astype(np.float64).reshape(log_p.shape)
+            losses, _ = self.function(log_p.astype(np.float64), log_q)
+            total += float(weights.sum())
+            lost += float(weights @ losses)
+            covered += float(weights @ np.exp(log_q).sum(1))
+        return {"loss": lost / total, "teacher/covered": covered / total}
 
 
 def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:

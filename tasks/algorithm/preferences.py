@@ -13,6 +13,14 @@ from math import log
 
 import numpy as np
 
+from tasks.algorithm.loss import (
+    Arrays,
+    Columns,
+    Input,
+    Loss,
+    column,
+    precise,
+)
 from tasks.algorithm.settings import Known, Number, Settings, complete_settings, find_row
 
 CHOSEN, REJECTED, MISMATCHED = "chosen", "rejected", "mismatched"
@@ -71,9 +79,19 @@ Gradients = tuple[np.ndarray, np.ndarray, np.ndarray]
 PreferenceLoss = Callable[[Pairs, Settings], Gradients]
 
 
+PAIRED: Mapping[str, Input] = {
+    "target_tokens": column("targets"),
+    "weights": column("mask"),
+    "references": column("references"),
+    "pair": column("pair"),
+    "side": column("side"),
+}
+"""Inputs of a preference loss: the service gets the first two, the derivative all of them."""
+
+
 @dataclass(frozen=True)
-class Preference:
-    """A row of the table.
+class Preference(Loss):
+    """A row of the table, a loss of pairs.
 
     `at_start` is the loss of a policy that is its own reference, None of a loss without one. The
     two sides are compared by their log p, less log ref with a `reference`, divided by the tokens
@@ -89,6 +107,8 @@ class Preference:
     by_token: bool = False
     mismatched: bool = False
     labelled: bool = False
+    inputs = PAIRED
+    unit = "pair"
 
     @property
     def reference(self) -> bool:
@@ -111,6 +131,47 @@ class Preference:
             for side in (pairs.chosen, pairs.rejected)
         )
         return chosen - rejected
+
+    def derive(
+        self, settings: Settings, logprobs: Arrays, inputs: Sequence[Columns]
+    ) -> list[np.ndarray]:
+        tokens = pair_tokens([*map(precise, inputs)])
+        return derivatives(self, settings, tokens, [log_p.astype(np.float64) for log_p in logprobs])
+
+    def measure(
+        self, settings: Settings, batch: Sequence[Columns], logprobs: Arrays
+    ) -> dict[str, float]:
+        """Measure the loss of a step's pairs, and how their sides compare.
+
+        `accuracy` and `margin` are as of held-out pairs. `reference/apart` is the largest
+        difference of a log-probability to the reference's, if there is one, over the trained tokens
+        of the first pair, which no optimizer step of the update precedes: 0 at the start, if that
+        is the reference.
+        """
+        read = ({name: make(own, settings) for name, make in PAIRED.items()} for own in batch)
+        tokens = pair_tokens([*map(precise, read)])
+        losses, margins = compare_pairs(self, settings, tokens, logprobs)
+        measured = {
+            "loss": float(losses.mean()),
+            "accuracy": float(np.where(margins == 0, 0.5, margins > 0).mean()),
+            "margin": float(margins.mean()),
+        }
+        if self.reference:
+            rows = zip(tokens.pairs, tokens.masks, logprobs, tokens.references, strict=True)
+            apart = [
+                np.abs(mask * (log_p - log_ref)).max()
+                for pair, mask, log_p, log_ref in rows
+                if pair == 0
+            ]
+            measured["reference/apart"] = float(max(apart))
+        return measured
+
+    def weights(self, batch: Sequence[Columns]) -> list[np.ndarray]:
+        return [own["mask"] for own in batch]
+
+    def trained(self, datum: Columns) -> int:
+        """Count the trained tokens of a side; those of a mismatched one are not."""
+        return super().trained(datum) if datum["side"] < TRAINED_SIDES else 0
 
 
 def dpo(pairs: Pairs, settings: Settings) -> Gradients:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from adapters.redaction import public
 from adapters.yaml_text import write_yaml
-from tasks.checkpoints import read_held_out
 from tasks.exports.parity import Parity
 from tasks.recording.scores import read_evaluation
+from tasks.reports.facts import read_facts
 from tasks.reports.tables import markdown_table, score_rows
 from tasks.storage.manifest import Manifest, describe_parent, read_manifest
 from tasks.storage.run_folder import RunFolder
@@ -123,7 +123,7 @@ def _scores(run: RunFolder, step: int) -> str:
             names, scored = score_rows(read_evaluation(path))
             rows += [[at, *row[:SCORED]] for row in scored]
     if not rows:
-        held_out = read_held_out(run)
+        held_out = read_facts(run).held_out
         names = [f"held-out {held_out.measure}"]
         rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
     table = markdown_table(["checkpoint", *names[:SCORED]], rows) if rows else ""

@@ -137,7 +137,8 @@ class RecordedSteps:
             batches = self.source.batches(step, of_terms[0])
             passes = [[Pass(batch, loss) for batch in batches if batch]]
         else:
-            passes = method.minibatches(step, [units_of(datums) for datums in of_terms])
+            named = zip(of_terms, terms, strict=True)
+            passes = method.minibatches(step, [units_of(own, term.loss) for own, term in named])
         evidence = self._evidence(step, paths[0], of_terms[0])
         request = method.request(step, passes)
         return StepDatums(step, [*map(len, of_terms)], request, method, evidence)

@@ -13,7 +13,7 @@ from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
-from tasks.reports.failures import read_failures
+from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
 from tasks.storage.checksums import verified
 from tasks.storage.names import parse_rollout

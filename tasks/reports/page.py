@@ -14,22 +14,32 @@ from markupsafe import Markup
 
 from adapters.process.terminal import visible
 from adapters.tinker.token_texts import find_token_texts
-from tasks.comparison.statistics import Gain
-from tasks.evaluations import find_reward_gain
+from tasks.given.given import describe_counts
+from tasks.given.held_out import HeldOutMeasure
+from tasks.given.texts import Texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
-from tasks.reports.before_after import BeforeAndAfter, find_before_and_after
-from tasks.reports.curves import HeldOutScore, RunCurves, metric_names, read_curves
-from tasks.reports.failures import RecordedFailure, find_failures
-from tasks.reports.marked_rollouts import MarkedRollout, read_marked_rollouts
+from tasks.reports.facts import (
+    HeldOutScore,
+    RecordedFailure,
+    RunCurves,
+    RunFacts,
+    find_failures,
+    metric_names,
+    read_facts,
+)
+from tasks.reports.rollouts import (
+    BeforeAndAfter,
+    MarkedRollout,
+    find_before_and_after,
+    read_marked_rollouts,
+)
 from tasks.storage.files import is_written, write_text
 from tasks.storage.keys import flatten
-from tasks.storage.manifest import Manifest, ancestors, differences, read_manifest
+from tasks.storage.manifest import Manifest, ancestors, differences
 from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
-from tasks.texts.held_out import HeldOutMeasure, find_measured_gain, read_measure
-from tasks.texts.source import Texts, describe_counts
 
 SPENDING = query_beside(str(Path(__file__).with_name("spending")))
 MOST_FAILURES = 20
@@ -74,8 +84,7 @@ TEMPLATES.globals["number"] = readable
 class ReportedRun:
     """Run with all that a page shows of it."""
 
-    folder: RunFolder
-    manifest: Manifest
+    facts: RunFacts
     curves: RunCurves
     spending: Sequence[Mapping[str, Any]]
     rollouts: Sequence[MarkedRollout]
@@ -90,12 +99,12 @@ class ReportedRun:
     @property
     def plays(self) -> bool:
         """Whether the run learns from rollouts of an agent."""
-        return "agent" in self.manifest["recipe"]
+        return "agent" in self.facts.recipe
 
     @property
     def lineage(self) -> list[Manifest]:
         """Parents of the run, the nearest first."""
-        parents, described = [], self.manifest
+        parents, described = [], self.facts.manifest
         while parent := described.get("parent"):
             changed = differences(parent["recipe"], described["recipe"])
             parents.append({**parent, "changed": changed})
@@ -106,17 +115,6 @@ class ReportedRun:
         """Return the first and the last score of a way of sampling; one of them if it is one."""
         scores = [score for score in self.curves.scores if score.played == played]
         return [*scores[:1], *scores[1:][-1:]]
-
-    @property
-    def gain(self) -> str:
-        """Gain of the held-out reward, sampled, or of what else is measured, with its interval."""
-        scores = self.held_out("sampled") or self.held_out("judged")
-        found: Gain | None = None
-        if len(scores) > 1:
-            found = find_reward_gain(self.folder, scores[0].step, scores[-1].step)
-        elif len(self.measured) > 1:
-            found = find_measured_gain(self.measured[0], self.measured[-1])
-        return "" if found is None else str(found)
 
     @property
     def trained_on(self) -> list[float]:
@@ -159,7 +157,7 @@ def render_report(
         constant=constant,
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
         parts=plots.PARTS,
-        recipes=compare_recipes([one.manifest["recipe"] for one in reported]),
+        recipes=compare_recipes([one.facts.recipe for one in reported]),
         metrics=_all_metrics(curves),
     )
 
@@ -181,11 +179,9 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 
 
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
-    manifest = read_manifest(run)
-    text_of = find_token_texts(manifest["recipe"]["model"]["base"])
+    facts = read_facts(run)
+    text_of, done = find_token_texts(facts.recipe["model"]["base"]), facts.done
     with open_views([run], READ) as views:
-        curves = replace(read_curves(run, views), chosen=chosen)
-        done = len(curves.metrics)
         spending = views.sql(SPENDING, params={"ancestors": ancestors(run)})
         marked = [
             rollout
@@ -193,15 +189,14 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             for rollout in read_marked_rollouts(run, step, views, text_of)
         ]
         return ReportedRun(
-            run,
-            manifest,
-            curves,
+            facts,
+            replace(facts.curves(views), chosen=chosen),
             spending=spending.to_arrow_table().to_pylist(),
             rollouts=marked,
             tokens_are_numbers=text_of is None,
             failures=find_failures(views)[:MOST_FAILURES],
             example=find_before_and_after(views),
-            measured=[read_measure(path) for path in run.measures()],
+            measured=facts.measures(),
             texts=_count_texts(run),
         )
 

@@ -21,7 +21,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.reports.curves import RunCurves, StepMetrics, metric_names
+from tasks.reports.facts import RunCurves, StepMetrics, metric_names
 from tasks.storage.files import read_bytes
 
 SIZE = 4.2, 2.5

@@ -18,15 +18,13 @@ from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import on_one_line
 from tasks.recording.journal import JournalTail
-from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
-from tasks.recording.step_log import Metrics, read_metrics
-from tasks.reports.curves import describe_ends
-from tasks.reports.failures import last_failure
+from tasks.recording.step_log import Metrics
+from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.manifest import Manifest, recipe_of
+from tasks.storage.json_files import read_log
+from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED, RunFolder
 from tasks.storage.tables import read
@@ -48,7 +46,7 @@ SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
-Facts = Mapping[str, str]
+Said = Mapping[str, str]
 """What a run does: a word for each fact → its line."""
 
 _Sampled = tuple[datetime, int]
@@ -105,7 +103,7 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     answers = metrics.get("calls", 0)
     parts = [
         describe_measure(metrics) or "no reward",
-        describe_held_out(run),
+        read_facts(run).held_out.last,
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, step + 1)[-1:]),
     ]
@@ -118,12 +116,12 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
     return next((f"{word} {value:.{digits}f}" for value, word, digits in measured), "")
 
 
-def read_facts(run: RunFolder, progress: Progress) -> Facts:
+def say_facts(run: RunFolder, progress: Progress) -> Said:
     """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
-    rows = read_metrics(run.metrics)
+    rows = read_facts(run).metrics
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
-    facts = {
+    said = {
         CALLS: f"{counted(progress.in_flight, 'call')} in flight",
         "step": ", ".join(filter(None, [progress.doing, progress.measure])),
         "held-out": progress.held_out,
@@ -133,13 +131,13 @@ def read_facts(run: RunFolder, progress: Progress) -> Facts:
         else "",
         "failure": f"last failure: {progress.failure}" if progress.failure else "",
     }
-    return {what: said for what, said in facts.items() if said}
+    return {what: line for what, line in said.items() if line}
 
 
-def describe_run(name: str, state: str, facts: Facts, *, is_open: bool) -> str:
+def describe_run(name: str, state: str, said: Said, *, is_open: bool) -> str:
     """Describe a run in lines: its state, what it does, its curve, and its last failure."""
     unsaid = {CALLS} if is_open else {CALLS, PACE}
-    return "\n".join([f"{name}: {state}", *(facts[what] for what in facts if what not in unsaid)])
+    return "\n".join([f"{name}: {state}", *(said[what] for what in said if what not in unsaid)])
 
 
 def draw_line(values: Sequence[float]) -> str:
@@ -181,18 +179,6 @@ def _opened(run: RunFolder) -> list[datetime]:
     return [datetime.fromisoformat(one) for one in said]
 
 
-def describe_held_out(run: RunFolder) -> str:
-    """Describe the run's last evaluation, by its checkpoint and its value; empty without."""
-    own = [path for path in run.evaluations() if path.stem.isdecimal()]
-    if own:
-        reward = headline(read_evaluation(own[-1])).mean
-        return "" if reward is None else f"held-out {reward:.2f} at checkpoint {int(own[-1].stem)}"
-    if measures := run.measures():
-        value, step = read_json(measures[-1])["value"], int(measures[-1].stem)
-        return f"held-out {value:.3f} at checkpoint {step}"
-    return ""
-
-
 class ProgressReader:
     """Reader of a run's progress; each look reads what has been added since the one before."""
 
@@ -206,10 +192,10 @@ class ProgressReader:
         """Read what the run is doing; Damaged if a file that says so is."""
         if not self.run.exists():
             return Progress(0, 0)
-        recipe, rows = recipe_of(self.run), read_metrics(self.run.metrics)
-        done, steps = len(rows), recipe["steps"]
+        facts = read_facts(self.run)
+        recipe, done, steps = facts.recipe, facts.done, facts.steps
         if done > self._done:
-            self._read_failure()
+            self._read_failure(facts)
             self._done = done
         sealed, journals = self.run.all_spans()
         batches = self._read_journals(journals)
@@ -223,17 +209,17 @@ class ProgressReader:
             steps,
             _describe(self.run, played, done, steps),
             ended / (planned or 1),
-            describe_measure(rows[-1]) if rows else "",
-            describe_held_out(self.run),
+            describe_measure(facts.metrics[-1]) if done else "",
+            facts.held_out.last,
             sum(len(batch.in_flight) for batch in batches),
             self._tokens_per_second(sealed) if played else 0.0,
             _seconds_left(step_seconds(self.run, done), steps - done),
             self._failure,
         )
 
-    def _read_failure(self) -> None:
+    def _read_failure(self, facts: RunFacts) -> None:
         """Read the last error of batches that are sealed, whose journals may not have been seen."""
-        if failed := last_failure(self.run):
+        if failed := facts.last_failure():
             self._failure = _first_line(failed.error)
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:

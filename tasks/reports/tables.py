@@ -1,19 +1,13 @@
-"""Tables for a terminal or in Markdown, the scores of evaluations, and the states of runs."""
+"""Tables for a terminal or in Markdown, and the scores of evaluations."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from adapters.calls import POLICY
 from adapters.process.terminal import on_one_line
 from adapters.rewards import MEASURE
-from tasks.checkpoints import Ledger
 from tasks.recording.scores import Score
-from tasks.storage.run_folder import RunFolder
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""
-
-STOPPED = "stopped"
-"""Beginning of the state of a run that can be continued."""
 
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
@@ -99,24 +93,6 @@ def markdown_table(names: Sequence[str], cells: Iterable[Sequence[object]]) -> s
     head, *rows = ([_cell(value).replace("|", "\\|") for value in row] for row in (names, *cells))
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def describe_state(run: RunFolder, done: int, steps: int, is_open: bool) -> str:
-    """Say what state a run is in, which has `done` of its steps, and whether it is served."""
-    is_served = is_open and run.is_served()
-    if is_open and not is_served:
-        return "running"
-    state = "finished" if done >= steps else _stopped(run)
-    return f"{state}, served" if is_served else state
-
-
-def _stopped(run: RunFolder) -> str:
-    doubts = [STOPPED]
-    for policy in run.policies():
-        of = "" if policy == POLICY else f" of {policy}"
-        if (doubtful := Ledger(run.checkpoints(policy)).in_doubt()) is not None:
-            doubts.append(f"update {doubtful - 1}{of} in doubt")
-    return ", ".join(doubts)
 
 
 def _spent(score: Score, role: str, what: str) -> float | None:

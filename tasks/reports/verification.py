@@ -20,6 +20,7 @@ from adapters.tinker.engines import LOCAL, needs_engine, weights_record
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
+from tasks.given.texts import Texts
 from tasks.metrics import name_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import rows_of
@@ -32,7 +33,6 @@ from tasks.storage.json_files import read_json, read_log, read_rows
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
 from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED, RunFolder
-from tasks.texts.source import Texts
 
 GIVEN = (
     *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),

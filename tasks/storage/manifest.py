@@ -21,7 +21,7 @@ from tasks.storage.files import read_bytes
 from tasks.storage.json_files import SEAL, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 8
+FORMAT = 9
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 SEALED = 3
 """First format whose JSON files carry checksums."""

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -37,9 +39,10 @@ class RunTracking:
     def __init__(
         self, run: RunFolder, openers: Mapping[str, Callable[[], Tracker]], steps: int, lag: int
     ) -> None:
+        self.is_followed = False
         self._recorded = _Recorded(run, steps, lag)
         self._followers = [
-            _Follower(name, open_, self._recorded) for name, open_ in openers.items()
+            Follower(name, _Tracked(open_, self._recorded)) for name, open_ in openers.items()
         ]
 
     def __enter__(self) -> Self:
@@ -56,6 +59,7 @@ class RunTracking:
 
     def follow(self) -> None:
         """Have each tracker sent the steps that are done."""
+        self.is_followed = True
         for follower in self._followers:
             follower.wake()
 
@@ -79,25 +83,50 @@ class _Recorded:
                 yield step
 
 
-class _Follower:
-    """A thread that sends a tracker what it does not have, whenever it is woken."""
+class _Tracked:
+    """A tracker that is sent what it does not have, and opened anew if it has failed."""
 
-    def __init__(self, name: str, opener: Callable[[], Tracker], recorded: _Recorded) -> None:
-        self._name, self._open, self._recorded = name, opener, recorded
-        self._woken, self._ended, self._told = Event(), Event(), False
+    def __init__(self, opener: Callable[[], Tracker], recorded: _Recorded) -> None:
+        self._open, self._recorded = opener, recorded
         self._tracker: Tracker | None = None
         self._next = 0
-        # The process does not wait for it: a tracker may be silent for long.
-        self._thread = Thread(target=self._work, name=f"tracking-{name}", daemon=True)
+
+    def __call__(self, ended: bool) -> float | None:
+        """Send what there is, and close the tracker at the end; return the seconds to wait."""
+        tracker, self._tracker = self._tracker, None
+        if tracker is None:
+            tracker = self._open()
+            self._next = tracker.next_step()
+        for step in self._recorded.from_step(self._next):
+            tracker.send(step)
+            self._next = step.number + 1
+        seconds = tracker.close() if ended else tracker.look()
+        self._tracker = tracker  # it has not failed
+        return seconds
+
+
+class Follower:
+    """A thread beside a run that publishes something of it, and never stops it.
+
+    It publishes whenever it is woken, and when the seconds have passed that `publish` returns.
+    """
+
+    def __init__(self, name: str, publish: Callable[[bool], float | None]) -> None:
+        self._name, self._publish = name, publish
+        self._woken, self._ended, self._told = Event(), Event(), False
+        # The process does not wait for it: a tracker may be silent for long. The context names the
+        # flow run.
+        work = partial(copy_context().run, self._work)
+        self._thread = Thread(target=work, name=f"tracking-{name}", daemon=True)
 
     def wake(self) -> None:
-        """Send what there is, at once or after what is being sent."""
+        """Publish what there is, at once or after what is being published."""
         self._woken.set()
         if self._thread.ident is None:  # it was never started
             self._thread.start()
 
     def end(self) -> None:
-        """Send what there is, and close the tracker."""
+        """Publish what there is, for the last time."""
         self._ended.set()
         self._woken.set()
 
@@ -107,28 +136,18 @@ class _Follower:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 self._tell(f"it was not sent all within {seconds:.0f} s")
+        self._told = True  # what fails later finds a server that ends with the run
 
     def _work(self) -> None:
-        ended = False
+        ended, seconds = False, None
         while not ended:
-            self._woken.wait()
+            self._woken.wait(seconds)
             self._woken.clear()
             ended = self._ended.is_set()
             try:
-                self._send(ended)
+                seconds = self._publish(ended)
             except FAILURES as error:
-                self._tracker = None
                 self._tell(f"{error}")
-
-    def _send(self, ended: bool) -> None:
-        if self._tracker is None:
-            self._tracker = self._open()
-            self._next = self._tracker.next_step()
-        for step in self._recorded.from_step(self._next):
-            self._tracker.send(step)
-            self._next = step.number + 1
-        if ended:
-            self._tracker.close()
 
     def _tell(self, why: str) -> None:
         if not self._told:
@@ -139,3 +158,11 @@ class _Follower:
                 why,
             )
         self._told = True
+
+
+def publish_beside(name: str, publish: Callable[[], None]) -> None:
+    """Publish something at once, in a thread that is waited for no longer than LAST_SECONDS."""
+    follower = Follower(name, lambda _: publish())
+    follower.end()
+    follower.wake()
+    follower.wait(LAST_SECONDS)

@@ -14,7 +14,7 @@ from benchmarks.peers.gradients import (
     make_step,
 )
 from tasks.algorithm.divergences import ESTIMATORS
-from tasks.algorithm.losses import LOSSES, advantage_factor
+from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,11 @@ def test_an_estimator_has_a_divergence_s_gradient_where_it_is_admitted_and_nowhe
 
 @pytest.mark.parametrize(
     ("loss", "settings"),
-    [*((name, {}) for name in LOSSES), ("rec", {"weight": "advantage"}), ("opmd", {"tau": 3.0})],
+    [
+        *((name, {}) for name in TOKEN_LOSSES),
+        ("rec", {"weight": "advantage"}),
+        ("opmd", {"tau": 3.0}),
+    ],
 )
 def test_a_loss_multiplies_an_advantage_by_the_factor_that_k1_has_there(
     step: Step, loss: str, settings: dict

@@ -14,13 +14,13 @@ from adapters.harness.player import BatchRefused
 from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.recipe.recipe import Recipe
+from flows.runtime.bound_checkpoints import CheckpointName
 from flows.runtime.eval_targets import EvalTarget
 from flows.train import train
-from tasks.checkpoints import read_checkpoint
 from tasks.recording.journal import Journal, read_journal
 from tasks.recording.scores import read_evaluation
-from tasks.reports.board.run_list import runs_table
-from tasks.reports.transcripts import read_games
+from tasks.reports.board.runs import runs_table
+from tasks.reports.rollouts import read_games
 from tasks.rollouts import StepStopped
 from tasks.storage.files import write_text
 from tasks.storage.run_folder import RunError, RunFolder
@@ -150,8 +150,8 @@ def test_who_is_evaluated_is_said_in_one_way() -> None:
     with pytest.raises(RunError, match="there is no run at"):
         EvalTarget.find(recipe, None, None, "none@3")
     with pytest.raises(RunError, match="RUN@STEP does, such as one@10"):
-        read_checkpoint("one@last")
-    assert read_checkpoint("one@3") == ("one", 3)
+        CheckpointName.parse("one@last")
+    assert CheckpointName.parse("one@3") == CheckpointName("one", "", 3)
 
 
 def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:

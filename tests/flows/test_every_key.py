@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from tasks.algorithm.advantages import ADVANTAGES
-from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
 from tasks.references import SCHEMA as REFERENCES
@@ -197,7 +197,7 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "attention": ATTENTION_ONLY,
     **{f"preset {name}": {"algorithm": taught(preset=name)} for name in PRESETS},
     **{f"advantage {name}": {"algorithm": taught(advantage=name)} for name in ADVANTAGES},
-    **{f"loss {name}": {"algorithm": {"loss": name}} for name in LOSSES},
+    **{f"loss {name}": {"algorithm": {"loss": name}} for name in TOKEN_LOSSES},
 }
 """Recipes in which every key is tried."""
 OF_REFERENCES = (
@@ -302,7 +302,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         return find(values, key), recipe.credit().penalties
     if key.startswith("algorithm.expert."):
         expert = recipe.algorithm.expert
-        return find(values, key), expert.term(), expert.batches(recipe.seed), expert.rules()
+        return find(values, key), expert.term(), expert.drawing(recipe.seed)
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)
@@ -377,7 +377,7 @@ def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() 
     ("kind", "table", "name"),
     [
         (kind, table, name)
-        for kind, table in (("advantage", ADVANTAGES), ("loss", LOSSES))
+        for kind, table in (("advantage", ADVANTAGES), ("loss", TOKEN_LOSSES))
         for name in table
     ],
 )

@@ -11,10 +11,11 @@ from adapters.door.batches import OpenBatch
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import describe_origin, fork_run, replay_run
+from flows.runtime.forks import fork_run, replay_run
 from flows.train import train
 from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import read_metrics, spent_seconds
+from tasks.reports.facts import describe_origin
 from tasks.rollouts import Play, RolloutHost
 from tasks.storage.manifest import lineage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of

@@ -20,7 +20,7 @@ from flows.runtime.policies import lora_seed
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import list_runs
+from tasks.reports.board.runs import list_runs
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read
 from tests.flows.test_train import without_clocks

@@ -69,7 +69,7 @@ def test_one_policy_of_several_is_served_by_its_name() -> None:
         assert endpoint.variables()["OPENAI_MODEL"] == "several:listener@0"
     with open_weights(listening) as (_, sampler):
         assert sampler.path == listener.ledger.at(0).sampler != run.ledger.at(0).sampler
-    with pytest.raises(UserError, match="several trains no policy 'fox'; there is: policy, li"):
+    with pytest.raises(UserError, match="several trains no policy fox; it trains policy, li"):
         find_weights("several:fox")
 
 

@@ -16,10 +16,9 @@ from benchmarks.interruptions.compare_runs import differing_parts, list_faults, 
 from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.plan import StagesRecipe
-from flows.runtime.bound_checkpoints import read_bound
+from flows.runtime.bound_checkpoints import best_step, read_bound
 from flows.stages import check_stages, stages
-from tasks.checkpoints import best_step
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
 from tasks.reports.page import write_report
 from tasks.reports.tables import fitted
 from tasks.storage.json_files import write_json

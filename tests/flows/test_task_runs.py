@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from flows.evaluate import evaluate
 from flows.runtime.flow_runs import RunSummary, name_of_run
 from flows.train import train
-from tasks.reports.artifacts import tag_flow_run
+from tasks.tracking.prefect_pages import tag_flow_run
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 

@@ -237,7 +237,7 @@ WRONG: list[tuple[str, str]] = [
     ("dryrun fine.yaml --set agent=narrow", "cannot be called as play("),
     ("dryrun fine.yaml --set roles.guesser=openai/gpt-4o-mini", "needs a network"),
     ("serve gone", "there is no run at"),
-    ("serve begun:nobody", "trains no policy 'nobody'"),
+    ("serve begun:nobody", "trains no policy nobody"),
     ("serve begun@9", "has no checkpoint 9"),
     ("serve begun@last", "names no checkpoint"),
     ("serve local/large", "there is no base model local/large"),

@@ -13,7 +13,7 @@ from adapters.door.role_calls import KeptCalls
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.texts.tokenizing import tokenize
+from tasks.given.tokenizing import tokenize
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 
 LOOK: Tool = {

@@ -1,4 +1,4 @@
-"""Artifacts are best effort: a server that is away costs one warning and no time."""
+"""Pages in Prefect's UI are best effort: a server that is away costs one warning and no time."""
 
 import socket
 import time
@@ -11,8 +11,15 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from adapters.calls import POLICY
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recording.step_log import record_metrics
-from tasks.reports.artifacts import Artifacts, artifact_key, describe_evaluations, metric_rows
 from tasks.storage.run_folder import RunFolder
+from tasks.tracking.prefect_pages import (
+    NAME,
+    PrefectPages,
+    artifact_key,
+    describe_evaluations,
+    metric_rows,
+)
+from tasks.tracking.run_tracking import RunTracking
 from tests.tasks.test_report_page import record_run
 from tests.tasks.test_run_list import evaluate
 
@@ -27,34 +34,43 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
+def shown(run: RunFolder, steps: int) -> RunTracking:
+    """Return the tracking of a run of so many steps by pages alone, which follow it."""
+    pages = PrefectPages(run, steps)
+    tracking = RunTracking(run, {NAME: lambda: pages}, steps, 0)
+    tracking.follow()
+    return tracking
+
+
 def show_all(run: RunFolder, address: str) -> float:
     """Show a run of three steps on a Prefect server; return the seconds that it took."""
     started = time.monotonic()
     with (
         temporary_settings({PREFECT_API_URL: address, PREFECT_CLIENT_MAX_RETRIES: 0}),
-        Artifacts(run, 3) as artifacts,
+        shown(run, 3) as tracking,
     ):
         for step in range(3):
-            artifacts.show(step, {"reward/mean": 0.5})
+            record_metrics(run.metrics, step, {"reward/mean": 0.5})
+            tracking.follow()
     return time.monotonic() - started
 
 
 def test_a_server_that_is_away_costs_one_warning(
     run: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.reports.artifacts.LAST_SECONDS", 120.0)
+    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         show_all(run, f"http://127.0.0.1:{closed.getsockname()[1]}/api")
     (warning,) = [record.message for record in caplog.records if record.name.startswith("tasks")]
-    assert warning.startswith("Prefect's UI does not show all of run: ConnectError")
-    assert warning.endswith("The training needs none of it")
+    assert warning.startswith("Prefect's UI does not have all of the run: ConnectError")
+    assert "The training needs none of it" in warning
 
 
 def test_a_server_that_is_silent_holds_no_step_up(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.reports.artifacts.LAST_SECONDS", 1.0)
+    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         assert show_all(run, address) < 40, "Prefect's client alone waits for 60 s"
@@ -64,12 +80,12 @@ def test_a_server_that_is_silent_holds_no_step_up(
 def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.reports.artifacts.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("tasks.reports.artifacts.LAST_SECONDS", 120.0)
+    monkeypatch.setattr("tasks.tracking.prefect_pages.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     run = record_run(f"trains-{tmp_path.name}")
-    with Artifacts(run, 3) as artifacts:
-        artifacts.show(0, {"reward/mean": 0.5})
+    with shown(run, 3) as tracking:
+        tracking.follow()
     for what in ("progress", "curves", "metrics", "transcripts", "evaluations"):
         assert Artifact.get(artifact_key(run.name, what)) is not None, what
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, best_step, read_step
+from flows.runtime.bound_checkpoints import best_step, read_step
+from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.storage.checksums import Damaged
 from tasks.storage.json_files import write_json
 from tasks.storage.run_folder import RunError, RunFolder

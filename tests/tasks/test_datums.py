@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.algorithm.advantages import Aggregation, CreditAssignment
-from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.datums import read_datums, to_datums
 from tasks.storage.tables import write
 from tests.support.credited import build, write_datums
@@ -119,12 +119,12 @@ def test_an_aggregation_counts_rollouts_that_teach_nothing() -> None:
     assert advantages == [pytest.approx([-1 / 3]), pytest.approx([1 / 3])]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", TOKEN_LOSSES)
 def test_each_loss_gets_exactly_the_inputs_that_tinker_reads(tmp_path: Path, loss: str) -> None:
     path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
     datum = read_datums(path, loss)[0]
     inputs = {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()}
-    by_weights = LOSSES[loss].weighted is not None
+    by_weights = TOKEN_LOSSES[loss].weighted is not None
     policy_gradient = {"target_tokens": [11, 12], "logprobs": [0, -2], "advantages": [0, 0.5]}
     expected = {
         "cross_entropy": {"target_tokens": [11, 12], "weights": [0, 0.5]},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.recording.spans import table
-from tasks.reports.transcripts import list_games, read_games
+from tasks.reports.rollouts import list_games, read_games
 from tasks.storage.tables import write
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

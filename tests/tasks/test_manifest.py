@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.reports.board.run_list import list_runs, runs_table
+from tasks.reports.board.runs import list_runs, runs_table
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import (
     FORK,
@@ -106,7 +106,7 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 8; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 9; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
         (9, "was written by a newer Ratchet, in format 9"),

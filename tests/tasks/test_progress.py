@@ -15,14 +15,14 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
+from tasks.reports.facts import read_facts
 from tasks.reports.progress import (
     Progress,
     ProgressReader,
-    describe_held_out,
     describe_run,
     describe_seconds_left,
     draw_line,
-    read_facts,
+    say_facts,
 )
 from tasks.storage.json_files import append_row, write_json, write_rows
 from tasks.storage.manifest import write_manifest
@@ -119,7 +119,7 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     journal.append_now(rollout(0, Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run("hello-1", "open", read_facts(run, progress), is_open=True).splitlines()
+    shown = describe_run("hello-1", "open", say_facts(run, progress), is_open=True).splitlines()
     assert shown[-1] == r"last failure: KeyError: '\x1b[2Jcity'"
 
 
@@ -127,7 +127,7 @@ def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
     run: RunFolder,
 ) -> None:
     trains = Progress(1, 2, "step 2 of 2", tokens_per_second=1200, seconds_left=(180, 300))
-    facts = read_facts(run, trains)
+    facts = say_facts(run, trains)
     shown = describe_run("hello-1", "1 call in flight", facts, is_open=True)
     assert shown.splitlines()[1:] == ["step 2 of 2", "1,200 tokens/s, 3 to 5 min left"]
     assert describe_run("hello-1", "stopped", facts, is_open=False) == (
@@ -239,5 +239,5 @@ def test_a_held_out_reward_is_shown_with_the_checkpoint_that_has_it(run: RunFold
     scored = score([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
     write_json(run.evaluation("00000"), {"sampled": scored.model_dump(mode="json")})
     record_metrics(run.metrics, 1, {"reward/mean": 0.84})
-    assert describe_held_out(run) == "held-out 0.25 at checkpoint 0"
+    assert read_facts(run).held_out.last == "held-out 0.25 at checkpoint 0"
     assert "held-out 0.25 at checkpoint 0" in str(ProgressReader(run).look())

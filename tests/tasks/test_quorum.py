@@ -28,7 +28,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
-from tasks.reports.transcripts import read_games, transcripts
+from tasks.reports.rollouts import read_games, transcripts
 from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder

@@ -23,14 +23,14 @@ from tasks.evaluations import ScoredRollout, score
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
-from tasks.reports.artifacts import Artifacts, describe_curves, describe_training
-from tasks.reports.curves import RunCurves, read_curves
+from tasks.reports.facts import RunCurves, read_facts
 from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
 from tasks.storage.json_files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
+from tasks.tracking.prefect_pages import describe_curves, describe_training, write_run_report
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.runs.small_recipe import small_recipe
@@ -399,7 +399,7 @@ def test_minutes_are_those_in_which_the_run_was_open() -> None:
     later = rewarded(1.0) | {"started": again, "ended": again + timedelta(minutes=3)}
     record_step(run, 1, rollout(0, answered("Good"), later, step=1))
     with open_views([run]) as views:
-        curves = read_curves(run, views)
+        curves = read_facts(run).curves(views)
     assert curves.minutes == [0, pytest.approx(2), pytest.approx(5)]
     assert curves.tokens == [0, 40, 80]
 
@@ -448,13 +448,12 @@ def test_names_of_runs_are_no_markdown() -> None:
 
 def test_a_report_that_cannot_be_made_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = record_run("hello")
-    artifacts = Artifacts(run)
-    artifacts._write_report()
+    write_run_report(run)
     assert run.report.exists()
     spans = run.spans("train-00000.0")
     spans.write_bytes(spans.read_bytes()[:-9] + b"x" + spans.read_bytes()[-8:])
     with caplog.at_level(logging.WARNING):
-        artifacts._write_report()
+        write_run_report(run)
     assert f"the report of {run.path} cannot be shown: " in caplog.text
     assert "train-00000.0.parquet is damaged" in caplog.text
 

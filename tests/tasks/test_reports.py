@@ -13,9 +13,9 @@ from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.scores import Spent
 from tasks.recording.spans import Span, table
-from tasks.reports.failures import ask_failures, read_failures
+from tasks.reports.facts import ask_failures, read_failures
+from tasks.reports.rollouts import transcripts
 from tasks.reports.tables import scores_table
-from tasks.reports.transcripts import transcripts
 from tasks.rollouts import StepStopped, check_rewards
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of

@@ -17,7 +17,7 @@ from tasks.metrics import StepFiles, measure
 from tasks.recording.scores import Score
 from tasks.recording.spans import Span, table
 from tasks.recording.step_log import Metrics
-from tasks.reports.transcripts import read_games, transcripts
+from tasks.reports.rollouts import read_games, transcripts
 from tasks.storage.json_files import write_rows
 from tasks.storage.tables import write
 from tasks.trajectories import assemble_trajectories

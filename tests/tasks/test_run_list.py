@@ -12,7 +12,7 @@ from adapters.process.terminal import hanging
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.step_log import record_metrics
-from tasks.reports.board.run_list import count, list_runs, runs_table
+from tasks.reports.board.runs import count, list_runs, runs_table
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import bind_run, write_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -59,7 +59,7 @@ def test_runs_are_listed_with_their_state() -> None:
     running = make_run("c", steps=4, done=0)
     Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
     with running.locked():
-        listed = [(run.name, run.steps, run.state) for run in list_runs()]
+        listed = [(run.name, run.facts.steps, run.state) for run in list_runs()]
     assert listed == [
         ("a", 2, "finished"),
         ("b", 4, "stopped"),

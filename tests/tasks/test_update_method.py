@@ -114,7 +114,7 @@ def test_a_minibatch_of_rollouts_has_its_part_of_the_step_s_mean() -> None:
     rows = pa.Table.from_pylist([ROW] * 4, schema=SCHEMA)
     for substeps, each in ((1, 1.0), (2, 0.5), (4, 0.25)):
         made = replace(method(substeps), loss="cross_entropy")
-        units = units_of(to_datums(rows, "cross_entropy"))
+        units = units_of(to_datums(rows, "cross_entropy"), "cross_entropy")
         assert [*map(weights_sent, made.minibatches(0, [units]))] == [each] * substeps
 
 
@@ -128,7 +128,7 @@ def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
     rows = pa.Table.from_pylist(sides, schema=OF_PAIRS)
     for substeps in (1, 2, 4):
         made = replace(method(substeps), loss="dpo", loss_settings={"beta": 0.1})
-        units = units_of(to_datums(rows, "dpo", {"beta": 0.1}))
+        units = units_of(to_datums(rows, "dpo", {"beta": 0.1}), "dpo")
         found = [*map(weights_sent, made.minibatches(0, [units]))]
         assert found == pytest.approx([0.1] * substeps)
 
@@ -142,7 +142,10 @@ def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
     main, kept, texts = made.terms(0)
     assert (kept.loss, kept.factor, kept.file) == ("kl", 0.4, 0)
     assert (main.file, texts.file, made.files) == (0, 1, 2)
-    units = [units_of(to_datums(rows, one.loss, one.settings, one.factor)) for one in (main, kept)]
+    units = [
+        units_of(to_datums(rows, one.loss, one.settings, one.factor), one.loss)
+        for one in (main, kept)
+    ]
     for passes in made.minibatches(0, [*units, []]):
         assert [(asked.term, asked.beside, len(asked.datums)) for asked in passes] == [
             (0, False, 2),

@@ -8,33 +8,35 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from adapters.tinker.token_texts import find_token_texts
-from tasks.reports.board.examples import (
+from tasks.reports.board.played import (
+    PAGE,
     ExampleSearch,
-    choose_checkpoints,
-    compare_examples,
-    played_examples,
-)
-from tasks.reports.board.queries import PAGE, FromQuery, skipped
-from tasks.reports.board.rollouts import (
+    FromQuery,
     GroupSearch,
     RolloutSearch,
     Row,
     Sides,
+    choose_checkpoints,
+    compare_examples,
     list_splits,
+    played_examples,
     read_group,
     search_groups,
     search_rollouts,
+    skipped,
 )
-from tasks.reports.board.rows import (
-    BoardRow,
+from tasks.reports.board.runs import (
+    RunRow,
     find_differences,
     last_reward,
     read_row,
+    read_runs,
+    show,
 )
-from tasks.reports.board.run_totals import BoundRun, list_bound_runs
-from tasks.reports.curves import RunCurves, metric_names, read_step_curves
+from tasks.reports.facts import RunCurves, RunFacts, metric_names
 from tasks.reports.page import TEMPLATES, render_report
 from tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
+from tasks.reports.progress import ProgressReader
 from tasks.storage.files import FileVersions, version_of
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
@@ -64,15 +66,16 @@ class RunSelection(FromQuery):
     metric: str | None = Field(default=None, max_length=300)
     run: list[str] = Field(default=[], max_length=COLOURS)
 
-    def fits(self, run: BoundRun, differences: Sequence[tuple[str, str]]) -> bool:
+    def fits(self, run: RunFacts, differences: Sequence[tuple[str, str]]) -> bool:
         """Return whether a run is one of those asked for."""
-        if self.runs is not None and not fnmatchcase(run.folder.name, self.runs):
+        if self.runs is not None and not fnmatchcase(run.name, self.runs):
             return False
-        if self.agent is not None and run.agent != self.agent:
+        keys = {} if run.trouble else run.keys
+        if self.agent is not None and (run.trouble or run.agent != self.agent):
             return False
         key, has_value, value = (self.key or "").partition("=")
         if has_value:
-            return run.has(key.strip(), value.strip())
+            return key.strip() in keys and show(keys[key.strip()]) == value.strip()
         return not key or key.strip() in dict(differences)
 
 
@@ -86,17 +89,18 @@ class Compared(FromQuery):
 
 def render_board(query: RunSelection) -> str:
     """Render the table of runs, with their curves over each other."""
-    runs = list_bound_runs()
+    runs = read_runs()
     differences = find_differences(runs)
-    chosen = [run for run in runs if query.fits(run, differences[run.folder.name])]
+    chosen = [run for run in runs if query.fits(run, differences[run.name])]
     if query.sort == "name":
-        chosen.sort(key=lambda run: run.folder.name)
+        chosen.sort(key=lambda run: run.name)
     if query.sort == "reward":
         chosen.sort(key=last_reward, reverse=True)
     shown = chosen[skipped(query) : skipped(query) + PAGE]
-    ticked = [run for run in chosen if run.folder.name in query.run]
+    ticked = [run for run in chosen if run.name in query.run]
     rows, ticked_rows = (
-        [read_row(run, differences[run.folder.name]) for run in some] for some in (shown, ticked)
+        [read_row(run, run.run.is_held(), differences[run.name], _look) for run in some]
+        for some in (shown, ticked)
     )
     curves = _curves(ticked_rows or rows)
     names = metric_names(curves)
@@ -110,12 +114,12 @@ def render_board(query: RunSelection) -> str:
         query,
         is_running=any(row.state == "running" for row in rows),
         root=str(runs_root()),
-        agents=sorted({run.agent for run in runs if run.agent}),
+        agents=sorted({run.agent for run in runs if not run.trouble}),
         keys=sorted({key for differing in differences.values() for key, _ in differing}),
         metrics=sorted(names),
         drawings=drawings if curves else [],
         drawn=[run.name for run in curves],
-        elsewhere=[run.folder.name for run in ticked if run not in shown],
+        elsewhere=[run.name for run in ticked if run not in shown],
         rows=rows,
         found=len(chosen),
         most_differences=MOST_DIFFERENCES,
@@ -206,10 +210,15 @@ def _bound(name: str) -> RunFolder:
     return run
 
 
-def _curves(rows: Sequence[BoardRow]) -> list[RunCurves]:
-    """Read the curves of the first runs that have some."""
-    known = [row.run for row in rows if row.totals and row.totals.done and row.run.is_named]
-    return [read_step_curves(run.folder) for run in known[:COLOURS]]
+def _look(run: RunFolder) -> str:
+    """Say what a run does."""
+    return str(ProgressReader(run).look())
+
+
+def _curves(rows: Sequence[RunRow]) -> list[RunCurves]:
+    """Return the curves of the first runs that have some."""
+    known = [row.facts for row in rows if not row.trouble and row.facts.done]
+    return [facts.curves() for facts in known if facts.is_named][:COLOURS]
 
 
 def _render_of_run(run: RunFolder, page: str, query: FromQuery, **shown: object) -> str:

@@ -15,11 +15,10 @@ from flows.comparison.compare import compare
 from flows.comparison.promote import promote
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import bind_checkpoints
+from flows.runtime.bound_checkpoints import CheckpointName, bind_checkpoints
 from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.serving import find_weights
 from flows.train import train
-from tasks.checkpoints import read_checkpoint
 from tasks.comparison.comparisons import Comparison, NotBetter, most_different
 from tasks.comparison.promotions import PromotionRefused, read_promotions
 from tasks.recording.views import open_views
@@ -185,8 +184,8 @@ def test_a_name_that_is_taken_or_a_checkpoint_that_is_none_is_refused(
 
 
 def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) -> None:
-    assert read_checkpoint(named) == ("one", 2)
-    assert read_checkpoint(f"{named}:policy") == ("one:policy", 2)
+    assert CheckpointName.parse(named) == CheckpointName("one", "", 2)
+    assert CheckpointName.parse(f"{named}:policy").title == "one:policy"
     assert find_weights(named).name == "one@2"
     assert EvalTarget.find(recipe, None, None, named, as_given=True).title == "one@2"
     values = recipe.model_dump(mode="json")
@@ -205,8 +204,8 @@ def test_a_name_that_is_a_run_as_well_is_not_taken_for_either(named: str) -> Non
     write_manifest(run, recipe_of(folder_of("one")), "any")
     try:
         with pytest.raises(PromotionRefused, match="both the checkpoint one@2 and a run; write"):
-            read_checkpoint(named)
-        assert read_checkpoint(f"{named}@1") == (named, 1)
+            CheckpointName.parse(named)
+        assert CheckpointName.parse(f"{named}@1") == CheckpointName(named, "", 1)
     finally:
         run.delete()
 
@@ -217,7 +216,7 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
     made = {"created": "later"}
     monkeypatch.setattr("tasks.comparison.promotions.read_manifest", lambda _: made)
     with pytest.raises(PromotionRefused, match="is not that run any more; put that back, or"):
-        read_checkpoint(named)
+        CheckpointName.parse(named)
 
 
 def test_promote_says_what_became_of_a_name(named: str, compared: Comparison) -> None:

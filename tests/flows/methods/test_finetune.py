@@ -29,13 +29,13 @@ from flows.runtime.forks import fork_run
 from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
+from tasks.given.held_out import read_measure
 from tasks.recording.queries import answer
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.texts.held_out import read_measure
 from tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TEXTS

@@ -13,7 +13,7 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.processes import ROOT

@@ -22,12 +22,12 @@ from flows.runtime.flow_runs import summarize_run
 from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
-from tasks.checkpoints import read_held_out
 from tasks.judging.verdicts import verdicts_of
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
+from tasks.reports.facts import read_facts
 from tasks.reports.page import SPENDING
 from tasks.rollouts import StepStopped
 from tasks.shards import read_shard
@@ -262,7 +262,7 @@ def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: Ru
         "greedy": {},
     }
     assert summarize_run(examined).before == 0
-    assert read_held_out(examined).by_step[2] == end["judged"].finished.mean
+    assert read_facts(examined).held_out.by_step[2] == end["judged"].finished.mean
 
 
 def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(

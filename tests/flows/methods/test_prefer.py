@@ -28,10 +28,10 @@ from flows.train import train
 from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
-from tasks.pairs.source import SCORED_AT_ONCE
+from tasks.given.scores import SCORED_AT_ONCE
 from tasks.recording.queries import answer
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
 from tasks.storage.checksums import Damaged
@@ -126,7 +126,7 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
     datums = to_datums(recorded, method.loss)
     passes = [
         [int(datum.loss_fn_inputs["pair"].data[0]) for datum in part.datums]
-        for (part,) in method.minibatches(0, [units_of(datums)])
+        for (part,) in method.minibatches(0, [units_of(datums, method.loss)])
     ]
     assert passes == [[0, 0], [1, 1, 2, 2], [3, 3], [4, 4, 5, 5]]
     assert method.optimizer_steps(recorded.num_rows) == len(passes)

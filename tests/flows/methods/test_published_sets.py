@@ -11,14 +11,13 @@ from adapters.rendering.chat import Chat
 from adapters.tinker.token_texts import open_tokenizer
 from flows.cli.commands import app
 from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.loading import named_recipe
-from flows.recipe.preferring import PreferRecipe
 from flows.recipe.run_recipe import RunRecipe
-from tasks.pairs.source import bind_pairs
+from tasks.given.given import bind_given
 from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
-from tasks.texts.source import bind_texts
 from tests.support.published_sets import SETS
 
 END = "<|im_end|>"
@@ -49,16 +48,11 @@ def recipe_file(name: str, folder: Path) -> tuple[Path, list[str]]:
 
 def trained_texts(recipe: RunRecipe, chat: Chat, folder: Path) -> list[str]:
     """Return the texts that the datums of a recipe train, each without its end."""
-    path = folder / "bound.parquet"
-    if isinstance(recipe, FinetuneRecipe):
-        bind_texts.make(path, recipe.given_examples(), chat, recipe.rules())
-        weights = "weights"
-    else:
-        assert isinstance(recipe, PreferRecipe)
-        loss = recipe.preference.loss
-        bind_pairs.make(path, recipe.given_examples(), chat, recipe.rules(), loss)
-        weights = "mask"
-    rows = read(path).filter(pc.field("split") == "train")
+    assert isinstance(recipe, GivenRecipe)
+    units = recipe.units(RunFolder(folder))
+    bind_given.make(units.path, units, recipe.given_examples(), chat, recipe.dataset)
+    weights = "weights" if isinstance(recipe, FinetuneRecipe) else "mask"
+    rows = read(units.path).filter(pc.field("split") == "train")
     if weights == "mask":
         rows = rows.filter(pc.field("side") != "mismatched")
     said: list[str] = []

@@ -14,7 +14,7 @@ from flows.recipe.plan import StagesRecipe
 from flows.runtime.bound_checkpoints import read_bound
 from flows.stages import stages
 from tasks.examples.reading import read_examples
-from tasks.pairs.reading import read_sides
+from tasks.given.sides import read_sides
 from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import folder_of

@@ -16,15 +16,17 @@ from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.bound_checkpoints import (
     CheckpointRefused,
+    best_step,
     bind_checkpoints,
     find_start,
     read_bound,
 )
-from flows.runtime.forks import describe_origin, fork_run
+from flows.runtime.forks import fork_run
 from flows.train import train
-from tasks.checkpoints import Ledger, best_step, read_held_out
+from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
-from tasks.reports.board.run_list import runs_table
+from tasks.reports.board.runs import runs_table
+from tasks.reports.facts import describe_origin, read_facts
 from tasks.reports.page import render_report
 from tasks.storage.files import write_text
 from tasks.storage.manifest import write_manifest
@@ -52,11 +54,12 @@ def second(first: RunFolder) -> RunFolder:
 def test_the_weights_are_those_of_the_checkpoint_and_the_optimizer_is_new(
     first: RunFolder, second: RunFolder
 ) -> None:
-    scored = read_held_out(second).by_step
-    assert scored[0] == pytest.approx(read_held_out(first).by_step[4], abs=1e-9)
+    scored = read_facts(second).held_out.by_step
+    assert scored[0] == pytest.approx(read_facts(first).held_out.by_step[4], abs=1e-9)
     assert scored[3] < scored[0]
     bound = read_bound(second, "first@4")
-    assert (bound.run, bound.step, bound.held_out) == ("first", 4, read_held_out(first).by_step[4])
+    held_out = read_facts(first).held_out.by_step[4]
+    assert (bound.run, bound.step, bound.held_out) == ("first", 4, held_out)
     assert bound.model["lora_rank"] == 8
 
 

@@ -23,14 +23,14 @@ from flows.runtime.forks import fork_run
 from tasks.algorithm.distillation import DISTILLATIONS, NONE
 from tasks.examples.reading import DatasetError
 from tasks.examples.teaching import read_before
+from tasks.given.held_out import read_measure
+from tasks.given.scores import score_part
+from tasks.given.texts import Texts
 from tasks.recording.queries import answer
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
-from tasks.texts.held_out import read_measure
-from tasks.texts.source import Texts
-from tasks.texts.teacher import score_part
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
 
@@ -111,7 +111,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.texts.source.PART", 200)
+    monkeypatch.setattr("tasks.given.texts.PART", 200)
     score, asked = PatientSampler.score_likeliest, list[int]()
 
     def score_or_stop(

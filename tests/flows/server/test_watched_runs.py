@@ -21,7 +21,6 @@ from flows.server.watched_runs import open_server_run
 from flows.train import train
 from tasks.recording.journal import Journal
 from tasks.recording.step_log import record_metrics
-from tasks.reports.artifacts import Artifacts
 from tasks.rollouts import StepStopped
 from tasks.storage.json_files import write_rows
 from tasks.storage.manifest import write_manifest
@@ -29,6 +28,7 @@ from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
+from tests.tasks.test_artifacts import shown
 from tests.tasks.test_journal import ended
 
 NOW = datetime.now(UTC)
@@ -89,7 +89,7 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_SECONDS", "LOOK_SECONDS"):
-        monkeypatch.setattr(f"tasks.reports.artifacts.{name}", 0.1)
+        monkeypatch.setattr(f"tasks.tracking.prefect_pages.{name}", 0.1)
     run = RunFolder(elsewhere / "trains")
     recipe = small_recipe(steps=2, rollouts={"groups": 2, "group_size": 4})
     write_manifest(run, recipe.model_dump(mode="json"), "f00d")
@@ -99,7 +99,7 @@ def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
 
     @flow(name="train", flow_run_name="trains")
     def look() -> None:
-        with Journal(run.journal("train-00001.0")) as journal, Artifacts(run, 2):
+        with Journal(run.journal("train-00001.0")) as journal, shown(run, 2):
             begun = {"attempt": 0, "role": "policy", "call": 0, "kind": "begun", "started": NOW}
             journal.append_now({"rollout_id": "train-00001-0000-01", "span_id": "1", **begun})
             failure = Failure("KeyError", "'\x1b[2Jcity'")

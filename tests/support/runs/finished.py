@@ -11,8 +11,8 @@ from tasks.storage.files import write_text
 from tasks.storage.json_files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.given.held_out import HeldOutMeasure
 from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
-from tasks.texts.held_out import HeldOutMeasure
 
 
 def write_finished(name: str, recipe: RunRecipe) -> RunFolder:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens, draw_steps, draw_trajectories
 from benchmarks.peers.ours import compute_advantages, compute_losses
 from tasks.algorithm.advantages import ADVANTAGES
-from tasks.algorithm.losses import LOSSES
+from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Settings
 
 TRAJECTORIES = draw_trajectories(100, seed=1)
@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
 
 
 def test_every_loss_of_one_pass_has_its_rule_here() -> None:
-    assert RULES.keys() == {name for name, row in LOSSES.items() if row.weighted is None}
+    assert RULES.keys() == {name for name, row in TOKEN_LOSSES.items() if row.weighted is None}
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -58,7 +58,7 @@ def test_a_loss_and_its_gradient_are_those_of_its_rule(name: str) -> None:
         assert gradient == pytest.approx([slope for _, slope in by_token], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", TOKEN_LOSSES)
 def test_no_loss_moves_a_token_that_was_not_sampled(name: str) -> None:
     """A datum has 0 as the sampling log-probability of such a token, and its ratio is not 1."""
     choices: Settings = {"regularizer": "k2"} if name == "rec" else {}

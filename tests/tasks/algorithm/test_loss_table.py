@@ -9,25 +9,25 @@ from tinker.types import LossFnType
 
 from benchmarks.algorithms import describe_advantages, describe_losses
 from engine.training.losses import LOSSES as ENGINE_LOSSES
-from tasks.algorithm.losses import LOSSES, check_loss, find_loss, service_loss
+from tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
 from tasks.algorithm.settings import Option
 from tasks.datums import read_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_datums import trajectory, written
 
-every_loss = pytest.mark.parametrize("loss", LOSSES)
-BUILT_IN = [name for name, loss in LOSSES.items() if loss.service_loss == name]
+every_loss = pytest.mark.parametrize("loss", TOKEN_LOSSES)
+BUILT_IN = [name for name, loss in TOKEN_LOSSES.items() if loss.service_loss == name]
 
 
 def test_the_table_has_exactly_the_losses_of_tinker_that_the_engine_serves() -> None:
     assert set(ENGINE_LOSSES) == set(get_args(LossFnType)) & set(ENGINE_LOSSES)
     assert {*BUILT_IN, "dro"} == set(ENGINE_LOSSES)  # Tinker's dro has no mask
-    assert {loss.service_loss for loss in LOSSES.values()} == set(BUILT_IN)
+    assert {loss.service_loss for loss in TOKEN_LOSSES.values()} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("loss", BUILT_IN)
 def test_the_table_has_the_inputs_settings_and_defaults_that_the_engine_reads(loss: str) -> None:
-    ours, engine = LOSSES[loss], ENGINE_LOSSES[loss]
+    ours, engine = TOKEN_LOSSES[loss], ENGINE_LOSSES[loss]
     inputs = ours.inputs.keys() - {"target_tokens"}
     assert set(engine.required) <= inputs <= {*engine.required, *engine.optional}
     assert service_loss(loss, {}).settings == engine.defaults
@@ -38,12 +38,12 @@ def test_every_loss_reads_its_inputs_from_datums(tmp_path: Path, loss: str) -> N
     path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
     datums = read_datums(path, loss)
     assert len(datums) == 2
-    assert all(datum.loss_fn_inputs.keys() == LOSSES[loss].inputs.keys() for datum in datums)
+    assert all(datum.loss_fn_inputs.keys() == TOKEN_LOSSES[loss].inputs.keys() for datum in datums)
 
 
 @every_loss
 def test_a_recipe_takes_every_loss_with_the_settings_that_it_reads(loss: str) -> None:
-    known = LOSSES[loss].settings
+    known = TOKEN_LOSSES[loss].settings
     settings = {
         name: setting.default
         for name, setting in known.items()
@@ -51,13 +51,13 @@ def test_a_recipe_takes_every_loss_with_the_settings_that_it_reads(loss: str) ->
     }
     recipe = small_recipe(algorithm={"loss": loss, "loss_settings": settings})
     asked = recipe.update_method().terms(0)[0].service_loss()
-    assert asked.name == LOSSES[loss].service_loss
-    assert (asked.derivative is None) == (LOSSES[loss].weighted is None)
+    assert asked.name == TOKEN_LOSSES[loss].service_loss
+    assert (asked.derivative is None) == (TOKEN_LOSSES[loss].weighted is None)
 
 
 @every_loss
 def test_a_setting_that_a_loss_ignores_is_refused_with_the_ones_it_reads(loss: str) -> None:
-    read = ", ".join(list(LOSSES[loss].settings)[:1]) or "none"
+    read = ", ".join(list(TOKEN_LOSSES[loss].settings)[:1]) or "none"
     said = rf"the loss {loss} would ignore clips \(it reads: {read}.*\); remove them or choose ano"
     with pytest.raises(ValueError, match=said):
         check_loss(loss, {"clips": 1.0})

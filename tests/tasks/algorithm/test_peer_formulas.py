@@ -43,7 +43,7 @@ def find(compared: list[Compared], differs: str) -> Compared:
 
 def test_every_row_is_compared_but_those_that_no_peer_has() -> None:
     compared = {pair.ours for pair in EVERY_PAIR}
-    rows = {*losses.LOSSES, *advantages.ADVANTAGES, *divergences.ESTIMATORS}
+    rows = {*losses.TOKEN_LOSSES, *advantages.ADVANTAGES, *divergences.ESTIMATORS}
     rows |= {*preferences.PREFERENCES}
     assert rows - compared == {"dro", "maxrl", "rebn", "remax", "running_mean", "zero", "jsd"}
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tasks.algorithm.losses import LOSSES, service_loss
+from tasks.algorithm.losses import TOKEN_LOSSES, service_loss
 from tasks.algorithm.settings import Option, Settings, complete_settings
 
 Formula = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
-BY_WEIGHTS = [name for name, loss in LOSSES.items() if loss.weighted]
+BY_WEIGHTS = [name for name, loss in TOKEN_LOSSES.items() if loss.weighted]
 
 
 def dro(log_p: torch.Tensor, log_q: torch.Tensor, a: torch.Tensor, s: Any) -> torch.Tensor:
@@ -91,7 +91,7 @@ def cases() -> list[tuple[str, Settings]]:
     chosen = []
     for name in BY_WEIGHTS:
         chosen.append((name, {}))
-        for setting, known in LOSSES[name].settings.items():
+        for setting, known in TOKEN_LOSSES[name].settings.items():
             if isinstance(known, Option):
                 others = [choice for choice in known.names if choice != known.default]
                 chosen += [(name, {setting: choice}) for choice in others]
@@ -115,7 +115,7 @@ def test_loss_and_derivative_are_those_of_the_formula(
     log_p, log_q, a = (
         data.draw(arrays(np.float64, size, elements=values)) - shift for shift in (2.1, 2.0, 0.0)
     )
-    row = LOSSES[name]
+    row = TOKEN_LOSSES[name]
     assert row.weighted is not None
     complete = complete_settings(name, settings, row.settings)
     tokens = {"logprobs": log_q, "advantages": a, "weights": np.ones(size)}

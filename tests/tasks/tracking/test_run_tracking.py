@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from adapters.tracking.tracker import TrackedRun, TrackedStep, TrackerFailed
+from adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
 from adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
 from tasks.tracking.run_tracking import RunTracking
 from tests.support.processes import ROOT, wait_until
@@ -23,7 +23,7 @@ from tests.support.wandb_files import artifacts, config, history
 STEPS = 4
 
 
-class ListTracker:
+class ListTracker(Tracker):
     """A tracker that keeps the numbers of what it is sent, and fails where it is told to."""
 
     def __init__(self, had: int = 0) -> None:

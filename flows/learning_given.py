@@ -1,0 +1,67 @@
+"""The loop of a run that learns what it is given, and plays nothing: texts, or pairs.
+
+The policy's answers are not asked, so that the datums of a step do not depend on the update before
+it: an update is submitted beside the result of the one before.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from adapters.calls import POLICY
+from flows.recipe.given_examples import GivenRecipe
+from flows.runtime.checks import check_start
+from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
+from flows.runtime.open_run import OpenRun, open_run, record_step
+from tasks.given.given import Given, bind_given, draw_given, score_given
+from tasks.metrics import StepFiles
+from tasks.storage.run_folder import folder_of
+from tasks.updates import update_policy
+
+R = TypeVar("R", bound=GivenRecipe)
+
+
+def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], None]) -> RunSummary:
+    """Train a run on what it is given, once another policy, if its recipe has one, has read it."""
+    run = run or name_of_run()
+    recipe = check_start(recipe, folder_of(run))
+    with open_run(recipe, run) as opened:
+        given = recipe.units(opened.folder)
+        with opened.beginning():
+            chat = opened.chat(recipe.model)
+            bind_given(given.path, given, recipe.given_examples(), chat, recipe.dataset)
+        have_read(opened, recipe)
+        learn(opened, recipe, given)
+    return end_run(opened.folder)
+
+
+def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
+    """Train the policy of a run on the units of each step, and score what is due."""
+    drawing, left, updater = recipe.drawing(), run.steps_left(), run.policies.main.updater
+
+    def draw(step: int) -> Path:
+        return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
+
+    run.tracking.follow()
+    score(run, recipe, given, left.start)
+    following: Path | None = None
+    for step in left:
+        datums, following = following or draw(step), None
+        if step + 1 in left:
+            following = draw(step + 1)
+            updater.plan(step + 1, [following])
+        updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
+        if step == 0:
+            given.check_first(updated, recipe.checkpoints.probe_tolerance)
+        score(run, recipe, given, step + 1)
+        files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
+        record_step(run, step, {POLICY: files}, known=given.measure(datums))
+
+
+def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
+    """Measure checkpoint `step` on held-out units, if it is due."""
+    evaluation = recipe.evaluation
+    if recipe.holds_out() and evaluation.due(step, recipe.steps):
+        policy = run.policies.main.updater.sampler(step)
+        drawn = evaluation.examples, evaluation.drawn_by(recipe.seed)
+        score_given(run.folder.measure(step), given, policy, *drawn)

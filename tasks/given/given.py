@@ -1,0 +1,334 @@
+"""What a run is given to learn, and does not play: units of one side, texts, or of two, pairs.
+
+The units are made tokens once, in one file, of which every step of the run is made.
+"""
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from adapters.calls import POLICY
+from adapters.rendering.chat import Chat
+from tasks.datums import SCHEMA
+from tasks.examples.curricula import shuffle_pass
+from tasks.examples.reading import DatasetError, Source
+from tasks.given.conversations import read_unpadded
+from tasks.given.held_out import HeldOutMeasure
+from tasks.given.tokenizing import WeightedTokens
+from tasks.recording.step_log import Metrics
+from tasks.recovery.recorded_steps import StepSource
+from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, PairBatches, Shares
+from tasks.storage.durability import durable
+from tasks.storage.files import is_written
+from tasks.storage.json_files import write_json
+from tasks.storage.manifest import Eras
+from tasks.storage.tables import arrays, read, write
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A text, which has one side, or a pair: the sequences of each side.
+
+    A side of several turns may have several. An answer that is `labelled` good or bad, and compared
+    with no other, is a pair of one side.
+    """
+
+    sides: Mapping[str, list[WeightedTokens]]
+    labelled: bool = False
+
+    def sequences(self) -> list[WeightedTokens]:
+        """List the sequences of all sides."""
+        return [one for side in self.sides.values() for one in side]
+
+
+Read = Unit | DatasetError | str
+"""A unit, what is wrong with its row, or why it is left out."""
+
+
+class GivenSource(Protocol):
+    """Source of units: its name in messages, and the units."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
+        """Yield the number of each unit, and what was read of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class WrittenUnits(ABC):
+    """Units that are made of the rows of a split."""
+
+    rows: Source
+
+    @property
+    def name(self) -> str:
+        return f"the split '{self.rows.split}' of {self.rows.dataset}"
+
+    def __len__(self) -> int:
+        return len(self.rows.examples())
+
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
+        for row in read_unpadded(self.rows):
+            number = row["example_id"]
+            try:
+                yield number, self.read(row["example"], chat)
+            except DatasetError as error:
+                yield number, DatasetError(f"row {number} of {self.rows.dataset}: {error}")
+
+    @abstractmethod
+    def read(self, row: Mapping[str, Any], chat: Chat) -> Read:
+        """Return the unit of a row; DatasetError says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Draws of a step: its batch, the seed of the order, and the sources with their shares.
+
+    A source has its share of the sum of all shares of every batch.
+    """
+
+    batch: Batches | PairBatches
+    seed: int
+    shares: Shares = WHOLE
+
+
+class Given(ABC):
+    """The units of a run as tokens, read once, with what another policy finds in them."""
+
+    schema: ClassVar[pa.Schema]
+    """Schema of the file: a row for each sequence."""
+
+    refuses_broken: ClassVar[bool]
+    """Whether a broken row ends a run, and is not left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def is_bound(self) -> bool:
+        """Return whether all files are there of which the datums of a step are made."""
+        return is_written(self.path)
+
+    def of_split(self, split: str) -> pa.Table:
+        """Return the rows of a split, with what another policy finds, in the order of its units."""
+        return self.scored.filter(pc.field("split") == split)
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return for each source what was counted when its units became tokens."""
+        return json.loads(read(self.path, []).schema.metadata[COUNTS])
+
+    @cached_property
+    def table(self) -> pa.Table:
+        return read(self.path)
+
+    @cached_property
+    def scored(self) -> pa.Table:
+        """The rows with the columns of what another policy finds in them, if one is asked."""
+        return self.table
+
+    @property
+    def drawn(self) -> pa.Schema:
+        """Schema of the datums."""
+        return SCHEMA
+
+    def names(self, rows: pa.Table) -> list[tuple[str, int]]:
+        """Name the unit of each row, by its source and its number there."""
+        return [(ALONE, number) for number in rows["example_id"].to_pylist()]
+
+    def measure(self, datums: Path) -> Metrics:
+        """Measure the units of a step before it is trained."""
+        return {}
+
+    def check_first(self, update: Path, tolerance: float | None) -> None:  # noqa: B027
+        """Refuse (UserError) a first update that another policy shows to be wrong; most do not."""
+
+    @abstractmethod
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield what is trained of the units of a source, and count what is lost of them."""
+
+    @abstractmethod
+    def keep(
+        self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> list[Row]:
+        """Return the rows of a source that is named by its split, and count what is lost of it.
+
+        DatasetError names the row that cannot be used, and a source in which nothing is trained.
+        """
+
+    @abstractmethod
+    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+        """Yield the datums of a step's units."""
+
+    @abstractmethod
+    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+        """Measure a policy on held-out units."""
+
+
+TOO_LONG = "too long and left out"
+"""What is counted of units that are left out for their length."""
+
+COUNTS = b"counts"
+"""Key of a file's metadata: what there is of the units of each source, and what is lost."""
+
+
+@durable
+def bind_given(
+    path: Path, given: Given, sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths
+) -> None:
+    """Write the tokens of the units of each split, and log what was cut or left out.
+
+    A source is named by its split or, if there are several, by SPLIT/NAME; those that are trained
+    come first.
+    """
+    rows: list[Row] = []
+    counts = {name: Counter[str]() for name in sources}
+    for name, source in sources.items():
+        rows += given.keep(name, source, chat, lengths, counts[name])
+        log.info("%s: %s", source.name, describe_counts(counts[name]))
+    schema = given.schema
+    if COUNTS in (schema.metadata or {}):
+        schema = schema.with_metadata({COUNTS: json.dumps(counts)})
+    write(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Say the counts that are not 0."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def leaves_out(lengths: Lengths, length: int, who: str) -> bool:
+    """Tell whether a sequence is left out for its length; DatasetError if it is refused."""
+    if length > lengths.most_tokens and lengths.too_long == "refuse":
+        raise DatasetError(
+            f"{who} {length} tokens, and dataset.most_tokens is {lengths.most_tokens}; give more, "
+            "or dataset.too_long cut or leave_out"
+        )
+    return length > lengths.most_tokens and lengths.too_long == "leave_out"
+
+
+@durable
+def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
+    """Write the datums of a step: its units, drawn in passes that the seed shuffles."""
+    write(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
+
+
+def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:
+    """Return the datums of a step, a row for each sequence of its units."""
+    places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place, (source, number) in enumerate(given.names(rows)):
+        places[source][number].append(place)
+    numbers = {source: [*of_source] for source, of_source in places.items()}
+    chosen = [places[source][number] for source, number in choose_units(numbers, drawing, step)]
+    taken = iter(rows_of(rows.take([place for unit in chosen for place in unit])))
+    units = [[next(taken) for _ in unit] for unit in chosen]
+    return pa.Table.from_pylist([*given.datums(units, drawing)], schema=given.drawn)
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """Return the rows of a table, whose lists are arrays."""
+    columns = {
+        field.name: arrays(table[field.name])
+        if pa.types.is_list(field.type)
+        else table[field.name].to_pylist()
+        for field in table.schema
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+@durable
+def score_given(path: Path, given: Given, policy: Any, most: int, seed: int) -> None:
+    """Write the measure of a policy on `most` held-out units, the first in a seeded order."""
+    table = given.of_split(TEST)
+    names = given.names(table)
+    drawn = choose_first(names, most, seed)
+    rows = table.filter(pa.array([name in drawn for name in names], pa.bool_()))
+    write_json(path, given.compare(rows, policy).model_dump())
+
+
+def choose_units(
+    numbers: Mapping[str, Sequence[int]], drawing: Drawing, step: int
+) -> list[tuple[str, int]]:
+    """Choose the units of a step, each by its source and its number there.
+
+    The sources take turns, and each is drawn in passes of its own.
+    """
+    turns = take_turns(tuple(share for _, share in drawing.shares))
+    size = drawing.batch.size
+    places = range(step * size, (step + 1) * size)
+    drawn: list[Iterator[int]] = []
+    for at, (source, share) in enumerate(drawing.shares):
+        first, last = (
+            place // len(turns) * share + turns[: place % len(turns)].count(at)
+            for place in (places.start, places.stop)
+        )
+        seed = drawing.seed if source == ALONE else f"{drawing.seed}/{source}"
+        drawn.append(iter(draw_numbers(numbers[source], seed, range(first, last))))
+    taking = (turns[place % len(turns)] for place in places)
+    return [(drawing.shares[at][0], next(drawn[at])) for at in taking]
+
+
+@lru_cache
+def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
+    """Return whose turn each draw of a round is: each source has as many turns as its share.
+
+    In the first n draws a source has its share of n, rounded up or down: its j-th turn falls into
+    the window of its j-th part of the round. Of the windows that are open, the one that closes
+    first is taken (Baruah et al. 1996).
+    """
+    total, taken, turns = sum(shares), [0] * len(shares), list[int]()
+    for place in range(total):
+        closing = [
+            (-(-(taken[at] + 1) * total // share), at)
+            for at, share in enumerate(shares)
+            if taken[at] * total // share <= place
+        ]
+        _, at = min(closing)
+        taken[at] += 1
+        turns.append(at)
+    return tuple(turns)
+
+
+def draw_numbers(numbers: Sequence[int], seed: int | str, places: range) -> list[int]:
+    """Return the numbers at some places of the endless series of passes over them."""
+    drawn = [divmod(place, len(numbers)) for place in places]
+    return [numbers[shuffle_pass(len(numbers), seed, turn)[at]] for turn, at in drawn]
+
+
+def choose_first(names: Sequence[T], most: int, seed: int) -> set[T]:
+    """Choose the first `most` names in a seeded order, all if there are fewer."""
+    known = [*dict.fromkeys(names)]
+    drawn = draw_numbers(range(len(known)), seed, range(min(most, len(known))))
+    return {known[at] for at in drawn}
+
+
+@dataclass(frozen=True)
+class GivenSteps(StepSource):
+    """Source of the main policy's datums that are made of units, whose files `place` names."""
+
+    given: Given
+    place: Callable[[str, int], Path]
+    drawings: Eras[Drawing]
+
+    def restore(self, step: int) -> None:
+        path = self.place(POLICY, step)
+        if not is_written(path) and self.given.is_bound():
+            draw_given.make(path, self.given, self.drawings.at(step), step)

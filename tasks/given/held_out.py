@@ -1,0 +1,106 @@
+"""Measures of a checkpoint on held-out units, with the interval in which each lies."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel
+
+from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
+from tasks.storage.json_files import read_json
+
+
+class HeldOutMeasure(BaseModel, frozen=True):
+    """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
+
+    The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
+    is known below two examples. `tokens` counts the trained ones of the examples. `by_example` has
+    each example's part of the value and its weight, whose sums' ratio the value is; empty in older
+    measures.
+    """
+
+    measure: Literal["loss", "accuracy"]
+    examples: int
+    tokens: int
+    value: float
+    standard_error: float | None
+    interval: tuple[float, float] | None
+    beside: dict[str, float]
+    by_example: tuple[tuple[float, float], ...] = ()
+
+
+def read_measure(path: Path) -> HeldOutMeasure:
+    return HeldOutMeasure.model_validate(read_json(path))
+
+
+def find_measured_gain(first: HeldOutMeasure, last: HeldOutMeasure) -> Gain | None:
+    """Find the change from one measure of a run's held-out examples to another; None if unknown."""
+    before, after = ([*zip(*one.by_example, strict=True)] for one in (first, last))
+    if not before or not after or before[1] != after[1]:
+        return find_unpaired_gain(*((one.value, one.standard_error) for one in (first, last)))
+    return find_gain(before[0], after[0], before[1])
+
+
+def measure_loss(
+    names: Sequence[tuple[str, int]], lost: "Sequence[SequenceLoss]", beside: Mapping[str, float]
+) -> HeldOutMeasure:
+    """Measure the loss over sequences, whose texts have names: a source and a number there.
+
+    Its standard error is that of a ratio of two means over examples, since tokens of one text are
+    not independent (Cochran 1977, 6.4).
+    """
+    sources: dict[str, dict[int, list[SequenceLoss]]] = defaultdict(lambda: defaultdict(list))
+    for (source, number), one in zip(names, lost, strict=True):
+        sources[source][number].append(one)
+    of_source = {source: [*examples.values()] for source, examples in sources.items()}
+    examples = [example for of_one in of_source.values() for example in of_one]
+    loss, error = _estimate(examples)
+    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
+    return HeldOutMeasure(
+        measure="loss",
+        examples=len(examples),
+        tokens=sum(one.tokens for one in lost),
+        value=loss,
+        standard_error=error,
+        interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
+        beside={**beside, **{f"loss/{source}": loss for source, loss in named.items()}},
+        by_example=tuple(map(_sum, examples)),
+    )
+
+
+@dataclass(frozen=True)
+class SequenceLoss:
+    """Loss of a sequence over its trained tokens: its nats, also weighted, and the weights' sum."""
+
+    nats: float
+    weighted: float
+    weight: float
+    tokens: int
+
+    @classmethod
+    def of(cls, losses: np.ndarray, weights: np.ndarray) -> Self:
+        own = weights[-len(losses) :].astype(np.float64)
+        trained = own > 0
+        lost = losses.astype(np.float64)[trained]
+        weighted = float(own[trained] @ lost)
+        return cls(float(lost.sum()), weighted, float(own.sum()), int(trained.sum()))
+
+
+def _sum(example: Sequence[SequenceLoss]) -> tuple[float, float]:
+    """Sum the weighted loss of an example's sequences, and the weights."""
+    return sum(one.weighted for one in example), sum(one.weight for one in example)
+
+
+def _estimate(examples: Sequence[Sequence[SequenceLoss]]) -> tuple[float, float | None]:
+    """Estimate the loss by the sequences of each example, and its standard error."""
+    sums, weights = np.array([_sum(own) for own in examples]).T
+    loss, count = float(sums.sum() / weights.sum()), len(examples)
+    if count < 2:
+        return loss, None
+    residuals = sums - loss * weights
+    spread = count / (count - 1) * float(residuals @ residuals)
+    return loss, sqrt(spread) / float(weights.sum())

@@ -1,0 +1,303 @@
+"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out ones."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from adapters.errors import UserError
+from adapters.rendering.chat import Chat
+from tasks.algorithm.preferences import (
+    CHOSEN,
+    MISMATCHED,
+    PREFERENCES,
+    REJECTED,
+    SIDES,
+    TRAINED_SIDES,
+    PairTokens,
+    compare_pairs,
+    find_preference,
+)
+from tasks.algorithm.settings import Settings
+from tasks.comparison.statistics import Z95, interval_of
+from tasks.datums import OF_PAIRS, given_datum
+from tasks.examples.reading import DatasetError
+from tasks.given.given import (
+    TOO_LONG,
+    Drawing,
+    Given,
+    GivenSource,
+    Read,
+    Row,
+    Unit,
+    WrittenUnits,
+    describe_counts,
+    leaves_out,
+)
+from tasks.given.held_out import HeldOutMeasure
+from tasks.given.sides import read_pair
+from tasks.given.tokenizing import WeightedTokens
+from tasks.references import score_rows
+from tasks.settings.given import Lengths
+from tasks.storage.files import is_written
+from tasks.storage.json_files import read_json
+from tasks.storage.tables import arrays, read
+
+SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("example_id", pa.int32()),
+        ("side", pa.string()),
+        # Number of the sequence, of a side whose tokens do not grow throughout.
+        ("part", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        # Aligned with the tokens: 1 where a token is trained.
+        ("mask", pa.list_(pa.int8())),
+    ]
+)
+
+KEYS = ["split", "example_id", "side", "part"]
+
+REFERENCES = pa.schema(
+    [*(SCHEMA.field(name) for name in KEYS), ("logprobs", pa.list_(pa.float32()))]
+)
+"""Rows as those of SCHEMA, aligned with their tokens; 0 where a token is not trained."""
+
+MOST_TOLD = 3
+"""Broken rows of a split of which the log says what is wrong; the others are counted."""
+
+log = logging.getLogger(__name__)
+
+
+class ReferenceApart(UserError):
+    """Refusal to train a policy that is its own reference, and whose scores differ from it."""
+
+
+class WrittenPairs(WrittenUnits):
+    """Pairs that are rows of a split."""
+
+    def read(self, row: Mapping[str, Any], chat: Chat) -> Read:
+        return read_pair(row, chat) or "ties"
+
+
+class BoundPairs(Given):
+    """The pairs of a run as tokens, with the reference's log-probabilities, read once.
+
+    `loss` names the preference loss that they are compared by. A loss with a reference has
+    `references`, their file; `from_start` is whether the reference is the policy's own start.
+    """
+
+    schema = SCHEMA
+    refuses_broken = False
+
+    def __init__(
+        self,
+        path: Path,
+        loss: tuple[str, Settings],
+        references: Path | None = None,
+        *,
+        from_start: bool = False,
+    ) -> None:
+        super().__init__(path)
+        self.loss, self._settings = loss
+        self._references, self._from_start = references, from_start
+
+    def is_bound(self) -> bool:
+        return super().is_bound() and (self._references is None or is_written(self._references))
+
+    @cached_property
+    def scored(self) -> pa.Table:
+        if self._references is None:
+            lists = [np.zeros(len(one), np.float32) for one in arrays(self.table["mask"])]
+            return self.table.append_column("references", pa.array(lists, pa.list_(pa.float32())))
+        return self.table.append_column("references", read(self._references)["logprobs"])
+
+    @property
+    def drawn(self) -> pa.Schema:
+        return OF_PAIRS
+
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield the pairs that can be compared, each whole."""
+        for number, unit in source.units(chat):
+            if isinstance(unit, DatasetError):
+                if counts["left out: broken"] < MOST_TOLD:
+                    log.warning("left out: %s", unit)
+                unit = "broken"
+            if isinstance(unit, str):
+                counts["pairs"] += 1
+                counts[f"left out: {unit}"] += 1
+                continue
+            counts["labelled answers" if unit.labelled else "pairs"] += 1
+            longest = max((len(one.tokens) for one in unit.sequences()), default=0)
+            if leaves_out(lengths, longest, f"pair {number} of {source.name} has a side of"):
+                counts[TOO_LONG] += 1
+                continue
+            sides = {side: _cut(own, lengths.most_tokens) for side, own in unit.sides.items()}
+            kept = Unit({side: own for side, own in sides.items() if own}, unit.labelled)
+            if len(kept.sides) < 2 - kept.labelled:
+                counts["left out: a side without a trained token"] += 1
+            elif not kept.labelled and kept.sides[CHOSEN] == kept.sides[REJECTED]:
+                counts["left out: identical sides"] += 1
+            else:
+                counts["cut"] += longest > lengths.most_tokens
+                counts["sides without their end"] += sum(
+                    side[-1].tokens[-1] not in chat.stop_tokens for side in kept.sides.values()
+                )
+                counts["tokens"] += sum(len(one.tokens) for one in kept.sequences())
+                counts["trained tokens"] += sum(len(one.trained()) for one in kept.sequences())
+                yield number, kept
+
+    def keep(
+        self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> list[Row]:
+        """Return the rows of the pairs of a split; a pair is left out whole.
+
+        If the loss reads mismatched sides, each pair has a third one: its prompt with the answers
+        to the next other prompt, one for each of its own.
+        """
+        row, kept = find_preference(self.loss), list[tuple[int, Unit]]()
+        for number, unit in self.kept(source, chat, lengths, counts):
+            if unit.labelled and not row.labelled:
+                _refuse_labelled(f"row {number} of {source.name}", self.loss)
+            kept.append((number, unit))
+        if not kept:
+            raise DatasetError(
+                f"{source.name} has 0 pairs that can be compared ({describe_counts(counts)}); give "
+                "1 or more"
+            )
+        rows = [
+            _row(name, number, side, part, sequence)
+            for number, unit in kept
+            for side, sequences in unit.sides.items()
+            for part, sequence in enumerate(sequences)
+        ]
+        if row.mismatched:
+            rows += _mismatched_rows(name, kept, lengths.most_tokens)
+        return rows
+
+    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+        """Yield the sides of each pair, one after the other."""
+        for pair, unit in enumerate(units):
+            for row in unit:
+                number, tokens = row["example_id"], row["tokens"]
+                yield {
+                    **given_datum(f"{number}.{row['side']}.{row['part']}", f"{number}", tokens),
+                    "advantages": np.zeros(len(tokens) - 1, np.float32),
+                    "mask": row["mask"][1:],
+                    "scale": 1.0,
+                    "pair": pair,
+                    "side": SIDES.index(row["side"]),
+                    "references": row["references"][1:],
+                }
+
+    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+        """Measure how a policy compares pairs.
+
+        `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its
+        log p, less the reference's if the loss has one); equal scores count half. A labelled answer
+        is compared with the loss's z, or 0. The standard error is that of a normal interval as wide
+        as the share's own (`interval_of`). `margin` is the mean difference of the scores, and
+        `loss` the mean loss.
+        """
+        masks = [mask.astype(np.float64) for mask in arrays(rows["mask"])]
+        scored = score_rows(policy.score, arrays(rows["tokens"]), masks)
+        sides = np.array([SIDES.index(side) for side in rows["side"].to_pylist()])
+        references = [one.astype(np.float64) for one in arrays(rows["references"])]
+        tokens = PairTokens(rows["example_id"].to_numpy(), sides, references, masks)
+        losses, margins = compare_pairs(find_preference(self.loss), self._settings, tokens, scored)
+        wins = np.where(margins == 0, 0.5, margins > 0)
+        interval = interval_of(wins.tolist())
+        return HeldOutMeasure(
+            measure="accuracy",
+            examples=len(wins),
+            tokens=int(sum(masks[at].sum() for at in np.flatnonzero(sides < TRAINED_SIDES))),
+            value=float(wins.mean()),
+            standard_error=None if interval is None else (interval[1] - interval[0]) / (2 * Z95),
+            interval=interval,
+            beside={"margin": float(margins.mean()), "loss": float(losses.mean())},
+            by_example=tuple((won, 1.0) for won in wins.tolist()),
+        )
+
+    def check_first(self, update: Path, tolerance: float | None) -> None:
+        """Refuse (ReferenceApart) a first update whose policy is not the reference at its start.
+
+        The service then trains and samples in different precisions, or by different texts.
+        """
+        if not self._from_start or tolerance is None or self._references is None:
+            return
+        apart = read_json(update)["reference/apart"]
+        if not apart <= tolerance:
+            raise ReferenceApart(
+                f"the log-probabilities of the untrained policy are up to {apart:.3g} off those of "
+                "the reference, which has the same weights, and checkpoints.probe_tolerance is "
+                f"{tolerance:g}: the service trains in another precision than it samples. Give a "
+                "larger checkpoints.probe_tolerance, if pairs may be compared that roughly"
+            )
+
+
+def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
+    """Cut the sequences of a side, and drop those in which nothing is trained then."""
+    cut = [one.cut(most) for one in side]
+    return [one for one in cut if any(one.weights)]
+
+
+def _mismatched_rows(split: str, kept: Sequence[tuple[int, Unit]], most: int) -> Iterator[Row]:
+    """Yield each prompt with answers to the next other one; DatasetError if all are the same.
+
+    A pair has two, that of each side, so that what is good and what is bad count alike; to a
+    labelled answer that lacks a side, its only one.
+    """
+    split_at = [
+        {name: _split_at_answer(side[0]) for name, side in unit.sides.items()} for _, unit in kept
+    ]
+    prompts = [next(iter(sides.values()))[0] for sides in split_at]
+    if all(prompt == prompts[0] for prompt in prompts):
+        raise DatasetError(
+            f"the pairs of the split {split} have one prompt, and this loss compares its answers "
+            "with those to others; give pairs of 2 prompts or more"
+        )
+    for place, ((number, unit), prompt) in enumerate(zip(kept, prompts, strict=True)):
+        following = chain(range(place, len(kept)), range(place))
+        others = split_at[next(at for at in following if prompts[at] != prompt)]
+        for part, name in enumerate(unit.sides):
+            _, answer = others.get(name) or next(iter(others.values()))
+            tokens = [*prompt.tokens, *answer.tokens][:most]
+            weights = [*prompt.weights, *answer.weights][:most]
+            yield _row(split, number, MISMATCHED, part, WeightedTokens(tokens, weights))
+
+
+def _split_at_answer(sequence: WeightedTokens) -> tuple[WeightedTokens, WeightedTokens]:
+    """Split a sequence before its first trained token."""
+    first = next(at for at, weight in enumerate(sequence.weights) if weight)
+    prompt, answer = (
+        WeightedTokens(sequence.tokens[own], sequence.weights[own])
+        for own in (slice(first), slice(first, None))
+    )
+    return prompt, answer
+
+
+def _refuse_labelled(row: str, loss: str) -> None:
+    able = " or ".join(name for name, known in PREFERENCES.items() if known.labelled)
+    raise DatasetError(
+        f"{row} is a labelled answer, and preference.loss {loss} compares two; give "
+        f"preference.loss {able}, or rows of chosen and rejected"
+    )
+
+
+def _row(split: str, number: int, side: str, part: int, sequence: WeightedTokens) -> Row:
+    return {
+        "split": split,
+        "example_id": number,
+        "side": side,
+        "part": part,
+        "tokens": np.array(sequence.tokens, np.int32),
+        "mask": (np.array(sequence.weights) > 0).astype(np.int8),
+    }

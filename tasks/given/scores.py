@@ -1,0 +1,162 @@
+"""units × another policy → what it finds: likeliest tokens of a teacher, scores of a reference.
+
+Files of some rows each let an interrupted scoring go on with the next one.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from adapters.rendering.chat import Chat
+from tasks.algorithm.distillation import NONE
+from tasks.examples.reading import DatasetError
+from tasks.given.given import GivenSource, Unit
+from tasks.given.pairs import KEYS as PAIR_KEYS
+from tasks.given.pairs import REFERENCES
+from tasks.given.texts import KEYS, TAUGHT, Texts
+from tasks.given.tokenizing import WeightedTokens
+from tasks.references import Reference, from_first, score_rows
+from tasks.settings.given import TRAIN
+from tasks.storage.durability import durable
+from tasks.storage.files import is_written, remove_folder
+from tasks.storage.tables import arrays, read, write
+
+SCORED_AT_ONCE = 128
+"""Sides of pairs that a reference scores in parallel."""
+
+log = logging.getLogger(__name__)
+
+
+class LikeliestScorer(Protocol):
+    """Policy that gives its likeliest tokens, as `adapters.tinker.service.PatientSampler` does."""
+
+    def score_likeliest(
+        self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the k likeliest tokens at the `last` places of each sequence."""
+        ...
+
+
+class LongerTexts:
+    """Texts as a teacher reads them that reads more than the policy: the same ones, but longer."""
+
+    def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
+        self._sources, self._chat = sources, chat
+
+    def tokens(self, row: Mapping[str, Any], ending: Sequence[int]) -> list[int]:
+        """Return the tokens of a row, with its `ending`, its tokens from the first trained one on.
+
+        DatasetError if the renderer writes these otherwise behind what the teacher reads.
+        """
+        longer = self._sequences.get(tuple(row[name] for name in KEYS))
+        if longer is not None:
+            first = next(at for at, weight in enumerate(longer.weights) if weight > 0)
+            end = first + len(ending)
+            if longer.tokens[first:end] == [*ending]:
+                return longer.tokens[:end]
+        raise DatasetError(
+            f"the renderer {self._chat.renderer} writes text {row['example_id']} otherwise behind "
+            "what its teacher reads; leave teacher.reads out, or give another model.renderer"
+        )
+
+    @cached_property
+    def _sequences(self) -> Mapping[tuple[Any, ...], WeightedTokens]:
+        return {
+            (*name.partition("/")[::2], number, part): sequence
+            for name, source in self._sources.items()
+            for number, unit in source.units(self._chat)
+            if isinstance(unit, Unit)
+            for part, sequence in enumerate(unit.sequences())
+        }
+
+
+def ask_teacher(
+    texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
+) -> None:
+    """Write what a teacher finds likeliest in the texts, a file at a time, unless it is there."""
+    for part in range(len(texts.parts())):
+        score_part(texts.parts()[part], texts, part, teacher, k, longer)
+    taught = texts.of_split(TRAIN)
+    covered = np.exp(np.concatenate(arrays(taught["top_logprobs"])), dtype=np.float64).reshape(
+        -1, k
+    )
+    log.info(
+        "the teacher has read %d tokens to train; its %d likeliest cover %.4f at %d places",
+        sum(taught["read"].to_pylist()),
+        k,
+        covered.sum(1).mean(),
+        len(covered),
+    )
+
+
+@durable
+def score_part(
+    path: Path,
+    texts: Texts,
+    part: int,
+    teacher: LikeliestScorer,
+    k: int,
+    longer: LongerTexts | None,
+) -> None:
+    """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
+
+    DatasetError names a text of which the teacher gives a place no token.
+    """
+    rows = texts.of_part(part)
+    keys = rows.select(KEYS).to_pylist()
+    own = [one.tolist() for one in arrays(rows["tokens"])]
+    trained = [weights > 0 for weights in arrays(rows["weights"])]
+    last = from_first(trained)
+    if longer is not None:
+        pairs = zip(keys, own, last, strict=True)
+        own = [longer.tokens(key, tokens[-count:]) for key, tokens, count in pairs]
+    made = []
+    scored = teacher.score_likeliest(own, last, k)
+    for key, tokens, mask, (top, logprobs) in zip(keys, own, trained, scored, strict=True):
+        kept = mask[-len(top) :]
+        found = np.where(np.isfinite(logprobs), logprobs, NONE)[kept]
+        if not (found > NONE).any(1).all():
+            raise DatasetError(
+                f"the teacher gives no likely token at a trained place of text "
+                f"{key['example_id']}; leave that text out, or give another teacher.model"
+            )
+        lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
+        made.append({**key, "read": len(tokens), **lists})
+    write(pa.Table.from_pylist(made, schema=TAUGHT), path)
+
+
+@durable
+def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
+    """Write the reference's log-probabilities of the trained tokens of every side.
+
+    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
+    rows. DatasetError names a pair with a token that the reference can never sample.
+    """
+    table, scored = read(pairs), list[pa.Table]()
+    for first in range(0, table.num_rows, SCORED_AT_ONCE):
+        rows = table.slice(first, SCORED_AT_ONCE)
+        part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
+        if not is_written(part):
+            write(_score(rows, reference), part)
+            log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
+        scored.append(read(part))
+    write(pa.concat_tables(scored), path)
+    remove_folder(parts)
+
+
+def _score(rows: pa.Table, reference: Reference) -> pa.Table:
+    """Return the reference's log-probabilities of some sides, in REFERENCES."""
+    scored = score_rows(reference.score, arrays(rows["tokens"]), arrays(rows["mask"]))
+    for number, values in zip(rows["example_id"].to_pylist(), scored, strict=True):
+        if not np.isfinite(values).all():
+            raise DatasetError(
+                f"the reference gives a token of pair {number} no finite log-probability; leave "
+                "that pair out, or give another preference.reference"
+            )
+    lists = pa.array(scored, REFERENCES.field("logprobs").type)
+    return rows.select(PAIR_KEYS).append_column("logprobs", lists).cast(REFERENCES)

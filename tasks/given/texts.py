@@ -1,0 +1,335 @@
+"""Texts, units of one side: rows → tokens → datums, and the loss of a policy on held-out ones."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from math import log as natural
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from adapters.rendering.chat import Chat
+from tasks.algorithm.distillation import NONE, find_distillation
+from tasks.datums import OF_TAUGHT, given_datum
+from tasks.examples.reading import DatasetError
+from tasks.examples.teaching import fill_reads
+from tasks.given.given import (
+    COUNTS,
+    TOO_LONG,
+    Drawing,
+    Given,
+    GivenSource,
+    Row,
+    Unit,
+    WrittenUnits,
+    describe_counts,
+    leaves_out,
+)
+from tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
+from tasks.given.tokenizing import WeightedTokens, tokenize
+from tasks.recording.step_log import Metrics
+from tasks.references import from_first
+from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
+from tasks.storage.files import is_written
+from tasks.storage.tables import arrays, read
+
+SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        # Name of the source, if the texts are of several.
+        ("source", pa.string()),
+        ("example_id", pa.int32()),
+        # Number of the sequence, of an example whose tokens do not grow throughout.
+        ("part", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        # Aligned with the tokens: the weight of each in the loss, 0 where it is not trained.
+        ("weights", pa.list_(pa.float32())),
+        # Bytes of text in UTF-8 that the trained tokens write.
+        ("bytes", pa.int32()),
+        ("cut", pa.bool_()),
+        # Whether the last trained token is one at which an answer stops.
+        ("ends", pa.bool_()),
+    ],
+    {COUNTS: b"{}"},
+)
+KEYS = ["split", "source", "example_id", "part"]
+"""Columns that name a sequence."""
+
+TAUGHT = pa.schema(
+    [
+        *(SCHEMA.field(name) for name in KEYS),
+        # How many tokens the teacher has read.
+        ("read", pa.int32()),
+        # The teacher's likeliest tokens at each trained place, equally many of each in turn.
+        ("top_tokens", pa.list_(pa.int32())),
+        ("top_logprobs", pa.list_(pa.float32())),
+    ]
+)
+"""What a teacher finds likeliest in texts, a row for each of their sequences."""
+
+PART = 256
+"""Sequences that a file of TAUGHT has."""
+
+LIKELIEST = (("top_tokens", 0), ("top_logprobs", NONE))
+"""A teacher's columns, and what they have where nothing is trained."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenTexts(WrittenUnits):
+    """Texts that stand in rows, behind a text that is read before each conversation."""
+
+    trained: Trained = "assistant"
+    reads: str | None = None
+
+    def read(self, row: Mapping[str, Any], chat: Chat) -> Unit:
+        before = None if self.reads is None else fill_reads(self.reads, row)
+        return Unit({"": tokenize(row, chat, self.trained, before)})
+
+
+class Texts(Given):
+    """The texts of a run as tokens, with what its teacher finds likeliest, read once.
+
+    A teacher's files are named by `taught`, by the number of their part; the `divergence` is what
+    is learnt from it.
+    """
+
+    schema = SCHEMA
+    refuses_broken = True
+
+    def __init__(
+        self,
+        path: Path,
+        taught: Callable[[int], Path] | None = None,
+        divergence: str | None = None,
+    ) -> None:
+        super().__init__(path)
+        self._taught, self._divergence = taught, divergence
+        self._trained: set[bytes] = set()
+        """Tokens of the sequences that are trained, while the texts are bound."""
+
+    def is_bound(self) -> bool:
+        return super().is_bound() and (self._taught is None or all(map(is_written, self.parts())))
+
+    def parts(self) -> list[Path]:
+        """List the teacher's files that the texts need."""
+        assert self._taught is not None, "the texts have a teacher"
+        return [*map(self._taught, range(ceil(self.table.num_rows / PART)))]
+
+    def of_part(self, part: int) -> pa.Table:
+        """Return the rows of a part in SCHEMA."""
+        return self.table.slice(part * PART, PART)
+
+    @cached_property
+    def scored(self) -> pa.Table:
+        if self._taught is None:
+            return self.table
+        table, taught = self.table, pa.concat_tables(map(read, self.parts()))
+        if table.select(KEYS).to_pylist() != taught.select(KEYS).to_pylist():
+            raise ValueError(
+                f"the teacher's files of {self.path} are those of other texts; remove them, and "
+                "they are made again"
+            )
+        for name in TAUGHT.names[len(KEYS) :]:
+            table = table.append_column(name, taught[name])
+        return table
+
+    @property
+    def drawn(self) -> pa.Schema:
+        return super().drawn if self._taught is None else OF_TAUGHT
+
+    def names(self, rows: pa.Table) -> list[tuple[str, int]]:
+        return [*zip(*(rows[name].to_pylist() for name in KEYS[1:3]), strict=True)]
+
+    def kept(
+        self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> Iterator[tuple[int, Unit]]:
+        """Yield the sequences that train something, each as a unit."""
+        for row in trained_rows(source, chat, lengths, counts):
+            one = WeightedTokens(row["tokens"].tolist(), row["weights"].tolist())
+            yield row["example_id"], Unit({"": [one]})
+
+    def keep(
+        self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+    ) -> list[Row]:
+        split, _, part = name.partition("/")
+        own = [*trained_rows(source, chat, lengths, counts)]
+        if not own:
+            raise DatasetError(
+                f"nothing is trained in {source.name}: {describe_counts(counts)}; see "
+                "dataset.trained and dataset.too_long"
+            )
+        if split == TRAIN:
+            self._trained |= {row["tokens"].tobytes() for row in own}
+        else:
+            repeated = sum(row["tokens"].tobytes() in self._trained for row in own)
+            counts["sequences that are trained as well"] = repeated
+            if repeated:
+                log.warning(
+                    "%s: %d of %d held-out sequences are trained as well, token for token, so that "
+                    "their loss says nothing of new texts",
+                    source.name,
+                    repeated,
+                    len(own),
+                )
+        return [{"split": split, "source": part, **row} for row in own]
+
+    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+        assert isinstance(drawing.batch, Batches)
+        for unit, scale in zip(units, _scales(units, drawing.batch), strict=True):
+            for row in unit:
+                yield _datum(row, scale)
+
+    def measure(self, datums: Path) -> Metrics:
+        """Measure the texts of a step: how many they are, and how many sequences were cut.
+
+        `texts/ends` is the share of the sequences whose last trained token is one at which answers
+        stop: a model that is trained on others does not learn to stop.
+        """
+        drawn = read(datums, ["rollout_id", "group_id"])
+        rows = self.of_split(TRAIN).select([*KEYS, "cut", "ends"]).to_pylist()
+        known = {name_sequence(row): row for row in rows}
+        sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
+        return {
+            "texts": len({*drawn["group_id"].to_pylist()}),
+            "texts/cut": sum(row["cut"] for row in sequences),
+            "texts/ends": fmean(row["ends"] for row in sequences),
+        }
+
+    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+        """Measure the loss of a policy, in nats a token by the weights of the trained tokens.
+
+        With a teacher it is the divergence from it. Otherwise `bits_per_byte` is the loss of the
+        trained tokens over the bytes that they write, by which models with different tokens can be
+        compared.
+        """
+        weights = arrays(rows["weights"])
+        last = from_first(weights)
+        if self._divergence is not None:
+            losses = _diverge(policy, rows, last, self._divergence)
+        else:
+            whole = [one.tolist() for one in arrays(rows["tokens"])]
+            losses = [-log_p for log_p in policy.score(whole, last)]
+        lost = [SequenceLoss.of(*one) for one in zip(losses, weights, strict=True)]
+        beside: dict[str, float] = {}
+        if self._divergence is None:
+            bits = sum(one.nats for one in lost) / natural(2)
+            beside["bits_per_byte"] = bits / max(1, sum(rows["bytes"].to_pylist()))
+        return measure_loss(self.names(rows), lost, beside)
+
+
+def name_sequence(row: Mapping[str, Any]) -> str:
+    """Return the name that a sequence has as a rollout of the datums."""
+    return f"{name_text(row)}.{row['part']}"
+
+
+def name_text(row: Mapping[str, Any]) -> str:
+    """Return the name that a text has as a group of the datums."""
+    source = row["source"]
+    return f"{row['example_id']}" if source == ALONE else f"{source}/{row['example_id']}"
+
+
+def trained_rows(
+    source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
+) -> Iterator[Row]:
+    """Yield the sequences that train something, as rows without their split."""
+    most = lengths.most_tokens
+    for number, unit in source.units(chat):
+        if isinstance(unit, DatasetError):
+            raise unit
+        assert isinstance(unit, Unit), "a text is left out by its sequences"
+        counts["texts"] += 1
+        for part, whole in enumerate(unit.sequences()):
+            length = len(whole.tokens)
+            if leaves_out(lengths, length, f"row {number} of {source.name} has"):
+                counts[TOO_LONG] += 1
+                continue
+            kept = whole.cut(most)
+            trained = kept.trained()
+            ends = {*trained[-1:]} & {*chat.stop_tokens} != set()
+            counts["tokens"] += len(kept.tokens)
+            counts["trained tokens"] += len(trained)
+            counts["sequences that end as answers do"] += ends
+            counts["cut"] += length > most
+            if whole.thoughts_left_out:
+                counts["earlier answers without their reasoning"] += whole.thoughts_left_out
+            if whole.unanswered:
+                counts["messages behind the last answer left out"] += whole.unanswered
+            counts["cut before their end"] += any(whole.weights[most:])
+            counts["without a trained token"] += trained == []
+            if trained:
+                counts["sequences"] += 1
+                yield {
+                    "example_id": number,
+                    "part": part,
+                    "tokens": np.array(kept.tokens, np.int32),
+                    "weights": np.array(kept.weights, np.float32),
+                    "bytes": _count_bytes(trained, chat),
+                    "cut": length > most,
+                    "ends": ends,
+                }
+
+
+def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
+    """Count the bytes that trained tokens write; the token that ends an answer writes none."""
+    written = [token for token in trained if token not in chat.stop_tokens]
+    return len(chat.text(written).encode())
+
+
+def _scales(units: Sequence[Sequence[Row]], batch: Batches) -> list[float]:
+    """Return the factor of each text's loss."""
+    weights = [float(sum(row["weights"].sum(dtype=np.float64) for row in unit)) for unit in units]
+    match batch.normalisation:
+        case "token":
+            return [1 / sum(weights)] * len(weights)
+        case "example":
+            return [1 / (weight * len(weights)) for weight in weights]
+        case "fixed":
+            return [1 / (batch.divisor or 1.0)] * len(weights)
+
+
+def _datum(row: Row, scale: float) -> Row:
+    weights = row["weights"][1:]
+    trained = weights > 0
+    return {
+        **given_datum(name_sequence(row), name_text(row), row["tokens"]),
+        "advantages": weights,
+        "mask": trained.astype(np.int8),
+        "scale": scale,
+        **{
+            name: spread_cells(row[name], trained, empty).ravel()
+            for name, empty in LIKELIEST
+            if name in row
+        },
+    }
+
+
+def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
+    """Spread the cells of trained places, equally many of each, over all places: [places, k]."""
+    of_trained = cells.reshape(int(trained.sum()), -1)
+    spread = np.full((len(trained), of_trained.shape[1]), empty, cells.dtype)
+    spread[trained] = of_trained
+    return spread
+
+
+def _diverge(
+    policy: Any, table: pa.Table, last: Sequence[int], divergence: str
+) -> list[np.ndarray]:
+    """Return the divergence from the teacher from the first trained token of each sequence on."""
+    trained = [one[-count:] > 0 for one, count in zip(arrays(table["weights"]), last, strict=True)]
+    likeliest, log_q = (
+        [spread_cells(*one, empty) for one in zip(arrays(table[name]), trained, strict=True)]
+        for name, empty in LIKELIEST
+    )
+    chosen = [np.where(q > NONE, top, -1) for top, q in zip(likeliest, log_q, strict=True)]
+    log_p = policy.score_chosen([one.tolist() for one in arrays(table["tokens"])], chosen)
+    function = find_distillation(divergence).function
+    pairs = zip(log_p, log_q, strict=True)
+    return [function(p.astype(np.float64), q.astype(np.float64))[0] for p, q in pairs]

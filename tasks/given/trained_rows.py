@@ -1,0 +1,156 @@
+"""Texts and pairs → what a dry run says of them: rows as they are trained, and counts of all."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from textwrap import indent
+
+from adapters.errors import counted
+from adapters.process.terminal import visible
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import DatasetError
+from tasks.given.given import TOO_LONG, Given, GivenSource, Read, Unit
+from tasks.given.tokenizing import WeightedTokens
+from tasks.settings.given import Lengths
+
+SECONDS = 6.0
+"""Time for the rows of all splits; those that are left then are not counted."""
+LONGEST_SHOWN, MOST_REFUSED = 4000, 5
+"""Characters of a row, and refusals, that are shown."""
+REFUSED = "refused"
+BEGINS, ENDS = "⟦", "⟧"
+"""What stands around trained tokens."""
+
+
+@dataclass(frozen=True)
+class TrainedRow:
+    """A row as it is trained: its sequences, each behind a word for what it is."""
+
+    number: int
+    sequences: tuple[tuple[str, WeightedTokens], ...]
+
+
+@dataclass
+class Tally:
+    """Counts of a split, its first rows, its longest one, and what is refused of it."""
+
+    shown: int
+    counts: Counter[str] = field(default_factory=Counter[str])
+    first: list[TrainedRow] = field(default_factory=list[TrainedRow])
+    longest: tuple[int, int] = (0, 0)
+    refused: list[str] = field(default_factory=list[str])
+    read: int = 0
+
+    def read_row(self, number: int, sequences: Iterable[WeightedTokens] = ()) -> None:
+        self.read += 1
+        for one in sequences:
+            self.longest = max(self.longest, (len(one.tokens), -number))
+
+    def show(self, row: TrainedRow) -> None:
+        if len(self.first) < self.shown:
+            self.first.append(row)
+
+    def refuse(self, why: DatasetError) -> None:
+        self.counts[REFUSED] += 1
+        if len(self.refused) < MOST_REFUSED:
+            self.refused.append(str(why))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Source whose rows are counted as they are read, until the time is over.
+
+    If broken rows are refused, it goes on behind them.
+    """
+
+    source: GivenSource
+    tally: Tally
+    until: float
+    refuses_broken: bool
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
+        for number, unit in self.source.units(chat):
+            if time.monotonic() >= self.until:
+                return
+            self.tally.read_row(number, unit.sequences() if isinstance(unit, Unit) else ())
+            if self.refuses_broken and isinstance(unit, DatasetError):
+                self.tally.refuse(unit)
+            else:
+                yield number, unit
+
+
+def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:
+    """Make tokens of units, as a run would, and count them; a row that would end it is counted."""
+    tally = source.tally
+    for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
+        own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
+        tally.show(TrainedRow(number, own))
+    if lengths.too_long == "refuse" and (count := tally.counts.pop(TOO_LONG, 0)):
+        tally.counts["too long, which is refused"] = count
+    return tally
+
+
+def _lenient(lengths: Lengths) -> Lengths:
+    lenient = "leave_out" if lengths.too_long == "refuse" else lengths.too_long
+    return Lengths(most_tokens=lengths.most_tokens, too_long=lenient)
+
+
+def describe_rows(
+    given: Given, sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths, shown: int
+) -> str:
+    """Describe the splits of a recipe: the first rows with what is trained marked, and counts."""
+    tallies: dict[str, Tally] = {}
+    for split, source in sources.items():
+        until = time.monotonic() + SECONDS / len(sources)
+        counting = _Counted(source, Tally(shown), until, given.refuses_broken)
+        tallies[split] = tally_units(given, counting, chat, lengths)
+    parts = [f"# rows as they are trained\n\nWhat is trained stands in {BEGINS}…{ENDS}."]
+    for split, one in tallies.items():
+        for row in one.first:
+            for side, sequence in row.sequences:
+                named = f"{split}, row {row.number}{side and f', {side}'}"
+                length = counted(len(sequence.tokens), "token")
+                text = indent(_mark(sequence, chat), "    ")
+                parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
+    counts = [_count(name, one, len(sources[name]), chat, lengths) for name, one in tallies.items()]
+    return "\n\n".join([*parts, "# counts", *counts])
+
+
+def _mark(sequence: WeightedTokens, chat: Chat) -> str:
+    """Decode a sequence, with marks around what is trained, and control characters as text."""
+    text, length = "", 0
+    pairs = zip(sequence.tokens, sequence.weights, strict=True)
+    for trained, run in groupby(pairs, lambda pair: pair[1] > 0):
+        said = visible(chat.text([token for token, _ in run]))
+        said = said[: LONGEST_SHOWN - length]
+        length += len(said)
+        text += f"{BEGINS}{said}{ENDS}" if trained else said
+        if length >= LONGEST_SHOWN:
+            return f"{text} …"
+    return text
+
+
+def _count(split: str, tally: Tally, total: int, chat: Chat, lengths: Lengths) -> str:
+    """Say what was counted of a split, a line each."""
+    longest, number = tally.longest
+    read = f"{total:,}" if tally.read >= total else f"{tally.read:,} of {total:,}, in {SECONDS:g} s"
+    context = chat.context
+    lines = {
+        "rows": read,
+        **{what: f"{count:,}" for what, count in tally.counts.items() if count},
+        "longest": f"{counted(longest, 'token')} (row {-number}); dataset.most_tokens is "
+        f"{lengths.most_tokens:,}" + (f", and the model has read {context:,}" if context else ""),
+    }
+    width = max(map(len, lines)) + 2
+    table = "\n".join(f"    {name:{width}}{value}" for name, value in lines.items())
+    told = [f"    {why}" for why in tally.refused]
+    return "\n".join([f"{split}", table, *told])

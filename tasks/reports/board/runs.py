@@ -1,0 +1,164 @@
+"""A folder of runs → its rows: those of the board's table, and the table of `ratchet runs`."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from adapters.errors import counted
+from adapters.process.terminal import hanging
+from tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
+from tasks.reports.tables import fitted
+from tasks.storage.keys import Json
+from tasks.storage.run_folder import RunFolder, all_runs, runs_root
+
+NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
+LONG = ("run", "agent", "parent", "state")
+"""Columns that are shortened in a narrow terminal."""
+THOUSANDS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """Run in a list of runs.
+
+    Its state is running (a process trains it), finished, stopped (it can be continued), damaged or
+    unreadable, of which `trouble` says why; and whether `ratchet serve` serves a checkpoint of it.
+    An update in doubt was under way when the run stopped; continuing rebuilds the weights before
+    it. `doing` says what a running one does, on the board.
+    """
+
+    facts: RunFacts
+    state: str
+    doing: str = ""
+    trouble: str = ""
+    differences: Sequence[tuple[str, str]] = field(default=())
+    """Keys by which its recipe differs from most of its agent's, and their values."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return self.facts.name
+
+    def cells(self) -> list[object]:
+        """Return what the table shows of the run, by NAMES."""
+        of = self.facts
+        named = [self.name, None if of.trouble else of.agent]
+        if self.trouble:
+            return [*named, None, None, None, self.state, None, None, None]
+        return [
+            *named,
+            f"{of.done}/{of.steps}",
+            str(of.held_out) or None,
+            of.parent or None,
+            self.state,
+            count(of.tokens[-1]) if of.done else None,
+            None if of.keys.get("rollouts.lag") or not of.done else f"{of.seconds / 60:.1f}",
+            None if of.cost is None else f"{of.cost:.2f}",
+        ]
+
+    def explanation(self) -> str:
+        """Say what stands below the table: why the run cannot be read, or its last error, whole."""
+        if self.trouble:
+            return f"{self.name}: {self.trouble}"
+        failed = self.facts.sum("rollouts/failed")
+        if not failed and not self.state.startswith(STOPPED):
+            return ""
+        try:
+            failure = self.facts.last_failure()
+        except BROKEN as damage:
+            return f"{self.name}: {explain(damage)}"
+        lost = f"{counted(failed, 'rollout')} failed, " if failed else ""
+        return hanging(f"{self.name}, {lost}the last error in {failure}") if failure else ""
+
+
+def read_runs() -> list[RunFacts]:
+    """Return the facts of all runs, the newest first, and then of those that cannot be read."""
+    runs = map(read_facts, all_runs())
+    return sorted(runs, key=lambda of: "" if of.trouble else of.created, reverse=True)
+
+
+def read_row(
+    facts: RunFacts,
+    is_open: bool,
+    differences: Sequence[tuple[str, str]] = (),
+    look: Callable[[RunFolder], str] | None = None,
+) -> RunRow:
+    """Read what a list shows of a run; a file that cannot be read is the row's trouble.
+
+    With `look` it has what a running run does.
+    """
+    if facts.trouble:
+        return RunRow(facts, "unreadable", trouble=facts.trouble, differences=differences)
+    try:
+        _ = facts.tokens, facts.cost, facts.seconds, facts.sum("rollouts/failed"), facts.held_out
+        state = facts.state(is_open)
+        doing = look(facts.run) if look is not None and state == "running" else ""
+    except BROKEN as error:
+        return RunRow(facts, kind_of(error), trouble=explain(error), differences=differences)
+    return RunRow(facts, state, doing, differences=differences)
+
+
+def list_runs() -> list[RunRow]:
+    """List the runs, by name."""
+    runs = sorted(map(read_facts, all_runs()), key=lambda of: of.name)
+    return [read_row(facts, facts.run.is_open()) for facts in runs]
+
+
+def runs_table(width: int) -> str:
+    """Return the runs as a table of at most `width` letters; below it, whole, what is wrong."""
+    rows = list_runs()
+    if not rows:
+        return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
+    table = fitted(NAMES, [row.cells() for row in rows], width, LONG)
+    return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
+
+
+def count(number: float) -> str:
+    """Write a count in at most five letters: 940, 93.8k, 1.2M."""
+    for size, unit in THOUSANDS:
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def show(value: Json) -> str:
+    """Format a value of a recipe; the board's filter compares this text."""
+    return value if isinstance(value, str) else "–" if value is None else str(value)
+
+
+def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]]]:
+    """Map each run, by name, to the keys by which it differs from most of its agent's runs.
+
+    Where no value is that of more than half of them, each run has its own.
+    """
+    shown = {of.name: {} if of.trouble else _show_keys(of.keys) for of in runs}
+    values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for of in runs:
+        for key, value in shown[of.name].items():
+            values[of.agent, key][value] += 1
+    common = {
+        key: value
+        for key, counted in values.items()
+        for value, times in counted.items()
+        if 2 * times > counted.total()
+    }
+    return {
+        of.name: [
+            (key, value)
+            for key, value in shown[of.name].items()
+            if value != common.get((of.agent, key))
+        ]
+        for of in runs
+    }
+
+
+def last_reward(facts: RunFacts) -> float:
+    """Return the last held-out reward, by which runs are ranked; none is the least."""
+    try:
+        return facts.headlines[-1].reward if facts.headlines else float("-inf")
+    except BROKEN:
+        return float("-inf")
+
+
+def _show_keys(keys: Mapping[str, Json]) -> dict[str, str]:
+    return {key: show(value) for key, value in keys.items()}

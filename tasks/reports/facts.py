@@ -1,0 +1,438 @@
+"""What a run has come to, by its files: each fact is read once, and every screen shows it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import fsum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from adapters.calls import POLICY
+from adapters.errors import UserError, counted
+from tasks.checkpoints import Ledger
+from tasks.comparison.statistics import Gain
+from tasks.recording.spans import ERROR, PLACE, REFUSED
+from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
+from tasks.recording.views import UNREADABLE, Views
+from tasks.storage.arrivals import batches_of
+from tasks.storage.checksums import Damaged, verified
+from tasks.storage.files import FileVersions, is_written, version_of
+from tasks.storage.json_files import read_json, read_log
+from tasks.storage.keys import Json, flatten
+from tasks.storage.manifest import (
+    FORK,
+    REPLAY,
+    Manifest,
+    describe_parent,
+    differences,
+    read_manifest,
+)
+from tasks.storage.run_folder import NAME, RunFolder, folder_of
+from tasks.storage.tables import query_beside, select
+
+if TYPE_CHECKING:  # it imports Prefect, which takes a second
+    from tasks.given.held_out import HeldOutMeasure
+
+FAILURES, MINUTES = (
+    query_beside(str(Path(__file__).with_name(name))) for name in ("failures", "curves")
+)
+
+MOST_RUNS = 10_000
+"""Runs whose facts are kept in memory."""
+
+BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
+"""Errors of a run of which somebody has written a file by hand, too."""
+
+STOPPED = "stopped"
+"""Beginning of the state of a run that can be continued."""
+
+REWARD, LOSS = "reward", "loss"
+
+Measure = Literal["reward", "loss", "accuracy"]
+"""What is measured on held-out examples."""
+
+StepMetrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """Mean reward of held-out examples at a checkpoint, with its 95 % interval if there is one."""
+
+    step: int
+    played: str
+    reward: float
+    interval: Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class HeldOutValues:
+    """Values of a run's checkpoints on held-out examples, by step, and what they measure."""
+
+    measure: Measure
+    by_step: Mapping[int, float]
+
+    @property
+    def best(self) -> int:
+        """Step of the lowest loss, or else of the highest reward or accuracy; first if equal."""
+        choose = min if self.measure == LOSS else max
+        return choose(self.by_step, key=lambda step: self.by_step[step])
+
+    @property
+    def last(self) -> str:
+        """Last value, with its checkpoint, in words; empty without one."""
+        known = [*self.by_step.items()][-1:]
+        return "".join(f"held-out {self.write(one)} at checkpoint {step}" for step, one in known)
+
+    def write(self, *values: float) -> str:
+        """Write the first and the last of some values: `0.21 → 0.96`; a loss has three decimals."""
+        return describe_ends(values, 3 if self.measure == LOSS else 2)
+
+    def __str__(self) -> str:
+        return self.write(*self.by_step.values())
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
+
+    Minutes are those of the clock, up to the end of the last rollout, without the times in which no
+    process had the run open. Tokens are those that the policies sampled in training.
+    """
+
+    name: str
+    metrics: Sequence[StepMetrics]
+    policies: Sequence[str]
+    minutes: Sequence[float]
+    tokens: Sequence[float]
+    scores: Sequence[HeldOutScore]
+    chosen: bool = False
+    """Whether it is the run that a sweep has chosen."""
+
+    def of_policy(self, policy: str) -> list[StepMetrics]:
+        """Return the metrics of a policy, under their plain names, by step."""
+        prefix = "" if policy == POLICY else f"policies/{policy}/"
+        return [
+            {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
+            for row in self.metrics
+        ]
+
+
+@dataclass(frozen=True)
+class RecordedFailure:
+    """An error: its whole text, how often it occurred, and in which rollouts, in words.
+
+    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it. The
+    text has the commonest of the `messages` of its type at the same line of code.
+    """
+
+    kind: str
+    error: str
+    times: int
+    messages: int
+    rollouts: str
+
+    def __str__(self) -> str:
+        refused = ", a call that was refused" if self.kind == REFUSED else ""
+        return f"{self.rollouts}{refused}{self.variety}:\n{self.error}"
+
+    @property
+    def variety(self) -> str:
+        """Number of its messages, in words; empty if there is one."""
+        return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run. Each is read when it is first asked for, and kept.
+
+    A damaged file raises one of BROKEN, whenever a fact of it is asked for.
+    """
+
+    run: RunFolder
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return self.run.name
+
+    @property
+    def is_named(self) -> bool:
+        """True if commands, and addresses of the board, can name the run."""
+        return NAME.fullmatch(self.name) is not None
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Manifest of the run."""
+        return read_manifest(self.run)
+
+    @cached_property
+    def trouble(self) -> str:
+        """Why the manifest cannot be read; empty if it can."""
+        try:
+            _ = self.keys, self.agent, self.created, self.parent
+        except BROKEN as error:
+            return explain(error)
+        return ""
+
+    @property
+    def recipe(self) -> Manifest:
+        """Values of the recipe that the run is bound to."""
+        return self.manifest["recipe"]
+
+    @cached_property
+    def keys(self) -> Mapping[str, Json]:
+        """Key of the recipe → its value."""
+        return flatten(self.recipe)
+
+    @property
+    def agent(self) -> str:
+        """Agent that the run trains, or the flow of a run that plays none."""
+        return str(self.recipe.get("agent") or self.recipe["flow"])
+
+    @property
+    def created(self) -> str:
+        """When the run was made."""
+        return str(self.manifest["created"])
+
+    @property
+    def parent(self) -> str:
+        """Checkpoint that the run forks or starts from, or the run that a replay trains on."""
+        return describe_parent(self.manifest)
+
+    @property
+    def steps(self) -> int:
+        """Steps that the run has when it is finished."""
+        return int(str(self.recipe["steps"]))
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the run shares its first steps with its parent."""
+        return self.manifest.get("parent", {}).get("how") == FORK
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the run is trained on the rollouts of its parent."""
+        return self.manifest.get("parent", {}).get("how") == REPLAY
+
+    @cached_property
+    def metrics(self) -> Sequence[Metrics]:
+        """Metrics of the steps that are done."""
+        return read_metrics(self.run.metrics)
+
+    @property
+    def done(self) -> int:
+        """Number of the steps that are done."""
+        return len(self.metrics)
+
+    @cached_property
+    def tokens(self) -> Sequence[float]:
+        """Tokens that the policies have sampled in training, up to each checkpoint."""
+        policies = self.run.policies()
+        names = ["tokens/sampled", *(f"policies/{name}/tokens/sampled" for name in policies)]
+        return [0.0, *accumulate(sum(row.get(name, 0) for name in names) for row in self.metrics)]
+
+    @cached_property
+    def cost(self) -> float | None:
+        """US dollars that roles have cost which no policy answers; None if no price is known."""
+        costs = [row[key] for row in self.metrics for key in row if key.startswith(COST)]
+        return fsum(costs) if costs else None
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of the last step."""
+        return self.metrics[-1].get("reward/mean") if self.metrics else None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of sampling and training, which are no duration with a lag."""
+        return spent_seconds(self.metrics)
+
+    @property
+    def own_seconds(self) -> float:
+        """Seconds of the steps that the run has trained itself, which a fork shares with none."""
+        return spent_seconds(self.metrics[self.manifest.get("parent", {}).get("step", 0) :])
+
+    @property
+    def drift(self) -> tuple[float, ...]:
+        """Distance of each step's weights from those that sampled its rollouts."""
+        found = (row.get("kl_sample_train_v2") for row in self.metrics)
+        return tuple(value for value in found if value is not None)
+
+    def sum(self, metric: str) -> int:
+        """Sum a metric that counts, such as `rollouts/failed`."""
+        return sum(int(row.get(metric, 0)) for row in self.metrics)
+
+    @cached_property
+    def scores(self) -> Sequence[HeldOutScore]:
+        """Held-out scores of the run's own evaluations, in the order of checkpoints."""
+        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
+        return [
+            HeldOutScore(int(path.stem), how, known["mean"], known.get("interval"))
+            for path in own
+            for how, score in read_json(path).items()
+            if (known := score["finished"])["mean"] is not None
+        ]
+
+    @cached_property
+    def headlines(self) -> Sequence[HeldOutScore]:
+        """Score of each checkpoint: the mean reward as sampled, or else what it was judged."""
+        by_step: dict[int, HeldOutScore] = {}
+        for how in ("sampled", "judged"):
+            for score in self.scores:
+                if score.played == how:
+                    by_step.setdefault(score.step, score)
+        return [by_step[step] for step in sorted(by_step)]
+
+    @cached_property
+    def held_out(self) -> HeldOutValues:
+        """Value of each checkpoint that the run has measured, of whatever it measures."""
+        if files := {int(path.stem): read_json(path) for path in self.run.measures()}:
+            measure = next(iter(files.values()))["measure"]
+            return HeldOutValues(measure, {step: float(of["value"]) for step, of in files.items()})
+        return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
+
+    def measures(self) -> "list[HeldOutMeasure]":
+        """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
+        from tasks.given.held_out import read_measure
+
+        return [read_measure(path) for path in self.run.measures()]
+
+    @cached_property
+    def gain(self) -> Gain | None:
+        """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
+        from tasks.evaluations import find_reward_gain  # imports Prefect, as the others do
+        from tasks.given.held_out import find_measured_gain, read_measure
+
+        if len(steps := [*self.held_out.by_step]) < 2:
+            return None
+        ends = steps[0], steps[-1]
+        if self.held_out.measure == REWARD:
+            return find_reward_gain(self.run, *ends)
+        before, after = (read_measure(self.run.measure(step)) for step in ends)
+        return find_measured_gain(before, after)
+
+    def state(self, is_open: bool) -> str:
+        """Say what state the run is in, and whether it is served."""
+        is_served = is_open and self.run.is_served()
+        if is_open and not is_served:
+            return "running"
+        state = "finished" if self.done >= self.steps else ", ".join([STOPPED, *self._doubts()])
+        return f"{state}, served" if is_served else state
+
+    def _doubts(self) -> Iterator[str]:
+        for policy in self.run.policies():
+            of = "" if policy == POLICY else f" of {policy}"
+            if (doubtful := Ledger(self.run.checkpoints(policy)).in_doubt()) is not None:
+                yield f"update {doubtful - 1}{of} in doubt"
+
+    def last_failure(self) -> RecordedFailure | None:
+        """Return the last error of the last step in which rollouts failed, if there is one.
+
+        The step that is under way, or at which the run was stopped, counts as far as it is sealed.
+        """
+        failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
+        for step in (self.done, *failed[-1:]):
+            spans = [self.run.spans(batch) for batch in batches_of(self.run, step)]
+            known = read_failures([path for path in spans if is_written(path)])
+            if ended := [failure for failure in known if failure.kind == ERROR]:
+                return ended[0]
+        return None
+
+    def curves(self, views: "Views | None" = None) -> RunCurves:
+        """Return the curves of the run; its minutes are read from the spans in `views`."""
+        run, metrics = self.run, self.metrics
+        curves = RunCurves(run.name, metrics, run.policies(), (), self.tokens, self.scores)
+        return curves if views is None else replace(curves, minutes=self._minutes(views))
+
+    def _minutes(self, views: Views) -> list[float]:
+        """Return the minutes of the run at which the rollouts of each step had ended."""
+        openings = [row["opened"] for row in read_log(self.run.owners)]
+        minutes = dict(views.execute(MINUTES, {"openings": openings}).fetchall())
+        passed = [0.0]
+        for step in range(self.done):
+            ended = [minutes[batch] for batch in batches_of(self.run, step) if batch in minutes]
+            passed.append(max([passed[-1], *ended]))
+        return passed
+
+
+def read_facts(run: RunFolder) -> RunFacts:
+    """Return the facts of a run, which are read anew only if its files have changed."""
+    folders = [path.parent for path in (run.evaluation("any"), run.measure(0))]
+    return _facts(run, version_of([run.manifest, run.metrics, *folders]))
+
+
+@lru_cache(MOST_RUNS)
+def _facts(run: RunFolder, _version: FileVersions) -> RunFacts:
+    return RunFacts(run)
+
+
+def kind_of(error: Exception) -> str:
+    """Say in a word what an error makes of a run."""
+    return "damaged" if isinstance(error, Damaged) else "unreadable"
+
+
+def explain(error: Exception) -> str:
+    """Say why a run cannot be shown."""
+    known = isinstance(error, UserError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def describe_ends(values: Sequence[float], digits: int = 2) -> str:
+    """Write the first and the last of some values, with this number of decimals: `0.21 → 0.96`."""
+    return " → ".join(f"{value:.{digits}f}" for value in [*values[:1], *values[1:][-1:]])
+
+
+def metric_names(runs: Sequence[RunCurves]) -> list[str]:
+    """List the metrics that some step of some run has, in the order in which they appear."""
+    rows = [row for run in runs for row in run.metrics]
+    return [*dict.fromkeys(name for row in rows for name in row if name != "step")]
+
+
+def describe_origin(run: RunFolder) -> str:
+    """Say where a run comes from: the checkpoint that it started at, or what it forked from.
+
+    Of a fork it says its steps, what its parent had held out before, and its changes. The parent's
+    value is of its last scored checkpoint up to the fork. A run without an origin has no words.
+    """
+    facts = read_facts(run)
+    if not facts.is_fork:
+        start = facts.recipe["model"].get("start")
+        return "" if start is None else f"started at {start}"
+    parent, values = facts.manifest["parent"], facts.held_out
+    name, shared = parent["run"], parent["step"]
+    since = f"{counted(facts.done - shared, 'step')} since {name}@{shared}"
+    changes = differences(parent["recipe"], facts.recipe)
+    known = dict(values.by_step)
+    with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
+        known |= read_facts(folder_of(name)).held_out.by_step
+    scored, before = max(((s, v) for s, v in known.items() if s <= shared), default=(shared, None))
+    if before is None:
+        said = f"{since}, up to which nothing is scored"
+    elif scored < shared:
+        said = f"{since}; {name}@{scored} had held-out {values.measure} {values.write(before)}"
+    else:
+        after = [values.by_step[facts.done]] if facts.done in values.by_step else []
+        said = f"{since}: held-out {values.measure} {values.write(before, *after)}"
+    return "\n".join([said, *changes])
+
+
+def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
+    """Read the errors of sealed batches, the latest first; those at one place are one failure."""
+    if not spans:
+        return []
+    batches = "with spans as (select * from parquet_rows($spans)) "
+    rows = select(batches + FAILURES, spans=[verified(path) for path in spans], place=PLACE)
+    return [RecordedFailure(**row) for row in rows.to_pylist()]
+
+
+def find_failures(views: Views) -> list[RecordedFailure]:
+    """Find the errors in the view `spans`, as `read_failures` does."""
+    rows = views.sql(FAILURES, params={"place": PLACE}).to_arrow_table()
+    return [RecordedFailure(**row) for row in rows.to_pylist()]
+
+
+def ask_failures(run: str) -> str:
+    """Return the command that lists the failed rollouts of a run by its name, with their errors."""
+    return f"ratchet sql --run {run} 'from failures'"

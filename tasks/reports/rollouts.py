@@ -1,0 +1,301 @@
+"""Rollouts as people read them: word for word, token by token, and before and after training."""
+
+import json
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from adapters.calls import POLICY, JsonObject, Message
+from adapters.tinker.token_texts import TokenText
+from tasks.recording.spans import cause_of
+from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
+from tasks.recording.views import Views
+from tasks.storage.arrivals import batches_of
+from tasks.storage.checksums import verified
+from tasks.storage.durability import durable
+from tasks.storage.files import is_written, write_text
+from tasks.storage.run_folder import RunFolder
+from tasks.storage.tables import arrays, query_beside, select
+
+MARKED, TOKENS, UNTRAINED, PAIRS = (
+    query_beside(str(Path(__file__).with_name(name)))
+    for name in ("marked_rollouts", "marked_tokens", "untrained_tokens", "before_after")
+)
+
+MOST_TOKENS = 3000
+"""Tokens of a trajectory that are shown; of a longer one its begin and its end."""
+LEVELS = 4
+"""Strengths of the colour of a trained token."""
+
+MOST_FAILED = 3
+"""Failed rollouts that are shown beside the best, the middle and the worst."""
+
+SPLITS = ("test", "train")
+"""Splits of which an example is shown, the first that was played at two checkpoints."""
+
+STEPS = """
+select min(step), max(step) from rollouts where split = $split and reward is not null
+"""
+
+T = TypeVar("T")
+
+
+def best_middle_worst(ranked: Sequence[T]) -> list[tuple[str, T]]:
+    """Return the first, the middle and the last of what is ranked, each once, with its title."""
+    titles = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
+    return [(titles[rank], ranked[rank]) for rank in sorted(titles)] if ranked else []
+
+
+def transcripts(spans: Sequence[Path]) -> str:
+    """Return the best, the middle and the worst rollout of sealed batches as Markdown.
+
+    The first failed rollouts, of up to MOST_FAILED different errors, follow with those errors.
+    """
+    rollouts = read_transcripts(spans)
+    ended = [row for row in rollouts if row["error"] is None]
+    ranked = sorted(ended, key=lambda row: -(row["reward"] or 0.0))
+    failed: dict[str, Transcript] = {}
+    for row in rollouts:
+        if row["error"] is not None:
+            failed.setdefault(cause_of(row["error"]), row)
+    shown = [("failed", row) for row in [*failed.values()][:MOST_FAILED]]
+    return "\n".join(_markdown(*one) for one in (*best_middle_worst(ranked), *shown))
+
+
+def read_games(
+    spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
+) -> list[JsonObject]:
+    """Read the rollouts of sealed batches as games, in order.
+
+    A game has those `columns` of its example (all if none is named), the example's row in the
+    dataset as `index`, and `correct`, whether the reward is at least `threshold`, which is None if
+    the rollout failed. The rest is of its Transcript, without the conversations.
+    """
+    return [_game(row, columns, threshold) for row in read_transcripts(spans)]
+
+
+@durable
+def list_games(
+    path: Path, spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
+) -> None:
+    """Write the games of sealed batches, one a line."""
+    games = read_games(spans, columns, threshold)
+    write_text(path, "".join(f"{json.dumps(game, ensure_ascii=False)}\n" for game in games))
+
+
+def _game(row: Transcript, columns: Sequence[str], threshold: float) -> JsonObject:
+    example, reward = json.loads(row["example"]), row["reward"]
+    return {name: example[name] for name in columns or example} | {
+        "index": row["example_id"],
+        "rollout": row["rollout_id"],
+        "reward": reward,
+        "correct": None if reward is None else reward >= threshold,
+        "num_tool_calls": row["num_tool_calls"],
+        "turn_index": row["turn_index"],
+        "interactions": row["interactions"],
+        "error": row["error"],
+        "refused": row["refused"],
+    }
+
+
+def _markdown(title: str, row: Transcript) -> str:
+    parts = [f"## {title}: {row['rollout_id']}\n\n{describe_end(row)}\n"]
+    for conversation in row["conversations"]:
+        messages: list[Message] = json.loads(conversation["messages"])
+        messages.append(json.loads(conversation["reply"]))
+        if conversation["role"] != POLICY:
+            parts.append(f"*asked of the {conversation['role']}*\n")
+        parts += [f"**{message['role']}**\n\n{_fenced(_text(message))}\n" for message in messages]
+    parts += [
+        f"*a call of the {call['role']} was refused*\n\n{_fenced(call['why'])}\n"
+        for call in row["refused"]
+    ]
+    return "\n".join(parts)
+
+
+def _text(message: Message) -> str:
+    """Return the words of a message, and the tools it calls."""
+    words = [message.get("reasoning_content"), message.get("content")]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [word for word in words if word]
+    return "\n".join([*lines, *(f"{call['name']}({call['arguments']})" for call in calls)])
+
+
+def _fenced(text: str) -> str:
+    """Fence a text as a code block that nothing in the text can end."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of one sampled token, or of several tokens that nobody sampled.
+
+    `mark` is the page's class: `given`, `sampled` if it was not trained, or its advantage's sign
+    and level. `title` says the numbers.
+    """
+
+    text: str
+    mark: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class MarkedTrajectory:
+    """Trajectory with a policy's tokens. The advantage is the mean over its tokens, if trained."""
+
+    policy: str
+    role: str
+    advantage: float | None
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True)
+class MarkedRollout:
+    """Rollout of a step: its rank in words, its tokens, and the calls of other roles."""
+
+    title: str
+    step: int
+    rollout_id: str
+    reward: float
+    example: str | None
+    trajectories: Sequence[MarkedTrajectory]
+    others: Sequence[Mapping[str, Any]]
+
+
+def read_marked_rollouts(
+    run: RunFolder, step: int, views: Views, text_of: TokenText | None
+) -> list[MarkedRollout]:
+    """Return the best, the middle and the worst rollout of a step that is done.
+
+    They are chosen among the rollouts that were trained on, if there are any. Without `text_of`,
+    the tokens are shown by their numbers.
+    """
+    by_rollout = mark_trajectories(run, step, text_of)
+    shown = sorted({one.role for many in by_rollout.values() for one in many})
+    parameters = {"batches": batches_of(run, step), "shown": shown}
+    found = views.execute(MARKED, parameters).fetchall()
+    trained = [
+        row for row in found if any(one.advantage is not None for one in by_rollout.get(row[0], []))
+    ]
+    return [
+        MarkedRollout(title, step, rollout, reward, example, by_rollout.get(rollout, []), others)
+        for title, (rollout, reward, example, others) in best_middle_worst(trained or found)
+    ]
+
+
+def mark_trajectories(
+    run: RunFolder, step: int, text_of: TokenText | None, only: Container[str] | None = None
+) -> dict[str, list[MarkedTrajectory]]:
+    """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
+    by_rollout: dict[str, list[MarkedTrajectory]] = {}
+    for policy in run.policies():
+        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number, only):
+            by_rollout.setdefault(rollout_id, []).append(marked)
+    return by_rollout
+
+
+def _trajectories(
+    run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
+) -> Iterator[tuple[str, MarkedTrajectory]]:
+    """Yield the trajectories in which a policy sampled something, with their rollouts."""
+    trajectories = run.trajectories(policy, step)
+    if not is_written(trajectories):
+        return
+    datums = run.datums(policy, step)
+    if is_written(datums):
+        table = select(TOKENS, trajectories=verified(trajectories), datums=verified(datums))
+    else:
+        table = select(UNTRAINED, trajectories=verified(trajectories))
+    lists = [arrays(table[name]) for name in ("tokens", "logprobs", "mask", "advantages")]
+    strongest = max((float(np.abs(one).max()) for one in lists[-1] if len(one)), default=0.0)
+    rows = table.select(["rollout_id", "role", "advantage"]).to_pylist()
+    for row, tokens, logprobs, mask, weights in zip(rows, *lists, strict=True):
+        if only is not None and row["rollout_id"] not in only:
+            continue
+        marks = _marks(mask, logprobs, weights, strongest)
+        pieces = [*_pieces(tokens, marks, text_of)]
+        yield row["rollout_id"], MarkedTrajectory(policy, row["role"], row["advantage"], pieces)
+
+
+def _marks(
+    mask: np.ndarray, logprobs: np.ndarray, weights: np.ndarray, strongest: float
+) -> Iterator[tuple[str, str]]:
+    """Yield the class and the title of each token; without `weights`, none was trained."""
+    for place, sampled in enumerate(mask):
+        likely = f"probability {np.exp(logprobs[place]):.3g}"
+        if not sampled:
+            yield "given", ""
+        elif not len(weights):
+            yield "sampled", f"not trained, {likely}"
+        else:
+            weight = float(weights[place - 1])  # a datum's targets leave the first token out
+            level = int(np.ceil(LEVELS * abs(weight) / strongest)) if strongest else 0
+            mark = f"{'up' if weight > 0 else 'down'}-{level}" if level else "sampled"
+            yield mark, f"advantage {weight:+.4g}, {likely}"
+
+
+def _pieces(
+    tokens: np.ndarray, marks: Iterable[tuple[str, str]], text_of: TokenText
+) -> Iterator[Piece]:
+    """Yield the texts of tokens; those that nobody sampled are one piece, up to the next token."""
+    half, left_out = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
+    shown: list[tuple[int | str, tuple[str, str]]] = [*zip(tokens.tolist(), marks, strict=True)]
+    if left_out > 0:
+        shown[half:-half] = [(f"\n[… {left_out} tokens are left out …]\n", ("given", ""))]
+    texts = (one if isinstance(one, str) else text_of(one) for one, _ in shown)
+    pieces = (Piece(text, *mark) for text, (_, mark) in zip(texts, shown, strict=True))
+    for mark, alike in groupby(pieces, key=lambda piece: piece.mark):
+        if mark == "given":
+            yield Piece("".join(piece.text for piece in alike), mark)
+        else:
+            yield from alike
+
+
+def _number(token: int) -> str:
+    return f" {token} "
+
+
+@dataclass(frozen=True)
+class PlayedExample:
+    """Rollout of an example: the `step` of its shard, its reward, and what was asked and said."""
+
+    step: int
+    rollout_id: str
+    reward: float
+    calls: Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class BeforeAndAfter:
+    """Two rollouts, by an early and by a late checkpoint, of the `same` example or of two."""
+
+    split: str
+    same: bool
+    before: PlayedExample
+    after: PlayedExample
+
+
+def find_before_and_after(views: Views) -> BeforeAndAfter | None:
+    """Find a held-out example that two checkpoints played, else rollouts of two training steps."""
+    for split in SPLITS:
+        [(before, after)] = views.execute(STEPS, {"split": split}).fetchall()
+        if before == after:
+            continue
+        steps = {"split": split, "before": before, "after": after}
+        if rows := views.sql(PAIRS, params=steps).to_arrow_table().to_pylist():
+            row = rows[0]
+            sides = _side(row, "before", before), _side(row, "after", after)
+            return BeforeAndAfter(split, row["same"], *sides)
+    return None
+
+
+def _side(row: Mapping[str, Any], side: str, step: int) -> PlayedExample:
+    values = (row[f"{what}_{side}"] for what in ("rollout", "reward", "calls"))
+    return PlayedExample(step, *values)

@@ -1,0 +1,373 @@
+"""Pages of a run in Prefect's UI: progress, curves, metrics, evaluations and transcripts.
+
+The UI shows no file of this machine, so the curves are inside a text. Links name no server: they
+begin at the page of an artifact, which lies two folders below the UI's address.
+"""
+
+import json
+import logging
+import re
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import (
+    Artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.objects import Artifact as SavedArtifact
+from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
+
+from adapters.calls import POLICY
+from adapters.tracking.tracker import TrackedStep, Tracker, TrackerFailed
+from tasks.checkpoints import Ledger
+from tasks.recording.scores import read_evaluation
+from tasks.recording.step_log import spent_seconds
+from tasks.recording.views import UNREADABLE, open_views
+from tasks.reports.facts import read_facts
+from tasks.reports.progress import ProgressReader, describe_measure, say_facts
+from tasks.reports.rollouts import MOST_FAILED, transcripts
+from tasks.reports.tables import markdown_table, score_rows, shorten
+from tasks.storage.arrivals import batches_of
+from tasks.storage.names import BASELINE, parse_batch
+from tasks.storage.plan_record import read_plan
+from tasks.storage.run_folder import RunFolder
+from tasks.tracking.run_tracking import publish_beside
+
+NAME = "Prefect's UI"
+HELD_OUT = "held-out"
+"""Beginning of the tag that says what a run has gained."""
+LONGEST_PATH = 48
+"""Letters of a service's path that a table shows."""
+
+UI = "../.."
+TRAINING_ARTIFACTS = ("curves", "metrics", "transcripts", "evaluations")
+"""Artifacts that a training flow leaves."""
+
+LEGEND = (
+    "Points on a line are the mean rewards of the rollouts that were trained on. Circles are "
+    "held-out examples with their 95 % intervals: full if sampled, empty if greedy, half if judged."
+)
+
+FIRST_SECONDS, GROWTH = 20.0, 1.25
+"""Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
+
+LOOK_SECONDS = 3.0
+"""Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
+
+NOW = "now"
+"""Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
+
+log = logging.getLogger(__name__)
+
+
+class PrefectPages(Tracker):
+    """Pages of the current flow run about the run that it trains.
+
+    All of them are made anew whenever the run has become a quarter longer, so that a long run
+    leaves some dozens of versions on the server.
+    """
+
+    def __init__(self, run: RunFolder, steps: int) -> None:
+        self._run, self._steps = run, steps
+        self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
+        self._reader = ProgressReader(run)
+        self._progress: UUID | None = None
+        self._now: UUID | None = None
+
+    def next_step(self) -> int:
+        """Return the last step that is done: earlier ones would say less."""
+        done = read_facts(self._run).done
+        if done == 0 and self._progress is None:
+            self._show(0.0, "starting")
+        return max(0, done - 1)
+
+    def send(self, step: TrackedStep) -> None:
+        """Show the progress, unless a later step is done, and from time to time the rest."""
+        made = step.number + 1
+        if made != read_facts(self._run).done:
+            return
+        said = describe_measure(step.metrics()) or "no rollout has a reward"
+        self._show(100 * made / self._steps, f"step {made} of {self._steps}, {said}")
+        if time.monotonic() - self._begun > self._shown_at:
+            self._create_all()
+
+    def look(self) -> float:
+        """Show what the run does, unless it has just begun."""
+        left = FIRST_SECONDS - (time.monotonic() - self._begun)
+        if left > 0:
+            return left
+        self._show_now()
+        return LOOK_SECONDS
+
+    def close(self) -> None:
+        """Show what the run did last and, if it is done, what it has gained and come to."""
+        self._show_now()
+        if read_facts(self._run).done >= self._steps:
+            with _unless_unreadable(self._run, "held-out reward"):
+                if measured := str(read_facts(self._run).held_out):
+                    tag_flow_run(f"{HELD_OUT} {measured}")
+            self._create_all()
+
+    def _create_all(self) -> None:
+        run = self._run
+        _create_markdown(run, "curves", partial(describe_curves, run), f"Curves of {run.name}")
+        self._create_metrics()
+        if not run.given_files():
+            self._create_transcripts()
+            _create_evaluations(run)
+        self._shown_at = GROWTH * (time.monotonic() - self._begun)
+
+    def _create_transcripts(self) -> None:
+        run, step = self._run, read_facts(self._run).done - 1
+        words = (
+            f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
+            f"and up to {MOST_FAILED} that failed with different errors, word for word"
+        )
+        _create_markdown(run, "transcripts", partial(describe_transcripts, run, step), words)
+
+    def _create_metrics(self) -> None:
+        with _unless_unreadable(self._run, "metrics"), _failing():
+            create_table_artifact(
+                metric_rows(self._run),
+                key=artifact_key(self._run.name, "metrics"),
+                description=f"Metrics of {self._run.name}, by the checkpoint that a step made. The "
+                "others are in its report and in SQL, where step 0 is the first",
+            )
+
+    def _show(self, progress: float, description: str) -> None:
+        with _failing():
+            if self._progress is not None:
+                update_progress_artifact(self._progress, progress, description)
+                return
+            key = artifact_key(self._run.name, "progress")
+            made = create_progress_artifact(progress, key, description)
+        assert isinstance(made, UUID)
+        self._progress = made
+
+    def _show_now(self) -> None:
+        with suppress(*UNREADABLE):  # the run itself says what it cannot read
+            said = say_facts(self._run, self._reader.look())
+            rows = [{"what": what, NOW: line} for what, line in said.items()]
+            with _failing():
+                self._now = self._update_now(rows)
+
+    def _update_now(self, rows: list[dict[str, str]]) -> UUID:
+        """Show rows in the place of those before; return the artifact."""
+        if self._now is not None:
+            with get_client(sync_client=True) as client:
+                client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
+            return self._now
+        words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
+        key = artifact_key(self._run.name, NOW)
+        made = create_table_artifact(rows, key=key, description=words)
+        assert isinstance(made, UUID)
+        return made
+
+
+def publish_evaluations(run: RunFolder, tag: str) -> None:
+    """Publish the scores of all evaluations of a run, and tag the flow run with its own."""
+
+    def publish() -> None:
+        tag_flow_run(tag)
+        _create_evaluations(run)
+
+    publish_beside(NAME, publish)
+
+
+def publish_stages(run: RunFolder) -> None:
+    """Write the report of stages or of a sweep, and publish their table."""
+    write_run_report(run)
+
+    def describe() -> str:
+        record = read_plan(run)
+        return f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({run.report})"
+
+    words = f"What the runs of {run.name} have come to"
+    publish_beside(NAME, partial(_create_markdown, run, "stages", describe, words))
+
+
+def publish_tag(tag: str) -> None:
+    """Give the flow run a tag, which the list of runs shows."""
+    publish_beside(NAME, partial(tag_flow_run, tag))
+
+
+def write_run_report(run: RunFolder) -> None:
+    """Write the report of a run into its folder."""
+    from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
+
+    with _unless_unreadable(run, "report"):
+        write_report([run], run.report)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Raise TrackerFailed for an error of a server that is away or refuses."""
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException, OSError, RuntimeError) as error:
+        raise TrackerFailed(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _unless_unreadable(run: RunFolder, what: str) -> Iterator[None]:
+    """Say by a warning that a damaged file keeps one of the pages from being made."""
+    try:
+        yield
+    except UNREADABLE as error:
+        log.warning("the %s of %s cannot be shown: %s", what, run.path, error)
+
+
+def _create_evaluations(run: RunFolder) -> None:
+    with _failing():
+        shown = Artifact.get(artifact_key(run.name, "progress"))
+    trained_by = shown.flow_run_id if isinstance(shown, SavedArtifact) else None
+
+    def describe() -> str:
+        return describe_training(run, trained_by) + describe_evaluations(run)
+
+    _create_markdown(run, "evaluations", describe, f"Every evaluation of {run.name}")
+
+
+def _create_markdown(run: RunFolder, what: str, describe: Callable[[], str], words: str) -> None:
+    text = None
+    with _unless_unreadable(run, what):
+        text = describe()
+    if text is not None:
+        with _failing():
+            key = artifact_key(run.name, what)
+            create_markdown_artifact(text, key=key, description=words)
+
+
+def _short(value: float | None) -> float | None:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def artifact_key(run: str, what: str) -> str:
+    """Return the key of a run's artifact, of lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{run}-{what}".lower()).strip("-")
+
+
+def describe_curves(run: RunFolder) -> str:
+    """Show the curves of a run as a picture, and say where its report is."""
+    from tasks.reports import plots  # matplotlib loads slowly, and only for this
+
+    with open_views([run], ["spans"]) as views:
+        curves = [read_facts(run).curves(views)]
+    if run.given_files():
+        measures, legend = plots.draw_panels(curves, plots.LEARNT), ""
+    else:
+        measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
+        legend = LEGEND
+    moving, constant = plots.split_constant(curves)
+    picture = plots.join_drawings([*measures, *plots.draw_panels(curves, moving)])
+    image = b64encode(picture.encode()).decode()
+    parts = [
+        f"![curves](data:image/svg+xml;base64,{image})",
+        legend,
+        constant,
+        f"{_links(run)}.",
+        f"The report of the run is `{run.report.resolve()}`.\n",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
+"""Metrics of a divergence, of which a table has the first that there is."""
+
+
+def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
+    """Return the metrics of a run that one reads first, a row a step; a column has some value.
+
+    The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
+    those of the main policy, the KL to the reference or, without one, to the teachers, or else to
+    the weights that sampled.
+    """
+    facts = read_facts(run)
+    held_out, tokens = facts.held_out.by_step, facts.tokens
+    rows = [
+        {
+            "step": made,
+            "reward": row.get("reward/mean"),
+            "loss": row.get("loss"),
+            "held-out": held_out.get(made),
+            "entropy": row.get("entropy"),
+            "KL": next((row[name] for name in DIVERGENCES if name in row), None),
+            "tokens": round(tokens[made] - tokens[made - 1]),
+            "failed": row.get("rollouts/failed"),
+            "seconds": spent_seconds([row]),
+        }
+        for made, row in enumerate(facts.metrics, 1)
+    ]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    return [{name: _short(row[name]) for name in names} for row in rows]
+
+
+def describe_evaluations(run: RunFolder) -> str:
+    """List every evaluation of a run, and the checkpoints that were scored."""
+    ledger, scores, saved = Ledger(run.checkpoints(POLICY)), {}, {}
+    for path in run.evaluations():
+        step, settings = int(path.stem[:5]), path.stem[6:]
+        for how, score in read_evaluation(path).items():
+            scores[f"{step} {how}{settings and ' by settings '}{settings}"] = score
+        if (checkpoint := ledger.find(step)) is not None:
+            sampler = f"`{shorten(checkpoint.sampler, LONGEST_PATH)}`"
+            saved[step] = [step, sampler, "no" if checkpoint.state is None else "yes"]
+    (_, category, examples, failed, reward, interval, *spent), rows = score_rows(scores)
+    names = ["step", f"held-out {reward}", interval, examples, failed, "played", category, *spent]
+    leading = []
+    for played, category, examples, failed, reward, interval, *spent in rows:
+        step, _, how = str(played).partition(" ")
+        leading.append([step, reward, interval, examples, failed, how, category, *spent])
+    weights = markdown_table(
+        ["step", "weights to sample from", "can be trained on"], saved.values()
+    )
+    whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
+    return "\n".join([markdown_table(names, leading), weights, *([whole] if saved else [])])
+
+
+def tag_flow_run(tag: str) -> None:
+    """Give the current flow run a tag, in place of one that begins with the same word."""
+    if (id := flow_run.id) is None:
+        return
+    with _failing(), get_client(sync_client=True) as client:
+        word, current = tag.split()[0], UUID(id)
+        tags = client.read_flow_run(current).tags
+        client.update_flow_run(
+            current, tags=[*(other for other in tags if other.split()[:1] != [word]), tag]
+        )
+
+
+def describe_transcripts(run: RunFolder, step: int) -> str:
+    """Tell rollouts of a step word for word, without the greedy ones of a baseline."""
+    played = [batch for batch in batches_of(run, step) if parse_batch(batch).split != BASELINE]
+    return transcripts([run.spans(batch) for batch in played])
+
+
+def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
+    """Link what trained the run, in a sentence; empty if no training flow is known."""
+    if flow_run is None:
+        return ""
+    trained = f"[{_escape_markdown(run.name)}]({UI}/runs/flow-run/{flow_run})"
+    return f"The flow run {trained} trained these checkpoints. {_links(run)}.\n\n"
+
+
+def _links(run: RunFolder) -> str:
+    keys = {what: artifact_key(run.name, what) for what in TRAINING_ARTIFACTS}
+    links = ", ".join(f"[{what}]({UI}/artifacts/key/{key})" for what, key in keys.items())
+    return f"Artifacts of the run: {links}"
+
+
+def _escape_markdown(name: str) -> str:
+    """Escape what Markdown interprets, but for bars, which `markdown_table` escapes."""
+    return re.sub(r"([\\`*_{}\[\]<>#&~])", r"\\\1", name)

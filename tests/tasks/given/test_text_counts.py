@@ -1,0 +1,78 @@
+"""What is counted of texts when they become tokens, and of the texts of a step."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from adapters.rendering.chat import Chat
+from tasks.examples.reading import Source
+from tasks.given.given import Drawing, bind_given, draw_given
+from tasks.given.texts import Texts, WrittenTexts
+from tasks.settings.given import Batches, Lengths, TooLong
+
+TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
+SHORT = {"prompt": "Who are you?", "completion": "an owl"}
+LONG = {"prompt": "Who are you?", "completion": "a quiet owl " * 20}
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(AutoTokenizer.from_pretrained(TINY))
+
+
+def bind(
+    folder: Path, rows: Mapping[str, Sequence[Mapping[str, str]]], chat: Chat, too_long: TooLong
+) -> Texts:
+    """Make tokens of the rows of each split, at most 40 of each."""
+    file = folder / "rows.jsonl"
+    lines = [{"split": split, **row} for split, own in rows.items() for row in own]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    sources = {split: WrittenTexts(Source(file, split, ())) for split in rows}
+    texts = Texts(folder / "texts.parquet")
+    bind_given.make(texts.path, texts, sources, chat, Lengths(most_tokens=40, too_long=too_long))
+    return texts
+
+
+def test_a_text_that_lost_its_end_is_counted_and_does_not_end(tmp_path: Path, chat: Chat) -> None:
+    texts = bind(tmp_path, {"train": [SHORT, LONG]}, chat, "cut")
+    counts = texts.counts()["train"]
+    assert (counts["texts"], counts["sequences"]) == (2, 2)
+    assert (counts["cut"], counts["cut before their end"]) == (1, 1)
+    assert counts["sequences that end as answers do"] == 1
+    table = texts.of_split("train")
+    assert table["ends"].to_pylist() == [True, False]
+    assert counts["tokens"] == sum(map(len, table["tokens"].to_pylist()))
+
+
+def test_a_text_that_is_left_out_is_counted(tmp_path: Path, chat: Chat) -> None:
+    counts = bind(tmp_path, {"train": [SHORT, LONG]}, chat, "leave_out").counts()["train"]
+    assert (counts["texts"], counts["sequences"], counts["too long and left out"]) == (2, 1, 1)
+
+
+def test_a_step_tells_its_texts_the_cut_ones_and_the_share_that_ends(
+    tmp_path: Path, chat: Chat
+) -> None:
+    texts = bind(tmp_path, {"train": [SHORT, SHORT | {"completion": "a fox"}, LONG]}, chat, "cut")
+    drawing = Drawing(Batches(examples=3), 0)
+    measured = texts.measure(draw_given.make(tmp_path / "datums.parquet", texts, drawing, 0))
+    assert measured == {"texts": 3, "texts/cut": 1, "texts/ends": pytest.approx(2 / 3)}
+
+
+def test_held_out_texts_that_are_trained_as_well_are_told(
+    tmp_path: Path, chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows that say the same may be of two splits, as in many published data sets."""
+    fox = SHORT | {"completion": "a fox"}
+    texts = bind(tmp_path, {"train": [SHORT, SHORT], "test": [fox, SHORT]}, chat, "refuse")
+    assert texts.counts()["test"]["sequences that are trained as well"] == 1
+    assert "1 of 2 held-out sequences are trained as well, token for token" in caplog.text
+
+
+def test_messages_behind_the_last_answer_are_counted(tmp_path: Path, chat: Chat) -> None:
+    said = [{"role": role, "content": "an owl"} for role in ("user", "assistant", "user", "user")]
+    rows = {"train": [SHORT, {"messages": json.dumps(said)}]}
+    counts = bind(tmp_path, rows, chat, "cut").counts()["train"]
+    assert counts["messages behind the last answer left out"] == 2
