@@ -26,7 +26,7 @@ from tasks.storage.tables import query_beside, read, select, write
 
 QUERY = query_beside(__file__)
 
-SCHEMA = pa.schema(
+VERDICT_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("shown", pa.int32()),
@@ -45,7 +45,7 @@ def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> N
 
     An example has the `rollouts` that have ended, without their rewards, the columns of the agent's
     example as `example`, and what the judge is asked. A rollout has its `id`, the `messages` of the
-    last conversation, and those of all `conversations` by `role`. The order of the rollouts is
+    last conversation, and all `conversations` by `role`. The order of the rollouts is
     drawn by the seed and their ids, so that no place says which is which.
     """
     rows: list[ShardRow] = []
@@ -142,10 +142,10 @@ def _read(text: str) -> Any:
 
 @durable
 def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
-    """Write what a judge says of the rollouts of a step, a row in SCHEMA each.
+    """Write what a judge says of the rollouts of a step, a row in VERDICT_SCHEMA each.
 
-    `spans` are the sealed batches of the judge. A rollout that it was shown has the mean of the
-    scores that it gave by the rollout's id, null if it gave none, which is to abstain.
+    `spans` are the sealed batches of the judge. A rollout that the judge was shown has the
+    mean of its scores for the rollout's id, or null if the judge gave no score: it abstained.
     """
     write(_verdicts(spans), path)
 
@@ -157,7 +157,7 @@ def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
 
 
 def _verdicts(spans: Sequence[Path]) -> pa.Table:
-    return select(QUERY, spans=[verified(path) for path in spans]).cast(SCHEMA)
+    return select(QUERY, spans=[verified(path) for path in spans]).cast(VERDICT_SCHEMA)
 
 
 def measure_verdicts(
@@ -165,12 +165,15 @@ def measure_verdicts(
 ) -> dict[str, float]:
     """Measure a judge's work on a step.
 
-    `judge/abstained` is the share of the rollouts shown that got no score, `judge/failed` how often
-    the judge has failed, `judge/agreement` the share of the pairs of a group, of those that
-    the agent's own rewards tell apart, that the scores order alike (a tie counts half), and
-    `judge/<name>` the mean of a measure of the judge's own, and `cost/<role>` what its calls cost,
-    if it is known. `spans` are the judge's sealed batches and `rewards` those of the rollouts,
-    which have the agent's own rewards. Calls that `ancestors` of the run have made cost nothing.
+    - `judge/abstained`: the share of the rollouts shown that got no score.
+    - `judge/failed`: how often the judge has failed.
+    - `judge/agreement`: among the pairs of a group that the agent's own rewards tell apart, the
+      share that the scores order alike; a tie counts half.
+    - `judge/<name>`: the mean of a measure of the judge's own.
+    - `cost/<role>`: what its calls cost, if it is known; calls of the run's `ancestors` are free.
+
+    `spans` are the judge's sealed batches, and `rewards` the sealed batches of the rollouts, which
+    have the agent's own rewards.
     """
     rows = read(verdicts).to_pylist()
     measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, ancestors)}

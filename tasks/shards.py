@@ -21,7 +21,7 @@ class ShardRow(Example):
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Size of a shard: in each of its `rounds` so many groups, split into so many batches."""
+    """Size of a shard: `groups` examples a round, played in `batches` tasks."""
 
     groups: int
     batches: int = 1

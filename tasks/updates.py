@@ -48,9 +48,9 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each term, in its first pass; `probe_metrics` those of the
-    rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
-    first update with its sampler.
+    `logprobs` has the log-probabilities of each datum of each term in its first pass.
+    `probe_metrics` has what the rebuild before it measured (`RebuiltPolicy`), nothing if the client
+    was live. `at_start` compares the first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
@@ -98,7 +98,7 @@ class PolicyUpdater:
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
     def make_initial(self) -> Checkpoint:
-        """Return checkpoint 0, the initial weights; make and save it if the ledger has none."""
+        """Return checkpoint 0, the initial weights; make and save it if it is not in the ledger."""
         if self.ledger.checkpoints():
             return self.ledger.at(0)
         live = self._rebuilder().initial()
@@ -315,7 +315,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
 
 
 def read_update(path: Path) -> Metrics:
-    """Read what an update measured, without the probe of a rebuild and what is of single datums."""
+    """Read an update's metrics; skip `probe/…` and the log-probabilities of single datums."""
     measured = read_json(path)
     return {
         name: value
@@ -336,9 +336,11 @@ class SamplerApart(UserError):
 def score_datums(
     service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
 ) -> list[Evidence]:
-    """Have a checkpoint's sampler score the first datums of a step, all of its first file's.
+    """Have the sampler of the checkpoint that a step begins with score the step's first datums.
 
-    There is no evidence if their loss has no weights, which tell what is trained, if it has
+    Datums that no policy sampled have no recorded log-probabilities. The trainer must give the
+    sampler's, before the first step and after a rebuild. All scored datums are of the step's first
+    file. There is no evidence if the loss has no weights, which tell what is trained, if it has
     several targets a place, as with a teacher, or if the checkpoint is gone.
     """
     scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
@@ -366,11 +368,11 @@ def score_datums(
 def compare_sampler(
     evidence: Sequence[Evidence], logprobs: Sequence[np.ndarray], tolerance: float | None
 ) -> dict[str, float]:
-    """Measure how far the first update's log-probabilities are off those of the sampler.
+    """Measure how far the first update's log-probabilities are off the sampler's.
 
-    `sampler/apart` is the largest difference over the trained tokens of the scored datums, which
-    SamplerApart refuses above the tolerance; `sampler/kl` is the mean of log q - log p, q being the
-    sampler. Both are 0 if the service samples what it trains.
+    `sampler/apart` is the largest difference over the trained tokens of the scored datums;
+    SamplerApart refuses a difference above the tolerance. `sampler/kl` is the mean of log q - log
+    p, q being the sampler. Both are 0 if the service samples what it trains.
     """
     if not evidence:
         return {}

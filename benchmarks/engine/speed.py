@@ -49,7 +49,7 @@ from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
-from tasks.datums import SCHEMA, to_datums
+from tasks.datums import DATUM_SCHEMA, to_datums
 from tasks.settings.optimizer import Optimizer
 from tasks.update_method import UpdateMethod
 
@@ -324,7 +324,7 @@ def training_by_sdk(measured: Measured, sequences: Sequences) -> Run:
 def compare_losses(measured: Measured, sequences: Sequences) -> str:
     """Update a LoRA by losses of the service, and by losses by weights."""
     rows = [_sampled_row(sequence) for sequence in sequences]
-    batch = pa.Table.from_pylist(rows, schema=SCHEMA)
+    batch = pa.Table.from_pylist(rows, schema=DATUM_SCHEMA)
     return measured.table(
         "Update by a loss: ppo and gspo are the service's own, dual_clip and topr by weights",
         {loss: updating_by(measured, batch, loss) for loss in ("ppo", "gspo", "dual_clip", "topr")},

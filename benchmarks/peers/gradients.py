@@ -33,7 +33,7 @@ from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty, Placement
 from tasks.algorithm.settings import Settings
 from tasks.datums import datums_of, to_datums, units_of
-from tasks.references import SCHEMA as OF_REFERENCES
+from tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
 from tasks.rewards import rewards_of
 from tasks.settings.optimizer import Optimizer
 from tasks.update_method import DivergenceTerm, UpdateMethod

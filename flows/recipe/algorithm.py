@@ -11,7 +11,7 @@ from flows.recipe.presets import PRESETS, find_preset
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import (
     ESTIMATORS,
-    TEACHINGS,
+    TEACHER_ESTIMATORS,
     Baseline,
     Penalty,
     Placement,
@@ -116,7 +116,7 @@ class Teacher(Section):
 
     divergence: Annotated[
         str,
-        WithJsonSchema({"type": "string", "enum": [*TEACHINGS]}),
+        WithJsonSchema({"type": "string", "enum": [*TEACHER_ESTIMATORS]}),
         AfterValidator(check_teaching),
     ] = "reverse_kl"
     """Divergence from the teacher that the term lessens (docs/algorithms.md): `reverse_kl` or
@@ -162,7 +162,7 @@ class Teacher(Section):
 
     def penalty(self) -> Penalty:
         settings = self.model_dump(include={"coefficient", "discount", "baseline", "beta"})
-        return Penalty(**settings, estimator=TEACHINGS[self.divergence], source="teachers")
+        return Penalty(**settings, estimator=TEACHER_ESTIMATORS[self.divergence], source="teachers")
 
 
 class Algorithm(Section):

@@ -28,7 +28,7 @@ from tasks.settings.given import (
 )
 from tasks.settings.run import HeldOut
 from tasks.settings.section import Refusals
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -180,7 +180,7 @@ class GivenRecipe(RunRecipe):
         return Drawing(self.batch, self.seed, self.dataset.shares())
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of the policy: the tokens of the units."""
         from tasks.given.given import GivenSteps

@@ -18,7 +18,7 @@ from tasks.examples.reading import Source
 from tasks.settings.given import TEST, TRAIN
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -318,7 +318,7 @@ class Recipe(RunRecipe):
         return self.minimize(algorithm.loss, algorithm.loss_settings, by_batch=stream, **terms)
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
         from tasks.given.given import GivenSteps

@@ -33,7 +33,7 @@ from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.prefect_pages import NAME, PrefectPages, write_run_report
+from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking, tracker_openers
 from tasks.updates import read_update
 
@@ -184,7 +184,7 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     chosen = tracker_openers(recipe.tracking)
     pages = PrefectPages(folder, recipe.steps)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
-    return RunTracking(folder, {NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
+    return RunTracking(folder, {UI_NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
 
 
 def record_step(

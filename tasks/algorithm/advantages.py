@@ -38,7 +38,7 @@ Advantages = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Baselines:
-    """Rewards of a role beside those of the step's rollouts.
+    """Rewards of a role with which the rewards of the step's rollouts are compared.
 
     `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
     each group's greedy rollout, unless that has failed.
@@ -184,7 +184,7 @@ def _compare_rollouts(
 
 
 def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
-    """Subtract the reward of the example's greedy rollout from that of each rollout.
+    """Subtract the reward of the example's greedy rollout from each rollout's reward.
 
     If the greedy rollout has failed, the advantages of the group are 0.
     """
@@ -285,8 +285,8 @@ class CreditAssignment:
 
     `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
     the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
-    group with fewer than `min_group_size` rollouts to train on is left out, and so is a trajectory
-    of zero advantage, unless the loss is `regularized`, as it is with a penalty. `penalties` are
+    group with fewer than `min_group_size` rollouts to train on is left out. A trajectory of zero
+    advantage is left out unless the loss is `regularized`, as it is with a penalty. `penalties` are
     for divergence from a reference or from teachers, and `entropy_coefficient` times -log q, which
     estimates the entropy, is added to the advantage of each sampled token: in expectation this is
     the entropy's gradient
@@ -406,7 +406,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
 
 
 def find_advantage(name: str) -> Advantage:
-    """Return the row of an advantage; ValueError if there is none."""
+    """Return the row of an advantage; ValueError if there is no such row."""
     return find_row("advantage", name, ADVANTAGES)
 
 

@@ -1,7 +1,7 @@
 """A file → its rows, by value: JSON lines, a JSON array, CSV or Parquet.
 
-Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. A number
-that is none (NaN), as pandas writes what is missing, is None; infinity is refused.
+Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. NaN,
+which pandas writes for a missing value, is None; infinity is refused.
 """
 
 import csv
@@ -33,7 +33,7 @@ SURROGATES = "\\ud", "\\uD"
 """Beginnings of escapes for a half of a character."""
 SPACE = re.compile(r"[ \t\r\n]*")
 
-LONGEST_MESSAGE, LONGEST_NAME = 300, 110
+LONGEST_MESSAGE, LONGEST_PATH_TOLD = 300, 110
 """Characters of a refusal, and of the path in it."""
 BOM = b"\xef\xbb\xbf"
 OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
@@ -56,13 +56,13 @@ def kind_of(file: Path) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file of a kind in READERS; DatasetError says what is wrong with which."""
+    """Read the rows of a file of a kind in ROW_READERS; DatasetError tells row and fault."""
     rows: list[dict[str, Any]] = []
     named = name_file(file)
     try:
         with _opened(file) as opened:
             memory = RowMemory(file.stat().st_size)
-            for row in READERS[kind_of(file)](opened, memory):
+            for row in ROW_READERS[kind_of(file)](opened, memory):
                 if not isinstance(row, dict):
                     raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
                 rows.append(cast(dict[str, Any], row))
@@ -80,7 +80,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 def name_file(file: Path) -> str:
     """Return the path of a file for a message: of a long one the end."""
     name = str(file)
-    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
+    return name if len(name) <= LONGEST_PATH_TOLD else f"…{name[-LONGEST_PATH_TOLD:]}"
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
 
 
 def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
-    """Yield the rows of one array, or those of JSON lines, which some call so as well."""
+    """Yield the rows of one array, or of JSON lines, since some files of lines end in .json."""
     begins = opened.read(1)
     while begins.isspace():
         begins = opened.read(1)
@@ -236,7 +236,7 @@ def _read_float(digits: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; BadRow if it gives a name twice, of which one would be lost."""
+    """Return an object; BadRow if it gives a name twice, since one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -248,7 +248,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODER = JSONDecoder(
     parse_constant=_read_constant, parse_float=_read_float, object_pairs_hook=_object
 )
-"""Reader of what Python and pandas write: a number that is none says that the value is missing."""
+"""Reader of what Python and pandas write: NaN says that a value is missing."""
 
 
 def _decode(line: bytes) -> str:
@@ -282,7 +282,7 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
+ROW_READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
     ".csv": _read_csv,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,

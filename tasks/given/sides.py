@@ -25,7 +25,7 @@ from tasks.given.conversations import (
 from tasks.given.given import Unit, WrittenUnits
 from tasks.given.tokenizing import WeightedTokens, tokenize, tokenize_conversation
 
-FORMS = (
+PAIR_FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
     "completion and label"
 )
@@ -74,7 +74,7 @@ def read_sides(row: Mapping[str, Any]) -> Sides | None:
     if row.get("comparison") is not None:
         read = _read_comparison(row["comparison"], row.get("label"))
     elif row.get("chosen") is None or row.get("rejected") is None:
-        raise DatasetError(f"it has {list_given(row)}; give {FORMS}")
+        raise DatasetError(f"it has {list_given(row)}; give {PAIR_FORMS}")
     else:
         read = _read_sides(row)
     if read is None:
@@ -135,7 +135,7 @@ def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[
 
 @dataclass(frozen=True)
 class ComparedPairs(WrittenUnits):
-    """Texts of the pairs of a split: each pair is compared in both orders; a tie makes none."""
+    """Texts of the pairs of a split: each pair is compared in both orders; a tie makes no text."""
 
     question: str
 
@@ -153,7 +153,7 @@ class ComparedPairs(WrittenUnits):
 
 @dataclass(frozen=True)
 class ComparedExamples(Source):
-    """Examples of a judge: the two sides of each pair, with BETTER; a tie makes none."""
+    """Examples of a judge: the two sides of each pair, with BETTER; a tie makes no example."""
 
     question: str = ""
 
@@ -175,7 +175,7 @@ class ComparedExamples(Source):
         return [{"id": name, "messages": messages} for name, messages in named]
 
     def _example(self, sides: list[dict[str, Any]], number: int) -> dict[str, Any]:
-        """Return a pair as a judge is shown it: in half of them the better side is the second."""
+        """Return a pair as a judge is shown it; in every other pair the better side is second."""
         shown = sides if number % 2 else sides[::-1]
         return {"rollouts": shown, "question": self.question, BETTER: CHOSEN}
 

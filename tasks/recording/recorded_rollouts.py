@@ -33,9 +33,10 @@ class RecordedRollout:
 
 
 def describe_end(spans: Sequence[Span]) -> str:
-    """Say how a rollout has ended, by the spans of its end, of which the error or reward is last.
+    """Say how a rollout has ended, by the spans of its end; the last is its error or reward.
 
-    A judge's has ended with a verdict: its scores by the ids of rollouts, and what it measured.
+    A judge's rollout has ended with a verdict: its scores by the ids of rollouts, and what it
+    measured.
     """
     *credits, last = spans
     if last["kind"] == ERROR:

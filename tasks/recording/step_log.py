@@ -19,7 +19,7 @@ def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Read the lines of metrics.jsonl, in order; none if there is no such file."""
+    """Read the lines of metrics.jsonl, in order; an empty list if there is no such file."""
     return read_log(path)
 
 

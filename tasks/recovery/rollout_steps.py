@@ -9,7 +9,7 @@ from tinker import Datum
 
 from tasks.algorithm.advantages import CreditAssignment, find_advantage
 from tasks.checkpoints import CheckpointError, policy_version
-from tasks.datums import SCHEMA, build_datums, to_datums
+from tasks.datums import DATUM_SCHEMA, build_datums, to_datums
 from tasks.judging import record_verdicts
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
@@ -17,7 +17,7 @@ from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
@@ -34,7 +34,7 @@ class RolloutSteps(StepSource):
 
     run: RunFolder
     policy: TrainedPolicy
-    credits: Eras[CreditAssignment]
+    credits: ByStep[CreditAssignment]
     beside: StepSource | None = None
 
     def restore(self, step: int) -> None:
@@ -67,7 +67,7 @@ class RolloutSteps(StepSource):
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):
             raise CheckpointError(
-                f"{path} has {len(datums)} datums, of which {sum(map(len, split))} are of the "
+                f"{path} has {len(datums)} datums, and {sum(map(len, split))} are of the "
                 f"batches that step {step} has journals of; put the journals back, since each "
                 "batch is a pass of its own"
             )
@@ -118,7 +118,7 @@ class RolloutSteps(StepSource):
         batches = self.run.journalled(shard_name(JUDGE, step))
         if not is_written(path) and not batches:
             raise CheckpointError(
-                f"{path} is gone, and so are the journals of the judge of step {step}; put them "
+                f"{path} and the journals of the judge of step {step} are gone; put them "
                 "back, or fork the run at an earlier step"
             )
         spans = [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
@@ -138,7 +138,7 @@ def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
         "mask": [*map(int, unsampled), *[1] * len(response_token_ids)],
         "scale": 1.0,
     }
-    table = pa.Table.from_pylist([row], schema=SCHEMA)
+    table = pa.Table.from_pylist([row], schema=DATUM_SCHEMA)
     logprobs, mask = (arrays(table[name])[0] for name in ("logprobs", "mask"))
     datum = to_datums(table, method.loss, method.loss_settings)[0]
     return Evidence(datum, logprobs, mask)

@@ -16,7 +16,7 @@ from tasks.reports.tables import markdown_table, score_rows
 from tasks.storage.manifest import Manifest, describe_parent, read_manifest
 from tasks.storage.run_folder import RunFolder
 
-TEXTS = (
+PARITY_TEXTS = (
     "The quick brown fox jumps over the lazy dog, and 17 + 25 is 42.",
     'In JSON, Ada of London is {"name": "Ada", "city": "London"}, and nothing more is said.',
     "def double(number: int) -> int:\n    return 2 * number\n",
@@ -30,7 +30,7 @@ LARGEST_RANK = 16
 """The largest rank that vLLM loads if it is not told of a larger one."""
 RANKS = (32, 64, 128, 256)
 """Larger ranks that vLLM can be told of."""
-SCORED = 6
+SCORE_COLUMNS = 6
 """Columns of a table of scores that every evaluation has."""
 
 
@@ -42,8 +42,8 @@ class ExportRefused(UserError):
 class Parity:
     """Largest differences to the sampler's log-probabilities: of what was written, and the base's.
 
-    `rounded` is that of the weights in bfloat16, if they are written so; `written` is then that of
-    the weights before.
+    `rounded` is the difference of the weights in bfloat16, if they are written so; `written` is
+    then the difference of the weights before rounding.
     """
 
     tokens: int
@@ -81,7 +81,7 @@ class Parity:
 
 def sequences_of(tokenizer: Any) -> list[list[int]]:
     """Return the tokens of the texts that are scored."""
-    return [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in PARITY_TEXTS]
 
 
 def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
@@ -185,12 +185,12 @@ def _scores(run: RunFolder, step: int) -> str:
     for at in dict.fromkeys((0, step)):
         for path in run.evaluations(f"{at:05d}"):
             names, scored = score_rows(read_evaluation(path))
-            rows += [[at, *row[:SCORED]] for row in scored]
+            rows += [[at, *row[:SCORE_COLUMNS]] for row in scored]
     if not rows:
         held_out = read_facts(run).held_out
         names = [f"held-out {held_out.measure}"]
         rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
-    table = markdown_table(["checkpoint", *names[:SCORED]], rows) if rows else ""
+    table = markdown_table(["checkpoint", *names[:SCORE_COLUMNS]], rows) if rows else ""
     unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
     return "\n".join(filter(None, [table, unknown]))
 

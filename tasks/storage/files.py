@@ -28,8 +28,8 @@ from durable import files
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
-LOOK_SECONDS = 1.0
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+SPACE_LOOK_SECONDS = 1.0
 
 FileVersions: TypeAlias = tuple[tuple[int, int] | None, ...]
 """Time of the last change and size of each file; None of one that is not there."""
@@ -181,7 +181,7 @@ def wait_for_space(folder: Path) -> None:
             text = "the disk of %s is full (%d MiB are free): the run waits until there are %d"
             log.warning(text, folder, free // 2**20, needed)
         told = True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(SPACE_LOOK_SECONDS)
 
 
 def check_writable(path: Path, instead: str) -> None:
@@ -217,7 +217,7 @@ def check_output(file: Path, instead: str) -> None:
 
 def is_full(error: BaseException) -> bool:
     """Return whether the error says that the disk has no space left."""
-    return isinstance(error, OSError) and error.errno in FULL
+    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def _version(path: Path) -> tuple[int, int] | None:
@@ -321,7 +321,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
 
 
 def read_log(path: Path) -> list[JsonRow]:
-    """Read the whole lines of a log, none if there is no file; Damaged if a line has changed."""
+    """Read the whole lines of a log, [] if there is no file; Damaged if a line has changed."""
     if not is_written(path):
         return []
     *lines, torn = read_bytes(path).split(b"\n")

@@ -76,7 +76,7 @@ def has_plan(run: RunFolder) -> bool:
 
 
 def read_plan(run: RunFolder) -> PlanRecord:
-    """Read the record of a run of several runs; that of another run is empty."""
+    """Read the record of a run of several runs; any other run has an empty record."""
     if not has_plan(run):
         return PlanRecord({}, (), "")
     values = read_json(run.stages)

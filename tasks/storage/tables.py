@@ -29,7 +29,7 @@ def query_beside(module: str, name: str = "") -> str:
 
 PRELUDE = query_beside(__file__, "prelude")
 """Macros that every query may use; it reads files by nothing else."""
-PATTERN = re.compile(r"[*?\[]")
+GLOB_PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
 
 
@@ -45,7 +45,7 @@ def _database(_: int) -> duckdb.DuckDBPyConnection:
 def select(query: str, **parameters: object) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order.
 
-    A path among the values is that of one file, whatever it is called.
+    A path among the values names one file, even if the path has stars or brackets.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with _database(os.getpid()).cursor() as connection:
@@ -131,16 +131,16 @@ def _bindable(value: object) -> object:
 
 
 def _as_pattern(path: Path) -> str:
-    """Return the pattern of one path alone; UserError if there is none."""
+    """Return a pattern that matches this path alone; UserError if DuckDB has no such pattern."""
     whole = str(path.absolute())  # what is relative may begin as a home or an address does
-    if PATTERN.search(whole) is None:
+    if GLOB_PATTERN.search(whole) is None:
         return whole
     if "\\" in whole:
         raise UserError(
             f"{whole} has a backslash, and a bracket or a star as well, which together DuckDB "
             "cannot read; rename the folder"
         )
-    return PATTERN.sub(r"[\g<0>]", whole)
+    return GLOB_PATTERN.sub(r"[\g<0>]", whole)
 
 
 def _is_numeric_list(kind: pa.DataType) -> bool:

@@ -29,7 +29,7 @@ from tasks.storage.tables import query_beside, read, select
 
 QUERY = query_beside(__file__)
 
-SPLITS = {"sampled": "test", "greedy": "greedy"}
+SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""
 
 LONGEST_TEXT = 2000
@@ -53,19 +53,19 @@ class RecordedStep:
         return self.number - self.lag
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the step, none if it is no step of training."""
+        """Return the metrics of the step; {} if it is no step of training."""
         found = read_metrics(self.run.metrics)[self.number :]
         return {name: value for name, value in found[0].items() if name != "step"} if found else {}
 
     def scores(self) -> Metrics:
-        """Return the scores of the checkpoint, none if it was not evaluated."""
+        """Return the scores of the checkpoint; {} if it was not evaluated."""
         if not is_written(self._evaluation):
             return {}
         scores = read_evaluation(self._evaluation)
         return {
             name: value
             for how, score in scores.items()
-            for name, value in score.metrics(SPLITS.get(how, how)).items()
+            for name, value in score.metrics(SPLIT_BY_SAMPLING.get(how, how)).items()
         }
 
     def seconds(self) -> float:
@@ -74,7 +74,7 @@ class RecordedStep:
         return (updates if is_written(updates) else self._evaluation).stat().st_mtime
 
     def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
-        """Return tables of at most so many rollouts, from the worst reward to the best.
+        """Return at most `most` rollouts a table, from the worst reward to the best.
 
         A step of texts or pairs has a table of these, if its tokenizer is on this machine.
         """
@@ -113,7 +113,7 @@ class RecordedStep:
         trained = [b for b in batches_of(self.run, self.number) if parse_batch(b).split != BASELINE]
         found = {"rollouts": [self.run.spans(batch) for batch in trained]}
         if is_written(self._evaluation):
-            for split in SPLITS.values():
+            for split in SPLIT_BY_SAMPLING.values():
                 shard = shard_name(split, self.checkpoint)
                 found[f"{split}/rollouts"] = self.run.sealed(shard)
         return {name: paths for name, paths in found.items() if paths}
@@ -125,7 +125,7 @@ def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
 
 
 def _spread(ranked: Sequence[Row], most: int) -> Sequence[Row]:
-    """Return at most so many, evenly from the first to the last."""
+    """Return at most `most` rows, evenly spread from the first to the last."""
     if len(ranked) <= most:
         return ranked
     last = len(ranked) - 1
@@ -174,7 +174,7 @@ def _call(row: Mapping[str, Any]) -> TrackedCall:
 def read_given(run: RunFolder, step: int) -> dict[str, list[Row]]:
     """Return the texts of a step from the lowest loss to the highest, or its pairs by margin.
 
-    There are none of a step whose datums a policy sampled, or without a tokenizer.
+    There is no table if a policy sampled the step's datums, or without a tokenizer.
     """
     datums, update = run.datums(POLICY, step), run.update(POLICY, step)
     if not (is_written(datums) and is_written(update)):

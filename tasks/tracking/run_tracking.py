@@ -31,9 +31,9 @@ LIBRARIES = {"project": "wandb", "experiment": "mlflow", "opentelemetry": EXPORT
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""
 STOPPED_SECONDS = 5.0
-"""Seconds for which a run that an error ends does."""
+"""Seconds for which a run that an error ends waits."""
 
-FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
+TRACKING_FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
 """Errors of trackers, and of files that cannot be read."""
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class RunTracking:
 
     They are opened when the run is first followed, and are sent what its files say and they do not
     have: a run that goes on after a crash, or is a fork, is whole in each of them. A tracker that
-    fails is tried again after the next step; one warning says so, and the run needs none of them.
+    fails is tried again after the next step; one warning says so, and the run needs no tracker.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Follower:
         self._woken.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end, but no longer than so many seconds."""
+        """Wait for the end, but at most `seconds`."""
         if self._thread.is_alive():
             self._thread.join(seconds)
             if self._thread.is_alive():
@@ -157,7 +157,7 @@ class Follower:
             ended = self._ended.is_set()
             try:
                 seconds = self._publish(ended)
-            except FAILURES as error:
+            except TRACKING_FAILURES as error:
                 self._tell(f"{error}")
 
     def _tell(self, why: str) -> None:

@@ -24,7 +24,7 @@ from adapters.tinker.live_policy import LivePolicy, LoraSpec
 from adapters.tinker.service import Service
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
-from tasks.datums import SCHEMA
+from tasks.datums import DATUM_SCHEMA
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.rollouts import RolloutHost
@@ -112,7 +112,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
                 **lists,
             }
         )
-    return write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    return write(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, float]]:

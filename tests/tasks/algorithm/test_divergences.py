@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flows.recipe.algorithm import Algorithm, Divergence, Teacher
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.divergences import ESTIMATORS, Penalty
-from tasks.references import SCHEMA
+from tasks.references import REFERENCE_SCHEMA
 from tests.support.credited import build
 from tests.support.trajectory_rows import table
 from tests.tasks.test_credit import advantages, trajectory
@@ -175,9 +175,9 @@ def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline()
 
 
 def references(*rows: dict, logprobs: list[float]) -> dict[str, pa.Table]:
-    names = SCHEMA.names[:-1]
+    names = REFERENCE_SCHEMA.names[:-1]
     made = [{n: row[n] for n in names} | {"logprobs": logprobs} for row in rows]
-    return {"references": pa.Table.from_pylist(made, schema=SCHEMA)}
+    return {"references": pa.Table.from_pylist(made, schema=REFERENCE_SCHEMA)}
 
 
 def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
