@@ -16,7 +16,7 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 125, "finetune": 55, "prefer": 48, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1460, "adapters/door": 1880,
+    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1400, "adapters/door": 1940,
     "adapters/harness": 1880, "adapters/network": 320, "adapters/process": 840,
     "adapters/project": 340, "adapters/rendering": 1660, "adapters/tinker": 1700,
     "adapters/tracking": 520, "adapters/weights": 280, "durable": 260, "engine": 840,
@@ -29,7 +29,7 @@ MOST_LINES = {
     "tasks/storage": 1740, "tasks/tracking": 900,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 338, "classes": 490, "deferred imports": 208}
+MOST = {"files": 304, "classes": 490, "deferred imports": 208}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

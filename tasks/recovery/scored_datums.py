@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adapters.errors import UserError
-from adapters.tinker.faults import ServiceRefused
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceRefused
 from tasks.checkpoints import Checkpoint
 from tasks.recovery.recorded_steps import Evidence, StepDatums
 
