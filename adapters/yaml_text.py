@@ -85,7 +85,9 @@ def read_yaml(text: str, truths: Mapping[str, bool] = CORE) -> Json:
         said = " ".join(str(error.problem or error.context).split())
         raise _error(said, error.problem_mark or error.context_mark) from None
     except yaml.reader.ReaderError as error:
-        raise YamlError(f"letter {error.position + 1} is none of YAML: {error.reason}") from None
+        raise YamlError(
+            f"letter {error.position + 1} is not allowed in YAML: {error.reason}"
+        ) from None
 
 
 def write_yaml(value: Json, *, in_one_line: bool = False) -> str:

@@ -199,16 +199,13 @@ def own_line(error: Exception) -> str:
 
     The line is the innermost line of a module outside NOT_OWN.
     """
-    frames = [frame for frame in extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    others = (*NOT_OWN, "<")
+    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(others)]
     if not frames:
         return ""
     file = Path(frames[-1].filename)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f" at {shown}:{frames[-1].lineno}"
-
-
-def _is_own(file: str) -> bool:
-    return not (file.startswith(NOT_OWN) or file.startswith("<"))
 
 
 class _Player:

@@ -298,7 +298,7 @@ class Chat:
         elif thought:
             remedy = "give answers without reasoning, or another"
         what = (
-            "writes this answer behind other tokens than those of the prompt that asks for it"
+            "writes other tokens before this answer than the prompt that asks for it has"
             if lost is None
             else f"leaves out {lost.what} of this answer"
         )

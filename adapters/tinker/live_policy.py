@@ -17,8 +17,7 @@ from tinker.types import (
     SaveWeightsResponse,
 )
 
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.service import PatientSampler, Service
+from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""

@@ -1,4 +1,7 @@
-"""A Tinker service by URL: the hosted service, this machine's engine, or any server of the API."""
+"""A Tinker service by URL: the hosted service, this machine's engine, or any server of the API.
+
+Its faults are translated into errors that say what was asked.
+"""
 
 import asyncio
 import logging
@@ -14,9 +17,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 import numpy as np
 import tinker
 from renderers.base import Tokenizer
+from tinker.lib.retryable_exception import RetryableException
+from tinker.types import RequestErrorCategory
 
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, PassingError, ServiceError
 from adapters.process.event_loop import call_in_thread, cancel_and_wait
+from adapters.process.open_files import check_files
 from adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import (
@@ -26,16 +32,81 @@ from adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
-from adapters.tinker.faults import (
-    SDK_ERRORS,
-    ServiceFailed,
-    ServiceRefused,
-    TimedOut,
-    translate_error,
-)
+
+CLIENT_CLOSING_SECONDS = 5.0
+DEAD_CLOSING_SECONDS = 0.5
+"""Time for the SDK to notice that nobody answers."""
+
+WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 600.0
+
+SessionEnd = Literal["success", "errored", "interrupted"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class ServiceRefused(ServiceError):
+    """A refusal that a retry cannot change; `missing` if what the request names does not exist."""
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class ServiceFailed(ServiceError, PassingError):
+    """A failure of the network or the service; the same request may succeed later."""
+
+
+class TimedOut(ServiceFailed):
+    """A request that the service did not answer in time."""
+
+
+SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
+"""All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
+client that has failed before."""
+
+PASSING = {408, 409, 410, 429}
+
+
+def translate_error(error: Exception, what: str) -> Exception:
+    """Translate an SDK error into a ServiceError about `what`; return any other error unchanged.
+
+    OutOfFiles if this process could not open a connection to the service.
+    """
+    check_files(error)
+    if isinstance(error, tinker.RequestFailedError):
+        said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
+        if error.category is RequestErrorCategory.User:
+            return _refused(what, said)
+        return _failed(what, said)
+    if isinstance(error, tinker.APIStatusError):
+        status, said = error.status_code, f"{_detail(error)} ({error.status_code})"
+        if status in PASSING or status >= 500:
+            return _failed(what, said)
+        return _refused(what, said, missing=status == 404)
+    if isinstance(error, tinker.APIConnectionError | RetryableException):
+        return _failed(what, str(error))
+    if isinstance(error.__cause__, SDK_ERRORS):
+        return translate_error(error.__cause__, what)
+    return error
+
+
+def _failed(what: str, said: str) -> ServiceFailed:
+    return ServiceFailed(
+        f"the Tinker service failed at {what}: {said}. Start the same run again to go on"
+    )
+
+
+def _refused(what: str, said: str, missing: bool = False) -> ServiceRefused:
+    return ServiceRefused(f"the Tinker service refuses {what}: {said}", missing)
+
+
+def _detail(error: tinker.APIStatusError) -> str:
+    body = error.body
+    return str(body.get("detail", body)) if isinstance(body, dict) else error.message
 
 
 def _asked_again(
@@ -174,18 +245,6 @@ class PatientSampler:
             scored = self._service.result(future, "chosen log-probabilities")
             found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
         return found
-
-
-CLIENT_CLOSING_SECONDS = 5.0
-DEAD_CLOSING_SECONDS = 0.5
-"""Time for the SDK to notice that nobody answers."""
-
-WATCH_SECONDS = 0.5
-PATIENCE_SECONDS = 600.0
-
-SessionEnd = Literal["success", "errored", "interrupted"]
-
-log = logging.getLogger(__name__)
 
 
 class Service:

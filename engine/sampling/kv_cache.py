@@ -171,7 +171,10 @@ class PromptCache:
         layers, heads, width = shape
         self.data = torch.zeros((2, layers, 0, heads, BLOCK, width), device=device)
         of_block = 2 * layers * heads * BLOCK * width * self.data.element_size()
-        self.most_blocks = (_share_of_memory() if most_bytes is None else most_bytes) // of_block
+        if most_bytes is None:
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            most_bytes = int(memory * MEMORY_SHARE)
+        self.most_blocks = most_bytes // of_block
         self._trees: weakref.WeakKeyDictionary[LoraWeights, Block] = weakref.WeakKeyDictionary()
         self._base = Block()
         self._used: OrderedDict[Block, None] = OrderedDict()
@@ -310,7 +313,3 @@ def _common(known: tuple[int, ...], tokens: tuple[int, ...]) -> int:
     """Count the tokens with which both begin."""
     pairs = zip(known, tokens, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _share_of_memory() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
