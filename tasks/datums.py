@@ -88,11 +88,10 @@ def datums_of(
     (`credit.penalties`, which read the `references`, by their source) and the entropy bonus
     (`credit.entropy_coefficient`) change `advantages`, not `advantage`.
 
-    Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
-    loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
-    `rollout_mean`, of means over tokens, by the rollout's trained tokens × the step's rollouts; a
-    `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
-    The divisors count rollouts of zero advantage too.
+    Tinker sums its losses over tokens and datums. `credit.aggregation` divides each datum's loss by
+    its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
+    rollout's trained tokens × the step's rollouts; `rollout_sum` by the step's rollouts; `fixed` by
+    the divisor. These counts include rollouts of zero advantage.
 
     At most `credit.trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
@@ -117,9 +116,8 @@ def datums_of(
         if reference is not None:
             row["references"] = reference[1:]
         rows.append(row)
-    return pa.Table.from_pylist(
-        rows, schema=DATUM_SCHEMA if assigned.references is None else REFERENCE_DATUM_SCHEMA
-    )
+    schema = DATUM_SCHEMA if assigned.references is None else REFERENCE_DATUM_SCHEMA
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @durable

@@ -63,19 +63,19 @@ def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> N
 
 @durable
 def draw_held_out(
-    path: Path, spans: Sequence[Path], others: Sequence[Path], judge: Judge, seed: int
+    path: Path, spans: Sequence[Path], compared: Sequence[Path], judge: Judge, seed: int
 ) -> None:
     """Write held-out rollouts as a judge is shown them, an example a line, as `draw_groups` does.
 
-    `others` are sealed batches of the same examples, played by another checkpoint. A judge of pairs
-    sees each rollout with the rollout of `others` that has its example and its number.
+    `compared` are sealed batches of the same examples, played by another checkpoint. A judge of
+    pairs sees each rollout with the rollout of `compared` that has its example and its number.
     """
     rows: list[ShardRow] = []
-    beside = {_held_out_place(one): one for one in _ended(read_transcripts(others))}
+    opponents = {_held_out_place(one): one for one in _ended(read_transcripts(compared))}
     for number, batch in enumerate(spans):
         for rollout in _ended(read_transcripts([batch])):
             shown = [rollout]
-            if judge.shown() == "pair" and (other := beside.get(_held_out_place(rollout))):
+            if judge.shown() == "pair" and (other := opponents.get(_held_out_place(rollout))):
                 shown.append(other)
             if judge.shown() != "pair" or len(shown) == 2:
                 rows.append(_row(_drawn(shown, seed), judge, number))

@@ -325,8 +325,8 @@ class Recipe(RunRecipe):
         from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
 
-        beside: StepSource | None = None
+        expert: StepSource | None = None
         if self.algorithm.expert.given_texts:
             drawings = recipes.make(Recipe, lambda made: made.algorithm.expert.drawing(made.seed))
-            beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
-        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
+            expert = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
+        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), expert)

@@ -59,11 +59,11 @@ SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 @dataclass(frozen=True)
 class Form:
-    """Columns of a question, of its answer, and of what stands beside the question."""
+    """Columns of a question, of its answer, and of the context that the question comes with."""
 
     question: str
     answer: str
-    beside: str | None = None
+    context: str | None = None
 
 
 TEXT_FORMS = (
@@ -230,13 +230,14 @@ def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Sa
 
 def _read_form(row: Mapping[str, Any], form: Form) -> list[Said]:
     asked = read_messages(row[form.question], form.question, "user")
-    if form.beside is not None and row.get(form.beside):
+    if form.context is not None and row.get(form.context):
         *earlier, question = asked
         if question.message["role"] != "user":
             raise DatasetError(
-                f"its {form.question} ends with no question before {form.beside}; end with a user's"
+                f"its {form.question} ends with no question before {form.context}; end with a "
+                "user's"
             )
-        content = f"{question.message['content']}\n\n{_text(row[form.beside], form.beside)}"
+        content = f"{question.message['content']}\n\n{_text(row[form.context], form.context)}"
         asked = [*earlier, Said({**question.message, "content": content})]
     prompt, answer = join_repeated(asked, read_messages(row[form.answer], form.answer, "assistant"))
     return [*prompt, *answer]

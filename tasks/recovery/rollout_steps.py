@@ -29,18 +29,18 @@ from tasks.update_method import UpdateMethod
 class RolloutSteps(StepSource):
     """Source of the datums of a policy that is trained on its own rollouts.
 
-    What is trained `beside` them has a source of its own.
+    An `expert`'s texts, trained beside the rollouts, have a source of their own.
     """
 
     run: RunFolder
     policy: TrainedPolicy
     credits: ByStep[CreditAssignment]
-    beside: StepSource | None = None
+    expert: StepSource | None = None
 
     def restore(self, step: int) -> None:
         """Make missing datums again from the step's rollouts and references, byte for byte."""
-        if self.beside is not None:
-            self.beside.restore(step)
+        if self.expert is not None:
+            self.expert.restore(step)
         path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
         sources = {penalty.source for penalty in credit.penalties}
         references = {s: self.run.references(self.policy.name, step, s) for s in sorted(sources)}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
-from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.algorithm.advantages import CreditAssignment, find_advantage, is_uniform
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
@@ -179,13 +179,9 @@ def _find_cause(
     if all(len(rewards) < fewest for rewards in groups.values()):
         return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.advantage)
-    if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
+    if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
         return "in each group all rewards are equal"
     return f"every advantage ({advantage.formula}) is zero"
-
-
-def _equal(rewards: Sequence[float]) -> bool:
-    return len({*rewards}) == 1
 
 
 def _show_best(rollouts: Sequence[Transcript]) -> str:

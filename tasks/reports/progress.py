@@ -238,15 +238,13 @@ class ProgressReader:
         now = datetime.now(UTC)
         since = max([now - WINDOW, *_opened(self.run)])
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
-        self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
+        self._sealed = {
+            path: self._sealed.get(path) or _sampled(read(path, SAMPLING_COLUMNS).to_pylist())
+            for path in recent
+        }
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
         tokens = sum(tokens for ended, tokens in calls if ended >= since)
         return tokens / max(1.0, (now - since).total_seconds())
-
-
-def _read_sampled(sealed: Path) -> list[_Sampled]:
-    """Read when the calls of a sealed batch ended, and how many tokens each has sampled."""
-    return _sampled(read(sealed, SAMPLING_COLUMNS).to_pylist())
 
 
 def _sampled(spans: Iterable[Span]) -> list[_Sampled]:

@@ -195,7 +195,7 @@ def mark_trajectories(
     """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
     by_rollout: dict[str, list[MarkedTrajectory]] = {}
     for policy in run.policies():
-        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number, only):
+        for rollout_id, marked in _trajectories(run, policy, step, text_of or " {} ".format, only):
             by_rollout.setdefault(rollout_id, []).append(marked)
     return by_rollout
 
@@ -257,10 +257,6 @@ def _pieces(
             yield Piece("".join(piece.text for piece in alike), mark)
         else:
             yield from alike
-
-
-def _number(token: int) -> str:
-    return f" {token} "
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class RecordedStep:
             name: [*map(_row, _ranked(read_transcripts(spans)))]
             for name, spans in self._batches.items()
         }
-        found |= read_given(self.run, self.number)
+        found |= given_tables(self.run, self.number)
         return {name: [*map(_cut, _spread(rows, most))] for name, rows in found.items() if rows}
 
     def weights(self) -> list[SavedWeights]:
@@ -171,7 +171,7 @@ def _call(row: Mapping[str, Any]) -> TrackedCall:
     )
 
 
-def read_given(run: RunFolder, step: int) -> dict[str, list[Row]]:
+def given_tables(run: RunFolder, step: int) -> dict[str, list[Row]]:
     """Return the texts of a step from the lowest loss to the highest, or its pairs by margin.
 
     There is no table if a policy sampled the step's datums, or without a tokenizer.

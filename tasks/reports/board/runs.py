@@ -1,7 +1,7 @@
 """A folder of runs → the rows of the board's table, and the table of `ratchet runs`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from adapters.errors import counted
@@ -131,7 +131,10 @@ def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]
 
     Where no value is common to more than half of these runs, every run shows its value.
     """
-    shown = {of.name: {} if of.trouble else _show_keys(of.keys) for of in runs}
+    shown = {
+        of.name: {} if of.trouble else {key: show(value) for key, value in of.keys.items()}
+        for of in runs
+    }
     values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for of in runs:
         for key, value in shown[of.name].items():
@@ -158,7 +161,3 @@ def last_reward(facts: RunFacts) -> float:
         return facts.headlines[-1].reward if facts.headlines else float("-inf")
     except BROKEN:
         return float("-inf")
-
-
-def _show_keys(keys: Mapping[str, Json]) -> dict[str, str]:
-    return {key: show(value) for key, value in keys.items()}
