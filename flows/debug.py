@@ -19,7 +19,7 @@ from adapters.door.door import Door
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import Answer
 from adapters.errors import UserError, counted
-from adapters.harness.debugger.alone import play_alone
+from adapters.harness.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
 from adapters.process.event_loop import run_event_loop
 from adapters.process.terminal import show

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
-from adapters.tinker.bases import is_here, read_origin
+from adapters.tinker.bases import is_here, read_licence, read_origin
 from adapters.tinker.engines import LOCAL, prepare_base
-from adapters.tinker.external_weights import fetch_weights
-from adapters.tinker.model_files import read_licence
+from adapters.tinker.live_policy import fetch_weights
 from adapters.weights.adapter import Adapter, read_adapter, write_adapter
 from adapters.weights.network import (
     Dtype,

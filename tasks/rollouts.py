@@ -23,8 +23,7 @@ from adapters.errors import ServiceError, UserError, counted
 from adapters.player_protocol import PlaySettings, RolloutEnd
 from adapters.process.event_loop import run_event_loop
 from adapters.rewards import Reward
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 from tasks.recording.journal import Journal, read_journal, seal
 from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import (

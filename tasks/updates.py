@@ -17,9 +17,8 @@ from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
 from adapters.errors import ServiceError, UserError
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
-from adapters.tinker.service import PatientSampler, Service
+from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
 from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs

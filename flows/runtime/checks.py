@@ -15,11 +15,9 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.harness.agents import load_agent
 from adapters.network.addresses import check_listener
-from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
-from adapters.rendering.thinking import set_thinking
-from adapters.tinker.bases import base_folder, check_base
+from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
+from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
-from adapters.tinker.model_files import check_template
 from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe

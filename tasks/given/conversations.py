@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
 from adapters.errors import listed
-from adapters.rendering.messages import SHOWN, json_type, parse_text, read_message, read_tool
+from adapters.rendering.messages import MEDIA_KEYS, json_type, parse_text, read_message, read_tool
 from tasks.examples.reading import (
     LONGEST_NAME_TOLD,
     MOST_NAMED,
@@ -40,7 +40,7 @@ COLUMNS = ("messages", "conversations")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 """Columns that hold the system message of a conversation."""
 
-NOT_READ = (*SHOWN, "history", "functions")
+NOT_READ = (*MEDIA_KEYS, "history", "functions")
 """Columns that hold a part of what is said, and are not read."""
 
 PRINTED = re.compile(

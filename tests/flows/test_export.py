@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import flows.export
 from adapters.errors import UserError
-from adapters.tinker.model_files import read_licence
+from adapters.tinker.bases import read_licence
 from adapters.weights.network import merge
 from flows.cli.commands import app
 from flows.export import ExportForm, export

@@ -19,9 +19,8 @@ from adapters.calls import POLICY
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceFailed
 from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from tasks.datums import DATUM_SCHEMA

@@ -15,10 +15,8 @@ from tinker import AdamParams, Datum, ModelInput
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.external_weights import download, fetch_weights
-from adapters.tinker.faults import ServiceFailed
-from adapters.tinker.live_policy import LivePolicy
-from adapters.tinker.service import Service
+from adapters.tinker.live_policy import LivePolicy, download, fetch_weights
+from adapters.tinker.service import Service, ServiceFailed
 from adapters.weights.adapter import (
     TENSORS,
     Adapter,
