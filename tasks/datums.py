@@ -18,7 +18,7 @@ from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
 from tasks.rewards import Credit, MeanRewards, assign_credit, mean_rewards, rewards_of
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 from tasks.trajectories import TOKEN_LISTS, trajectories_of
 
 DATUM_SCHEMA = pa.schema(
@@ -130,16 +130,18 @@ def build_datums(
     history: Sequence[Path] = (),
 ) -> None:
     """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
-    scored = {source: read(file) for source, file in (references or {}).items()}
-    means = [mean_rewards(read(earlier)) for earlier in history]
-    write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
+    scored = {source: read_table(file) for source, file in (references or {}).items()}
+    means = [mean_rewards(read_table(earlier)) for earlier in history]
+    write_table(
+        datums_of(read_table(trajectories), read_table(rewards), credit, scored, means), path
+    )
 
 
 def read_datums(
     path: Path, loss: str, settings: Settings | None = None, factor: float = 1.0
 ) -> list[tinker.Datum]:
     """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read(path), loss, settings, factor)
+    return to_datums(read_table(path), loss, settings, factor)
 
 
 def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:

@@ -29,7 +29,7 @@ from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, flat, read, write
+from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
 CreditUnit = Literal["rollout", "call", "token"]
 
@@ -58,14 +58,14 @@ def compute_rewards(
     A judge's `verdicts` take the place of the agent's rewards; what it gives no score, or what the
     query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    write(rewards_of(read(trajectories), query, read_verdicts(verdicts)), path)
+    write_table(rewards_of(read_table(trajectories), query, read_verdicts(verdicts)), path)
 
 
 def read_verdicts(path: Path | None) -> Verdicts | None:
     """Read the scores that a judge gave to rollouts of a step; None if there is no judge."""
     if path is None:
         return None
-    rows = read(path, ["rollout_id", "verdict"]).to_pylist()
+    rows = read_table(path, ["rollout_id", "verdict"]).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
 
 
@@ -207,7 +207,7 @@ def assign_credit(
         role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
         for role in rewards["role"].unique().to_pylist()
     }
-    earned = compare(calls, rewards, credit, baselines)
+    earned = compare_rewards(calls, rewards, credit, baselines)
     kept, masks, compared = _place(earned, calls, trajectories)
     advantages = compared
     for penalty, of_tokens in penalties:
@@ -232,7 +232,7 @@ def assign_credit(
 def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Calls:
     """List the calls of the trajectories; `penalties` are of the tokens of all trajectories."""
     columns = ["role", "rollout_id", "call_numbers", "call_tokens", "call_rewards"]
-    tokens, mask = flat(trajectories["tokens"]), flat(trajectories["mask"])
+    tokens, mask = flat_values(trajectories["tokens"]), flat_values(trajectories["mask"])
     calls: dict[tuple[str, str], list[TrainedCall]] = defaultdict(list)
     end = 0
     for row in trajectories.select(columns).to_pylist():
@@ -250,7 +250,7 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
     return {name: sorted(of, key=lambda call: call.number) for name, of in calls.items()}
 
 
-def compare(
+def compare_rewards(
     calls: Calls,
     rewards: pa.Table,
     credit: CreditAssignment,

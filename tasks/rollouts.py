@@ -45,7 +45,7 @@ from tasks.storage.durability import durable
 from tasks.storage.files import is_written, verified
 from tasks.storage.names import BASELINE, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read, select
+from tasks.storage.tables import query_beside, read_table, select
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
@@ -331,7 +331,7 @@ class Ends:
 
     @classmethod
     def of(cls, spans: Sequence[Path]) -> Self:
-        rows = [row for path in spans for row in read(path, END_COLUMNS).to_pylist()]
+        rows = [row for path in spans for row in read_table(path, END_COLUMNS).to_pylist()]
         played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
         ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
         failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}

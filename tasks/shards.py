@@ -74,7 +74,9 @@ def draw_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize
     a shard that was drawn keeps its own.
     """
     count = size.groups * size.rounds
-    write_rows(path, size.rows(choose(source.examples(), seed, step, count, source.curriculum)))
+    write_rows(
+        path, size.rows(choose_examples(source.examples(), seed, step, count, source.curriculum))
+    )
 
 
 def read_shard(path: Path) -> list[ShardRow]:
@@ -82,7 +84,7 @@ def read_shard(path: Path) -> list[ShardRow]:
     return cast(list[ShardRow], read_rows(path))
 
 
-def choose(
+def choose_examples(
     examples: Sequence[Example],
     seed: int,
     step: int,

@@ -21,7 +21,13 @@ from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdat
 from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
-from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
+from tasks.metrics import (
+    DATUM_LOGPROBS,
+    measure_divergence,
+    measure_loss,
+    name_expert,
+    sum_logprobs,
+)
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
@@ -300,7 +306,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
     first = datums[term.file]
     measured: dict[str, object] = {
-        **divergence(first, logprobs, step),
+        **measure_divergence(first, logprobs, step),
         **measure_loss(first, logprobs, term.loss, term.settings),
         **sum_logprobs(first, logprobs, term.loss),
     }

@@ -136,7 +136,7 @@ def sql(
     ] = None,
 ) -> None:
     """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
-    from tasks.recording.queries import answer
+    from tasks.recording.queries import answer_query
     from tasks.storage.files import write_bytes
     from tasks.storage.manifest import read_manifest, readable_runs
 
@@ -145,7 +145,7 @@ def sql(
         read_manifest(named)  # refuses a run that is not there
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
-    rows = answer(statement, runs, format)
+    rows = answer_query(statement, runs, format)
     if out is not None:
         write_bytes(out, rows)
         return

@@ -30,7 +30,7 @@ from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, Pa
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, write_json
 from tasks.storage.manifest import ByStep
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 
 T = TypeVar("T")
 UnitRow = dict[str, Any]
@@ -131,11 +131,11 @@ class Given(ABC):
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return for each source what was counted when its units became tokens."""
-        return json.loads(read(self.path, []).schema.metadata[COUNTS_KEY])
+        return json.loads(read_table(self.path, []).schema.metadata[COUNTS_KEY])
 
     @cached_property
     def table(self) -> pa.Table:
-        return read(self.path)
+        return read_table(self.path)
 
     @cached_property
     def scored(self) -> pa.Table:
@@ -206,7 +206,7 @@ def bind_given(
     schema = given.schema
     if COUNTS_KEY in (schema.metadata or {}):
         schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
-    write(pa.Table.from_pylist(rows, schema=schema), path)
+    write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -227,7 +227,7 @@ def leaves_out(lengths: Lengths, length: int, who: str) -> bool:
 @durable
 def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
     """Write the datums of a step: its units, drawn in passes that the seed shuffles."""
-    write(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
+    write_table(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
 
 
 def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:

@@ -46,7 +46,7 @@ from tasks.given.tokenizing import WeightedTokens
 from tasks.references import score_rows
 from tasks.settings.given import Lengths
 from tasks.storage.files import is_written, read_json
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
 PAIR_SCHEMA = pa.schema(
     [
@@ -115,7 +115,7 @@ class BoundPairs(Given):
         if self._references is None:
             lists = [np.zeros(len(one), np.float32) for one in arrays(self.table["mask"])]
             return self.table.append_column("references", pa.array(lists, pa.list_(pa.float32())))
-        return self.table.append_column("references", read(self._references)["logprobs"])
+        return self.table.append_column("references", read_table(self._references)["logprobs"])
 
     @property
     def drawn(self) -> pa.Schema:

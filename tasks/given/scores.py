@@ -23,7 +23,7 @@ from tasks.references import Reference, from_first, score_rows
 from tasks.settings.given import TRAIN
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 
 SCORED_AT_ONCE = 128
 """Sides of pairs that a reference scores in parallel."""
@@ -126,7 +126,7 @@ def score_part(
             )
         lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
         made.append({**key, "read": len(tokens), **lists})
-    write(pa.Table.from_pylist(made, schema=TAUGHT), path)
+    write_table(pa.Table.from_pylist(made, schema=TAUGHT), path)
 
 
 @durable
@@ -136,15 +136,15 @@ def score_references(path: Path, pairs: Path, reference: Reference, parts: Path)
     A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
     rows. DatasetError names a pair with a token that the reference can never sample.
     """
-    table, scored = read(pairs), list[pa.Table]()
+    table, scored = read_table(pairs), list[pa.Table]()
     for first in range(0, table.num_rows, SCORED_AT_ONCE):
         rows = table.slice(first, SCORED_AT_ONCE)
         part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
         if not is_written(part):
-            write(_score(rows, reference), part)
+            write_table(_score(rows, reference), part)
             log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
-        scored.append(read(part))
-    write(pa.concat_tables(scored), path)
+        scored.append(read_table(part))
+    write_table(pa.concat_tables(scored), path)
     remove_folder(parts)
 
 

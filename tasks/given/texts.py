@@ -37,7 +37,7 @@ from tasks.recording.step_log import Metrics
 from tasks.references import from_first
 from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
 from tasks.storage.files import is_written
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
 TEXT_SCHEMA = pa.schema(
     [
@@ -131,7 +131,7 @@ class Texts(Given):
     def scored(self) -> pa.Table:
         if self._taught is None:
             return self.table
-        table, taught = self.table, pa.concat_tables(map(read, self.parts()))
+        table, taught = self.table, pa.concat_tables(map(read_table, self.parts()))
         if table.select(TEXT_KEYS).to_pylist() != taught.select(TEXT_KEYS).to_pylist():
             raise ValueError(
                 f"the teacher's files of {self.path} belong to other texts; remove them, and "
@@ -193,7 +193,7 @@ class Texts(Given):
         `texts/ends` is the share of the sequences whose last trained token is one at which answers
         stop: a model that is trained on others does not learn to stop.
         """
-        drawn = read(datums, ["rollout_id", "group_id"])
+        drawn = read_table(datums, ["rollout_id", "group_id"])
         rows = self.of_split(TRAIN).select([*TEXT_KEYS, "cut", "ends"]).to_pylist()
         known = {name_sequence(row): row for row in rows}
         sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]

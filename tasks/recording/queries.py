@@ -26,7 +26,7 @@ MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
 
 
-def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
+def answer_query(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
     """Return the rows of one statement over the views of runs, in a format of WRITERS.
 
     UserError says what is wrong with a statement, or what it may not do.

@@ -225,13 +225,13 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
     return [*credits, span(REWARD, reward_name=REWARD, reward=outcome.value)]
 
 
-def identity(span: Span) -> tuple[Any, ...]:
+def span_identity(span: Span) -> tuple[Any, ...]:
     """Return the key of a span; no two spans of a run share one."""
     names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
     return tuple(span.get(name) for name in names)
 
 
-def check(span: Span) -> None:
+def check_span(span: Span) -> None:
     """Refuse (ValueError) a span that the assembly of trajectories would misread."""
     unknown = span.keys() - set(SPAN_SCHEMA.names)
     if unknown:
@@ -247,7 +247,7 @@ def check(span: Span) -> None:
         raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
 
 
-def table(spans: Iterable[Span]) -> pa.Table:
+def spans_table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
     return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)

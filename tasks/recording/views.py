@@ -16,7 +16,7 @@ from tasks.storage.files import read_json, read_log
 from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
-from tasks.storage.tables import PRELUDE, query_beside, scan
+from tasks.storage.tables import PRELUDE, query_beside, scan_tables
 
 TOKENS_QUERY = query_beside(__file__, "tokens")
 DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"
@@ -110,7 +110,7 @@ def open_views(
     }
     for name, files in learned.items():
         if files:
-            connection.register(name, scan(files))
+            connection.register(name, scan_tables(files))
     if "tokens" in names and learned["trajectories"] and learned["datums"]:
         add_tokens(connection, runs)
     _register_rows(connection, runs, names)
@@ -122,7 +122,7 @@ def open_views(
             if name == path.relative_to(run.path).parts[0].partition(".")[0]
         ]
         if files:
-            connection.register(name, scan({path: {"run": run.name} for run, path in files}))
+            connection.register(name, scan_tables({path: {"run": run.name} for run, path in files}))
     return connection
 
 
@@ -150,7 +150,7 @@ def _register_spans(
             if played(parse_batch(path.stem))
         ]
     connection.register("journalled", pa.concat_tables(tables))
-    connection.register("sealed", scan(files, SPAN_SCHEMA) if files else tables[0])
+    connection.register("sealed", scan_tables(files, SPAN_SCHEMA) if files else tables[0])
 
 
 def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence[str]) -> None:
@@ -164,7 +164,7 @@ def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     if "comparisons" in names:
         compared = {path: {"comparison": path.parent.name} for path in compared_files()}
-        table = scan(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
+        table = scan_tables(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
         connection.register("comparisons", table)
 
 

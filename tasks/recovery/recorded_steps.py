@@ -17,7 +17,7 @@ from tasks.datums import read_datums, units_of
 from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.update_method import UpdateMethod
 
 FIRST_LOGPROBS = "probe/first_logprobs"
@@ -171,7 +171,7 @@ class RecordedSteps:
         """Return what the update or else, if it was not behind, the sampler recorded of a datum."""
         if not datums:
             return None
-        columns = read(path, ["policy_version", "logprobs", "mask"])
+        columns = read_table(path, ["policy_version", "logprobs", "mask"])
         mask, version = arrays(columns["mask"])[0], columns["policy_version"][0].as_py()
         update = self.run.update(self.policy.name, step)
         recorded = read_json(update).get(FIRST_LOGPROBS) if is_written(update) else None

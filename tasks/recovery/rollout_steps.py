@@ -20,7 +20,7 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import ByStep
 from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.trajectories import assemble_trajectories
 from tasks.update_method import UpdateMethod
 
@@ -59,10 +59,11 @@ class RolloutSteps(StepSource):
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
         path = self.run.datums(self.policy.name, step)
-        rollouts = read(path, ["rollout_id"])["rollout_id"].to_pylist()
+        rollouts = read_table(path, ["rollout_id"])["rollout_id"].to_pylist()
         named = [*zip(rollouts, datums, strict=True)]
         played = [
-            {*read(spans, ["rollout_id"])["rollout_id"].to_pylist()} for spans in self._spans(step)
+            {*read_table(spans, ["rollout_id"])["rollout_id"].to_pylist()}
+            for spans in self._spans(step)
         ]
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):

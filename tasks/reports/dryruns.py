@@ -17,7 +17,7 @@ from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
 from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
-from tasks.storage.tables import arrays, query_beside, read, select
+from tasks.storage.tables import arrays, query_beside, read_table, select
 
 QUERY = query_beside(__file__)
 KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
@@ -68,7 +68,7 @@ class LearnedFrom:
     datums: Path
 
 
-def describe(
+def describe_dryrun(
     spans: Sequence[Path],
     learned: Mapping[str, LearnedFrom],
     credit: CreditAssignment,
@@ -143,8 +143,8 @@ def _count_datums(
     policy: str, files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
 ) -> str:
     """Count a policy's datums; if there is no datum, say why."""
-    trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
-    masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
+    trained = [mask.any() for mask in arrays(read_table(files.trajectories)["mask"])]
+    masks = [mask.sum() for mask in arrays(read_table(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
         return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
@@ -159,9 +159,9 @@ def _find_cause(
     """Say why nothing would be trained: what is missing first, in the order of the path."""
     if all(row["error"] for row in rollouts):
         return f"all {len(rollouts)} rollouts failed"
-    if all(row["reward"] is None for row in rollouts) and not read(files.rewards).num_rows:
+    if all(row["reward"] is None for row in rollouts) and not read_table(files.rewards).num_rows:
         return "no rollout has a reward"
-    trajectories = read(files.trajectories)
+    trajectories = read_table(files.trajectories)
     sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
     if not any(sampled):
         return (
@@ -169,7 +169,7 @@ def _find_cause(
             "base_url that it is given"
         )
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in read(files.rewards).to_pylist():
+    for row in read_table(files.rewards).to_pylist():
         groups[row["role"], row["group_id"]].append(row["reward"])
     if not groups:
         given = trajectories.filter(pa.array(sampled))["reward"]

@@ -26,7 +26,7 @@ from tasks.storage.files import is_written, read_log
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 
 WINDOW = timedelta(seconds=30)
 """Time over which sampled tokens a second are measured, or less in a run opened since."""
@@ -239,7 +239,7 @@ class ProgressReader:
         since = max([now - WINDOW, *_opened(self.run)])
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
         self._sealed = {
-            path: self._sealed.get(path) or _sampled(read(path, SAMPLING_COLUMNS).to_pylist())
+            path: self._sealed.get(path) or _sampled(read_table(path, SAMPLING_COLUMNS).to_pylist())
             for path in recent
         }
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tasks.algorithm.advantages import Aggregation, CreditAssignment
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.datums import read_datums, to_datums
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tests.support.credited import build, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -39,7 +39,7 @@ def trajectory(rollout: int, reward: float, mask: list[int], first_call: int = 0
 
 def written(folder: Path, *rows: dict, credit: CreditAssignment = CENTRED) -> Path:
     path, trajectories = folder / "datums.parquet", folder / "trajectories.parquet"
-    write_datums(path, write(table(*rows), trajectories), credit)
+    write_datums(path, write_table(table(*rows), trajectories), credit)
     return path
 
 
