@@ -1,4 +1,4 @@
-"""The ledger of a policy's checkpoints: which were begun and saved."""
+"""The ledger of a policy's checkpoints: which ones were begun, and which were saved."""
 
 from dataclasses import asdict, dataclass
 
@@ -35,7 +35,7 @@ def policy_version(policy: str, step: int) -> str:
 
 
 def sampled_step(version: str) -> int:
-    """Return how many updates, at least, made the weights that have a `policy_version`."""
+    """Return the step of a `policy_version`: at least as many updates made its weights."""
     return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 

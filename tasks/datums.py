@@ -145,9 +145,9 @@ def read_datums(
 
 
 def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:
-    """Build the datums of one rollout batch, which are those that the whole step has for it.
+    """Build the datums of one rollout batch, equal to the whole step's datums for this batch.
 
-    That holds as long as credit is assigned within groups, and losses are summed.
+    They are equal as long as credit is assigned within groups, and losses are summed.
     """
     trajectories = trajectories_of([spans], roles)
     return datums_of(trajectories, rewards_of(trajectories), credit)
@@ -187,7 +187,7 @@ def columns_of(batch: pa.Table, factor: float = 1.0) -> list[Columns]:
 
 
 def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
-    """Return the columns of a datum that no policy sampled, all but what its loss reads."""
+    """Return the columns of a datum that no policy sampled, without the columns of its loss."""
     return {
         "rollout_id": name,
         "group_id": group,

@@ -46,7 +46,7 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
 def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
     """Score held-out rollouts by what a judge said of them, and what the judge came to.
 
-    One that has ended and got no verdict counts as one without a reward.
+    A rollout that has ended and got no verdict has no reward.
     """
     played, verdicts = judged.played, judged.verdicts
     outcomes = [
@@ -110,7 +110,7 @@ class PlayedShard:
 class JudgedShard:
     """A held-out shard, the verdicts on its rollouts by their ids, and the judge's own shard.
 
-    Without `verdicts` each rollout is compared with itself, which is a 0.
+    Without `verdicts` each rollout is compared with itself: its score is 0.
     """
 
     played: PlayedShard
@@ -127,7 +127,7 @@ def score_rollouts(
 ) -> None:
     """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`).
 
-    A judge's scores of those that were sampled are beside them, as `judged`.
+    A judge's scores of the sampled rollouts are beside them, as `judged`.
     """
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
     if judged is not None:

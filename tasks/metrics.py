@@ -237,7 +237,7 @@ def name_expert(metrics: Metrics) -> Metrics:
 
 
 def drop_costs(metrics: Metrics) -> Metrics:
-    """Set what the rollouts cost to 0, for a step whose rollouts another run has paid for."""
+    """Set the costs of the rollouts to 0: another run has paid for them."""
     return {
         name: 0 if name in COST_METRICS or name.startswith(COST) else value
         for name, value in metrics.items()
@@ -247,7 +247,7 @@ def drop_costs(metrics: Metrics) -> Metrics:
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
     """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price.
 
-    Measures of the agent's own are under their names.
+    The agent's own measures have their own names.
     """
     earned = {_name_reward(of["role"]): fmean(of["rewards"]) for of in roles if of["rewards"]}
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}

@@ -85,8 +85,8 @@ class Reads:
 class References:
     """Policies that score the trajectories of a run, by name.
 
-    Where there are several, the column `by` of an example names its own. What they read before a
-    conversation, the policy has not read.
+    Where there are several policies, the column `by` of an example names its policy. They may read
+    a text before a conversation that the trained policy does not read.
     """
 
     policies: Mapping[str, Reference]

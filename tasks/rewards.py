@@ -55,8 +55,8 @@ def compute_rewards(
 ) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
-    A judge's `verdicts` take the place of the agent's rewards; what it gives no score, or what the
-    query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
+    A judge's `verdicts` take the place of the agent's rewards; a rollout without a score, or one
+    that the query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
     """
     write_table(rewards_of(read_table(trajectories), query, read_verdicts(verdicts)), path)
 
@@ -103,7 +103,7 @@ def rewards_of(
 def _role_rewards(
     trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also the ones whose calls have rewards."""
+    """Map (role, rollout) to the reward; return also the keys whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -149,7 +149,7 @@ class TrainedCall:
     """A call of a trained role: a row of the table that assigns credit.
 
     `reward` is the call's own, if it has one. `sampled` has the indices of its sampled tokens among
-    the tokens of all trajectories; each of its `penalties`, one for each of them, lessens the
+    the tokens of all trajectories; its `penalties`, one a sampled token, lessen the
     reward. `state` is a hash of the tokens that the call observed.
     """
 
@@ -172,9 +172,8 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. `references` has the
-    log-probabilities that a penalty in the loss reads, if there is one. All three are lists of
-    arrays of shape [tokens].
+    penalties and the entropy bonus as well. `references` has the log-probabilities that a penalty
+    in the loss reads, if there is one. All three are lists of arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -329,7 +328,8 @@ def _place(
 ) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
     """Place the advantages of sampled tokens among the tokens of their trajectories.
 
-    Returns the indices of the trajectories that earned any, their masks and their advantages.
+    Returns the indices of the trajectories that earned advantages, their masks and their
+    advantages.
     """
     masks = arrays(trajectories["mask"])
     ends = np.cumsum([len(mask) for mask in masks], dtype=int)

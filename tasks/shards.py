@@ -93,7 +93,7 @@ def choose_examples(
 ) -> list[Example]:
     """Choose the `size` examples of step `step`.
 
-    With `pass_rate` these are the first of a ranking, from its begin again if it is too short.
+    With `pass_rate` these are the first examples of a ranking, which starts again at its end.
     Any other order is an endless series of passes. The end of a pass drops no example: the
     next pass begins within the same shard, so a shard may hold an example twice. No state is kept:
     any step can be asked for at any time.

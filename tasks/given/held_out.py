@@ -15,10 +15,10 @@ from tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):
-    """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
+    """Measure of a checkpoint on held-out examples that it does not play; `beside` has others.
 
-    The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
-    is known below two examples. `tokens` counts the trained tokens of the examples. `by_example`
+    The `value` lies in the `interval` with 95 % confidence; below two examples the interval and the
+    `standard_error` are unknown. `tokens` counts the trained tokens of the examples. `by_example`
     has each example's part of the value and its weight, whose sums' ratio the value is; empty in
     older measures.
     """

@@ -75,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 class ReferenceApart(UserError):
-    """Refusal to train a policy that is its own reference, and whose scores differ from it."""
+    """Refusal to train a policy that is its own reference but scores otherwise."""
 
 
 class WrittenPairs(WrittenUnits):
@@ -124,7 +124,7 @@ class BoundPairs(Given):
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> Iterator[tuple[int, Unit]]:
-        """Yield the pairs that can be compared, each whole."""
+        """Yield the pairs that can be compared, each with all its sides."""
         for number, unit in source.units(chat):
             if isinstance(unit, DatasetError):
                 if counts["left out: broken"] < MOST_TOLD:
@@ -157,7 +157,7 @@ class BoundPairs(Given):
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> list[UnitRow]:
-        """Return the rows of the pairs of a split; a pair is left out whole.
+        """Return the rows of the pairs of a split; a pair is left out with all its sides.
 
         If the loss reads mismatched sides, each pair has a third one: its prompt with the answers
         to the next other prompt, one for each of its own.

@@ -77,7 +77,7 @@ class LongerTexts:
 def ask_teacher(
     texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
 ) -> None:
-    """Write what a teacher finds likeliest in the texts, a file at a time, unless it is there."""
+    """Write a teacher's likeliest tokens in the texts, a file a part, unless it is there."""
     for part in range(len(texts.parts())):
         score_part(texts.parts()[part], texts, part, teacher, k, longer)
     taught = texts.of_split(TRAIN)
@@ -133,8 +133,8 @@ def score_part(
 def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
     """Write the reference's log-probabilities of the trained tokens of every side.
 
-    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
-    rows. DatasetError names a pair with a token that the reference can never sample.
+    A part of SCORED_AT_ONCE sides is first a file of the folder `parts`; the file is named after
+    its rows. DatasetError names a pair with a token that the reference can never sample.
     """
     table, scored = read_table(pairs), list[pa.Table]()
     for first in range(0, table.num_rows, SCORED_AT_ONCE):

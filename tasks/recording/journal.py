@@ -168,8 +168,8 @@ def read_journal(path: Path) -> list[Span]:
 class JournalTail:
     """Reader of the spans that have been added to a journal since its last look.
 
-    It is for what people look at: no checksum is compared. A journal that became shorter, since its
-    batch is played anew, is read again from its beginning.
+    People look at what it reads, so it compares no checksums. A journal that became shorter, since
+    its batch is played anew, is read again from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,7 +246,7 @@ def _intact(line: bytes) -> bool:
 
 
 def _held_a_span(tail: bytes) -> bool:
-    """Return whether a tail without a newline holds a whole line, and so was not torn."""
+    """Return whether a tail without a newline holds a whole line, so that it is not torn."""
     text = tail[len(OPENING % 0) :].decode("ascii", "replace")
     try:
         _, end = json.JSONDecoder().raw_decode(text)

@@ -161,8 +161,8 @@ def refused_span(refused: RefusedCall) -> Span:
 def rows_of(spans: Sequence[Span]) -> list[Span]:
     """Return the rows of a sealed batch, by the spans of its journal.
 
-    Begun calls that were answered are dropped; those that are left were lost. The record that
-    closes a batch becomes an end of each straggler.
+    Records of begun calls that were answered are dropped: the remaining ones were lost. The record
+    that closes a batch becomes an end of each straggler.
     """
     answered = {_call_of(span) for span in spans if span["kind"] == LLM}
     rows = [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
@@ -174,7 +174,7 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
 def closed_span(
     rollout_id: str, attempt: int, now: datetime, stragglers: Mapping[str, Mapping[str, Any]]
 ) -> Span:
-    """Record that enough rollouts of a batch have ended, by the end that made them enough.
+    """Record that enough rollouts of a batch have ended, by the end that completed the quorum.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
     line of the journal, so that a crash keeps the whole decision or nothing of it.
@@ -312,7 +312,7 @@ def _end_span(
     started: datetime | None = None,
     of: str = "",
 ) -> Span:
-    """Record an end; `of` is the part of its name that tells several of one kind apart."""
+    """Record an end; `of` is the part of its id that tells several ends of one kind apart."""
     return {
         **_of_rollout(rollout_id, attempt),
         "span_id": f"{rollout_id}.{attempt}.{of}{kind}",
@@ -324,7 +324,7 @@ def _end_span(
 
 
 def _left_out_spans(closed: Span) -> Iterable[Span]:
-    """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
+    """Yield the ends of the stragglers, without start times: a player tells these at the end."""
     for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
         span = _end_span(rollout_id, closed["attempt"], LEFT_OUT, closed["ended"])
         own = {"run_id": closed.get("run_id"), "started": None, "status": LEFT_OUT}

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ProbeError(UserError):
-    """Refusal of a rebuilt policy that is not the recorded one."""
+    """Refusal of a rebuilt policy that differs from the recorded policy."""
 
 
 @dataclass

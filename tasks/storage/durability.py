@@ -49,7 +49,7 @@ def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concate
     leaves nothing. A task run is named after its file. Errors that may pass are retried.
 
     Prefect looks for futures in the collections and dataclasses among the arguments, and fails if
-    one of them changes meanwhile; so an object that changes is of a plain class.
+    one of them changes meanwhile; so an object that changes must have a plain class.
     """
 
     @wraps(write)
