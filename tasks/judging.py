@@ -93,7 +93,7 @@ def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequenc
 
 
 def _held_out_place(rollout: Transcript) -> str:
-    """Return what is the same in the names of rollouts that two checkpoints play of an example."""
+    """Return the part of a rollout's name that is equal for all checkpoints: example and number."""
     name = rollout["rollout_id"]
     return name.removeprefix(parse_rollout(name).shard)
 
@@ -195,7 +195,7 @@ def _count_failed(spans: Sequence[Path]) -> int:
 def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str, float]:
     """Return the judge's own measures, and the calls, tokens and dollars that it took.
 
-    Measures are of attempts that ended; what an attempt was given again was paid for before.
+    Measures count attempts that ended. A recalled call costs nothing: it was paid for before.
     """
     columns = ["rollout_id", "attempt", "kind", "role", "reward", "attributes"]
     columns += ["run_id", "recalled", "gen_ai_usage_output_tokens"]

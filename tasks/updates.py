@@ -66,12 +66,12 @@ class Update:
 class PolicyUpdater:
     """The only owner of a policy's training client; no other process can attach to that client.
 
-    It knows the step of its live weights. The weights of any other step are rebuilt: the last
-    state saved before that step, and the recorded datums since, each applied once. The update that
-    is planned is submitted before the result of the one before it is awaited; a client that is
-    given up takes it along, and it is made again with the datums that are recorded.
-    `saves_state` says which checkpoints save the training state, and `probe_tolerance` bounds how
-    far rebuilt weights may be off the recorded log-probabilities.
+    It knows the step of its live weights. The weights of any other step are rebuilt: the last state
+    saved before that step, and the recorded datums since, each applied once. A planned update is
+    submitted before the result of the update before it is awaited. If the client is given up, the
+    planned update is lost with it, and is made again from the recorded datums. `saves_state` says
+    which checkpoints save the training state, and `probe_tolerance` bounds how far rebuilt weights
+    may be off the recorded log-probabilities.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class PolicyUpdater:
         return checkpoint
 
     def sampler(self, step: int) -> PatientSampler:
-        """Return a sampler of a checkpoint, whose weights are made again if they are lost.
+        """Return a sampler of a checkpoint; lost weights are made again.
 
-        They may be lost at once, or later, while they are asked.
+        Weights may be lost before the sampler is made, or while it is asked.
         """
         opened = self._open(step)
         opened.reopen = partial(self._open, step)
@@ -144,7 +144,7 @@ class PolicyUpdater:
         return made
 
     def inflight_sampler(self) -> Sampler:
-        """Return a sampler of the newest weights, whichever they are at each of its calls."""
+        """Return a sampler that answers each call by the weights that are the newest then."""
         self._open_inflight()
         return _InflightSampler(self)
 
@@ -221,9 +221,9 @@ class PolicyUpdater:
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None
     ) -> tuple[Evidence | None, list[Evidence]]:
-        """Return what is recorded of the weights a step begins with or, without, their scores.
+        """Return recorded evidence of the weights a step begins with, or else scores by them.
 
-        Neither is read of a live client, but for its first step.
+        A live client needs neither, except at its first step.
         """
         if rebuilt is None and datums.step > 0:
             return None, []

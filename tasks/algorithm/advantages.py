@@ -27,7 +27,7 @@ class Earned:
 
 
 Rollouts = Mapping[str, Sequence[Earned]]
-"""Rollout → its calls in order, or one for all of them."""
+"""Rollout → its calls in order, or one entry for all its calls."""
 
 Groups = Mapping[str, Rollouts]
 """Group → its rollouts."""
@@ -259,11 +259,11 @@ class Advantage:
     """A row of the table.
 
     `in_groups`: the advantages of a group depend on no other group. `by_call`: each call gets its
-    own advantage even if all share one reward. `by_token`: so does each sampled token, if rewards
-    have a penalty for each. `discounts`: the estimator reads the returns of calls, which a discount
-    changes. `by_history`: it reads the role's mean rewards in earlier steps. `by_greedy`: each
-    example is played greedily as well. `alone`: a rollout without others in its group has an
-    advantage.
+    own advantage even if all share one reward. `by_token`: each sampled token gets its own
+    advantage if every token has a penalty. `discounts`: the estimator reads the returns of calls,
+    which a discount changes. `by_history`: it reads the role's mean rewards in earlier steps.
+    `by_greedy`: each example is played greedily as well. `alone`: a rollout without others in its
+    group has an advantage.
     """
 
     formula: str
@@ -283,16 +283,15 @@ class Advantage:
 class CreditAssignment:
     """Method by which rewards become the advantages of sampled tokens.
 
-    `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
-    the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
-    group with fewer than `min_group_size` rollouts to train on is left out. A trajectory of zero
+    `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation` the
+    factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A group
+    with fewer than `min_group_size` rollouts to train on is left out. A trajectory of zero
     advantage is left out unless the loss is `regularized`, as it is with a penalty. `penalties` are
     for divergence from a reference or from teachers, and `entropy_coefficient` times -log q, which
     estimates the entropy, is added to the advantage of each sampled token: in expectation this is
-    the entropy's gradient
-    (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards first
-    (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the comparison,
-    at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
+    the entropy's gradient (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards
+    first (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the
+    comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
     """
 
     advantage: str

@@ -92,7 +92,7 @@ def rank_by_reward(
 def read_example_rewards(batches: Sequence[Path]) -> ExampleRewards:
     """Read the rewards of each example that sealed batches have played.
 
-    One query reads the batches that were not read before: each step has all that are older.
+    One query reads the batches that were not read before, since a step asks for all older batches.
     """
     if new := [verified(batch) for batch in batches if batch not in _READ]:
         read: dict[Path, list[tuple[int, float | None]]] = {batch: [] for batch in new}

@@ -30,7 +30,7 @@ ONLY_GLUE = (
 
 
 class SpanLine(TypedDict):
-    """Span in the list of spans; the columns beside these are for people."""
+    """Span in the list of spans; further columns are for people."""
 
     prompt: int | None
     kept_how: str | None
@@ -78,8 +78,8 @@ def describe_dryrun(
 ) -> str:
     """Describe the sealed batches of a dry run, and what each policy made of them, by its name.
 
-    `read_context` is the length of the longest text that the model has read; a `tiny` model is the
-    one of Ratchet's own engine.
+    `read_context` is the length of the longest text that the model has read; a `tiny` model is
+    the model of Ratchet's own engine.
     """
     rollouts = read_transcripts(spans)
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]

@@ -35,7 +35,7 @@ SCORE_COLUMNS = 6
 
 
 class ExportRefused(UserError):
-    """Refusal of an export: of what cannot be written, or is not what was trained."""
+    """Refusal of an export that cannot be written, or that differs from what was trained."""
 
 
 @dataclass(frozen=True)

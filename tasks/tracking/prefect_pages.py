@@ -111,7 +111,7 @@ class PrefectPages(Tracker):
         return UI_LOOK_SECONDS
 
     def close(self) -> None:
-        """Show what the run did last and, if it is done, what it has gained and come to."""
+        """Show what the run did last and, if it is done, its gain and its results."""
         self._show_now()
         if read_facts(self._run).done >= self._steps:
             with _unless_unreadable(self._run, "held-out reward"):
@@ -221,7 +221,7 @@ def _failing() -> Iterator[None]:
 
 @contextmanager
 def _unless_unreadable(run: RunFolder, what: str) -> Iterator[None]:
-    """Say by a warning that a damaged file keeps one of the pages from being made."""
+    """Warn if a damaged file keeps a page from being made."""
     try:
         yield
     except UNREADABLE as error:

@@ -120,7 +120,7 @@ class RecordedStep:
 
 
 def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
-    """Return rollouts in order: those that failed come first, then they rise in reward."""
+    """Sort rollouts: failed rollouts come first, then the others by their reward, rising."""
     return sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
 
 

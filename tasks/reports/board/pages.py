@@ -67,7 +67,7 @@ class RunSelection(FromQuery):
     run: list[str] = Field(default=[], max_length=COLOURS)
 
     def fits(self, run: RunFacts, differences: Sequence[tuple[str, str]]) -> bool:
-        """Return whether a run is one of those asked for."""
+        """Return whether a run is asked for."""
         if self.runs is not None and not fnmatchcase(run.name, self.runs):
             return False
         keys = {} if run.trouble else run.keys
@@ -80,7 +80,7 @@ class RunSelection(FromQuery):
 
 
 class Compared(FromQuery):
-    """Runs whose report is asked for; the rest is what the table of runs sends along."""
+    """Runs whose report is asked for; further fields come from the form of the table."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
