@@ -45,8 +45,7 @@ def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> N
 
     An example has the `rollouts` that have ended, without their rewards, the columns of the agent's
     example as `example`, and what the judge is asked. A rollout has its `id`, the `messages` of the
-    last conversation, and all `conversations` by `role`. The order of the rollouts is
-    drawn by the seed and their ids, so that no place says which is which.
+    last conversation, and all `conversations` by `role`. Seed and ids shuffle the rollouts.
     """
     rows: list[ShardRow] = []
     for number, batch in enumerate(spans):
@@ -167,8 +166,8 @@ def measure_verdicts(
 
     - `judge/abstained`: the share of the rollouts shown that got no score.
     - `judge/failed`: how often the judge has failed.
-    - `judge/agreement`: among the pairs of a group that the agent's own rewards tell apart, the
-      share that the scores order alike; a tie counts half.
+    - `judge/agreement`: the share of a group's pairs with different agent's rewards that the scores
+      order alike; a tie counts half.
     - `judge/<name>`: the mean of a measure of the judge's own.
     - `cost/<role>`: what its calls cost, if it is known; calls of the run's `ancestors` are free.
 

@@ -74,8 +74,7 @@ def measure_step(
     - `groups/…`: over the rollouts that called the policy, by role; a judge's scores are the
       rewards if there is a judge.
     - `entropy`: the mean of -log q over sampled tokens, q being the policy that sampled them.
-    - `kl_reference_v1`, `_v2`: estimates of its divergence from the reference, by v1 and v2 of
-      `measure_divergence`.
+    - `kl_reference_v1`, `_v2`: its divergence from the reference, as `measure_divergence`.
     - `teacher/kl`, `teacher/kl/<name>`: as v1, from the teachers, and from each of several.
     - `seconds/sampling`: from the first call's start to the last rollout's end.
     - `seconds/rollout`: the mean length of an attempt.

@@ -343,10 +343,10 @@ def score_datums(
 ) -> list[Evidence]:
     """Have the sampler of the checkpoint that a step begins with score the step's first datums.
 
-    Datums that no policy sampled have no recorded log-probabilities. The trainer must give the
-    sampler's, before the first step and after a rebuild. All scored datums are of the step's first
-    file. There is no evidence if the loss has no weights, which tell what is trained, if it has
-    several targets a place, as with a teacher, or if the checkpoint is gone.
+    Datums that no policy sampled have no recorded log-probabilities: the trainer must give the
+    sampler's. All scored datums are of the step's first file. There is no evidence if the loss has
+    no weights, which tell what is trained, if it has several targets a place, as with a teacher, or
+    if the checkpoint is gone.
     """
     scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
     scored = scored[:most]
