@@ -157,7 +157,7 @@ def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder
     return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
-def rates(run: RunFolder, steps: int) -> list[float]:
+def rates(run: RunFolder, steps: int) -> list[float | None]:
     """Return the learning rate by which each step was made."""
     recipes = read_lineage(run, read_recipe(run))
     return [recipes.at(step).update_method().optimizer.learning_rate for step in range(steps)]
