@@ -430,8 +430,8 @@ def _now() -> str:
 def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.plan import StagesRecipe, SweepRecipe
-    from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
+    from tasks.settings.presets import describe_preset
 
     if said := describe_preset(recipe.model_dump()):
         say(said)

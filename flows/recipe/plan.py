@@ -14,12 +14,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from adapters.door.roles import checkpoint_of
 from adapters.errors import counted
-from flows.recipe.algorithm import BASE
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import START as REFERENCE_AT_START
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from tasks.settings.algorithm import BASE
 from tasks.settings.given import TEST
 from tasks.settings.section import Refusals, Section, explain
 from tasks.storage.keys import merge

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from flows.recipe.algorithm import BASE, SettingValue
 from flows.recipe.given_examples import GivenDataset, GivenRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
@@ -13,6 +12,7 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.examples.reading import Source
+from tasks.settings.algorithm import BASE, SettingValue
 from tasks.settings.given import PairBatches
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import HeldOut

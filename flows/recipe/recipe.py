@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY
 from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
-from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.given_examples import Dataset
-from flows.recipe.presets import expand_preset
 from flows.recipe.run_recipe import RunRecipe, Teachers
-from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
+from tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from tasks.examples.reading import Source
-from tasks.settings.given import TEST, TRAIN
+from tasks.settings.algorithm import Algorithm, CreditAssignment, names_checkpoint
+from tasks.settings.given import EXPERT, TEST, TRAIN
+from tasks.settings.presets import expand_preset
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
 from tasks.storage.manifest import Eras
@@ -232,7 +232,14 @@ class Recipe(RunRecipe):
     def given_examples(self) -> "dict[str, GivenSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
         expert = self.algorithm.expert
-        return expert.texts(self.model.base) if expert.given_texts else {}
+        if not expert.given_texts:
+            return {}
+        from tasks.given.chosen import ChosenRollouts, queries_of
+        from tasks.given.texts import WrittenTexts
+
+        if queries := queries_of(expert, self.model.base, EXPERT):
+            return {TRAIN: ChosenRollouts(queries[TRAIN])}
+        return {TRAIN: WrittenTexts(expert.files()[TRAIN], expert.trained)}
 
     def queried_runs(self) -> Iterator[str]:
         yield from self.algorithm.expert.runs
@@ -295,38 +302,24 @@ class Recipe(RunRecipe):
         return own | self.answering_checkpoints() | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
-        algorithm = self.algorithm
-        return CreditAssignment(
-            advantage=algorithm.advantage,
-            aggregation=algorithm.aggregation,
-            min_group_size=self.rollouts.min_group_size(),
-            discount=algorithm.discount,
-            advantage_settings=algorithm.advantage_settings,
-            divisor=algorithm.divisor,
-            regularized=algorithm.regularized,
-            penalties=algorithm.penalties(),
-            entropy_coefficient=algorithm.entropy_coefficient,
-            rewards_query=algorithm.rewards,
-            judged=self.judge.judges,
-            trained_calls=algorithm.trained_calls,
-            seed=self.seed,
-        )
+        smallest = self.rollouts.min_group_size()
+        return CreditAssignment(self.algorithm, smallest, self.judge.judges, self.seed)
 
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
-        terms = {"expert": algorithm.expert.term(), "divergence": algorithm.kl.term()}
+        terms = {"expert": algorithm.expert, "divergence": algorithm.kl}
         return self.minimize(algorithm.loss, algorithm.loss_settings, by_batch=stream, **terms)
 
     def source(
         self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
-        from tasks.given.given import GivenSteps
+        from tasks.given.given import Drawing, GivenSteps
         from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
 
         beside: StepSource | None = None
         if self.algorithm.expert.given_texts:
-            drawings = recipes.make(Recipe, lambda made: made.algorithm.expert.drawing(made.seed))
+            drawings = recipes.make(Recipe, lambda of: Drawing(of.algorithm.expert, of.seed))
             beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
         return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)

@@ -11,10 +11,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
-from flows.recipe.algorithm import names_checkpoint
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.settings import Settings
 from tasks.examples.reading import Source
+from tasks.settings.algorithm import names_checkpoint
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section

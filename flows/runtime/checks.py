@@ -20,7 +20,6 @@ from adapters.rendering.thinking import set_thinking
 from adapters.tinker.bases import base_folder, check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.model_files import check_template
-from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
@@ -28,6 +27,7 @@ from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.examples.teaching import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
