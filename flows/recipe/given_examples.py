@@ -27,7 +27,7 @@ from tasks.settings.given import (
     Splits,
 )
 from tasks.settings.run import HeldOut
-from tasks.settings.section import Refusals
+from tasks.settings.section import Needs
 from tasks.storage.manifest import Eras
 from tasks.storage.run_folder import RunFolder
 
@@ -66,18 +66,10 @@ class Dataset(Splits):
     target: float = Field(default=0.5, ge=-1e9, le=1e9)
     """The mean reward at which `pass_rate` prefers an example."""
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        yield (
-            (self.order == "easy_to_hard") != (self.difficulty is not None),
-            f"order {self.order} with difficulty {self.difficulty}: one without the other does "
-            "nothing; give order easy_to_hard and a column of numbers, or neither",
-        )
-        yield (
-            self.order != "pass_rate" and self.target != 0.5,
-            f"target {self.target:g} would be ignored by order {self.order}, which no reward "
-            "changes; leave it out, or give order pass_rate",
-        )
+    requirements = (
+        Needs("difficulty", "order", "easy_to_hard", each_other=True),
+        Needs("target", "order", "pass_rate"),
+    )
 
     def held_out_share(self) -> float | None:
         return self.held_out

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from adapters.project.hub import locate_dataset
 from tasks.examples.reading import Division, Source
-from tasks.settings.section import MOST_ROLLOUTS, MOST_STEPS, Refusals, Section
+from tasks.settings.section import MOST_ROLLOUTS, MOST_STEPS, Needs, Refusals, Section
 
 Trained = Literal["last_message", "last_turn", "assistant", "marked", "all"]
 """Part of a conversation that is trained."""
@@ -198,13 +198,7 @@ class Batches(Section):
     divisor: float | None = Field(default=None, gt=0, le=1e12)
     """The divisor of normalisation `fixed`."""
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
-            "other does nothing; give normalisation fixed and a divisor, or neither",
-        )
+    requirements = (Needs("divisor", "normalisation", "fixed", each_other=True),)
 
     @property
     def size(self) -> int:
@@ -253,6 +247,11 @@ class Expert(Origin, Batches, Lengths):
         """Whether the recipe has an expert."""
         return self.path is not None or self.query is not None
 
+    requirements = (
+        Needs("decay_steps", "final_share", each_other=True),
+        Needs("trained", "path"),
+    )
+
     def refusals(self) -> Refusals:
         given = self.given(*Expert.model_fields)
         if not given:
@@ -263,16 +262,6 @@ class Expert(Origin, Batches, Lengths):
             "leave them out",
         )
         yield from super().refusals()
-        yield (
-            (self.final_share is None) != (self.decay_steps == 0),
-            f"{EXPERT}.final_share {self.final_share} with decay_steps {self.decay_steps}: one "
-            "without the other does nothing; give both, or neither",
-        )
-        yield (
-            self.trained != "assistant" and self.query is not None,
-            f"{EXPERT}.trained {self.trained} does nothing with a query, which trains what was "
-            "sampled; leave it out",
-        )
 
     def share_at(self, step: int) -> float:
         """Return the share of a step, which counts from 0 (Zhang et al., 2025, arXiv:2508.11408).
