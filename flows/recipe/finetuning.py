@@ -150,6 +150,9 @@ class FinetuneRecipe(GivenRecipe):
             "leave it out",
         )
 
+    def measures(self) -> list[str]:
+        return ["loss"]
+
     def teachers(self) -> Teachers:
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -35,6 +35,11 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.given.chosen import Chosen
     from tasks.given.given import Drawing, Given, GivenSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+
+OF_TRAINING = {"query", "share"}
+"""Keys of an origin of texts or pairs that say nothing of those that are held out."""
+TOKENS = {"base", "renderer", "thinking"}
+"""Keys of a model that say of which tokens a text is."""
 
 
 class Dataset(Splits):
@@ -166,6 +171,21 @@ class GivenRecipe(RunRecipe):
         units = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * units / self.batch.size)
 
+    def measured_by(self, select: str) -> dict[str, Any]:
+        values = self.model_dump(mode="json")
+        dataset = values["dataset"]
+        sources = {name: _held_out(one) for name, one in dataset.get("sources", {}).items()}
+        return {
+            "evaluation": values["evaluation"],
+            "dataset": {**_held_out(dataset), "sources": sources},
+            "teacher": values.get("teacher"),
+            **self.compared_by(),
+        }
+
+    def compared_by(self) -> dict[str, Any]:
+        """Map the keys by which a checkpoint is measured on held-out units."""
+        return {"model": self.model.model_dump(include=TOKENS)}
+
     def drawing(self) -> "Drawing":
         from tasks.given.given import Drawing
 
@@ -179,6 +199,10 @@ class GivenRecipe(RunRecipe):
 
         drawings = recipes.make(GivenRecipe, GivenRecipe.drawing)
         return GivenSteps(self.units(run), run.datums, drawings)
+
+
+def _held_out(origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in origin.items() if key not in OF_TRAINING}
 
 
 def _name(split: str, source: str) -> str:

@@ -167,7 +167,7 @@ def is_finished(child: PlannedRun) -> bool:
         return False
     recipe = count_steps(child.recipe)
     check_binding(run, recipe)
-    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
 
