@@ -29,7 +29,7 @@ MOST_LINES = {
     "tasks/storage": 1740, "tasks/tracking": 900,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 338, "classes": 490, "deferred imports": 208}
+MOST = {"files": 337, "classes": 486, "deferred imports": 189}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
