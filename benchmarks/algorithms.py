@@ -24,7 +24,7 @@ from tasks.algorithm.settings import Known
 from tasks.recording.step_log import read_metrics
 from tasks.settings.presets import PRESETS, Preset
 from tasks.settings.section import TABLES
-from tasks.storage.keys import flatten
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.run_folder import RunFolder
 
 BESIDE = "centred REINFORCE"

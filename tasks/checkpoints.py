@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow
+from tasks.storage.files import JsonRow
 from tasks.storage.owners import OwnedLog
 
 INTENT, SAVED = "intent", "saved"
@@ -40,7 +40,7 @@ def sampled_step(version: str) -> int:
 
 
 def is_version_of(policy: str, version: str) -> bool:
-    """Return whether a version, as spans name what has answered, is one of a trained policy."""
+    """Return whether a span's `policy_version` names a checkpoint of this policy: `name@3`."""
     plain = version.removesuffix(OR_NEWER)
     step = plain.rpartition("@")[2]
     return step.isdecimal() and plain == policy_version(policy, int(step))
@@ -62,7 +62,7 @@ class Ledger(OwnedLog):
         return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
 
     def last_step(self) -> int:
-        """Return the step of the newest checkpoint, 0 if there is none."""
+        """Return the step of the newest checkpoint, 0 without a checkpoint."""
         return max((checkpoint.step for checkpoint in self.checkpoints()), default=0)
 
     def in_doubt(self) -> int | None:

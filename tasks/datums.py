@@ -25,9 +25,9 @@ from tasks.rewards import (
 from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, trajectories_of
+from tasks.trajectories import TOKEN_LISTS, trajectories_of
 
-SCHEMA = pa.schema(
+DATUM_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("group_id", pa.string()),
@@ -47,9 +47,9 @@ SCHEMA = pa.schema(
     ]
 )
 
-OF_PAIRS = pa.schema(
+PAIR_DATUM_SCHEMA = pa.schema(
     [
-        *SCHEMA,
+        *DATUM_SCHEMA,
         # The place of the pair in the step, and of the side in SIDES.
         ("pair", pa.int32()),
         ("side", pa.int32()),
@@ -58,12 +58,12 @@ OF_PAIRS = pa.schema(
 )
 """Schema of the datums of pairs: each is a part of a side, with what the reference gives it."""
 
-OF_REFERRED = pa.schema([*SCHEMA, ("references", pa.list_(pa.float32()))])
+REFERENCE_DATUM_SCHEMA = pa.schema([*DATUM_SCHEMA, ("references", pa.list_(pa.float32()))])
 """Schema of the datums of rollouts with a KL penalty in the loss."""
 
-OF_TAUGHT = pa.schema(
+TAUGHT_DATUM_SCHEMA = pa.schema(
     [
-        *SCHEMA,
+        *DATUM_SCHEMA,
         # The teacher's likeliest tokens at each target in turn, equally many of each.
         ("top_tokens", pa.list_(pa.int32())),
         ("top_logprobs", pa.list_(pa.float32())),
@@ -81,12 +81,12 @@ def datums_of(
     references: Mapping[str, pa.Table] | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
-    """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
+    """Build the training batch: one row in DATUM_SCHEMA per trajectory with a non-zero advantage.
 
-    The rows are in OF_REFERRED where a penalty is in the loss, which is a regularized one. A
-    trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
-    trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
-    `credit.min_group_size` rollouts to train on.
+    The rows are in REFERENCE_DATUM_SCHEMA where a penalty is in the loss: the loss is regularized.
+    A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
+    trained, moves no weight and is left out. The trajectories of a group with fewer than
+    `credit.min_group_size` rollouts to train on are left out, too.
 
     A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
@@ -94,18 +94,17 @@ def datums_of(
     which read the `references`, by their source, and the entropy bonus change `advantages`, not
     `advantage`.
 
-    Tinker sums its losses over tokens and datums, so the `aggregation` divides each datum's
-    loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
-    `rollout_mean`, of means over tokens, by the rollout's trained tokens × the step's rollouts; a
-    `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
-    The divisors count rollouts of zero advantage too.
+    Tinker sums its losses over tokens and datums. The `aggregation` divides each datum's loss by
+    its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
+    rollout's trained tokens × the step's rollouts; `rollout_sum` by the step's rollouts; `fixed` by
+    the divisor. These counts include rollouts of zero advantage.
 
-    With `trained_calls`, at most so many calls are trained; the masks of others are 0.
+    At most `trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
     scales, kept = _scales(assigned, credit.algorithm), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
-    described = kept.drop_columns([*LISTS]).to_pylist()
+    described = kept.drop_columns([*TOKEN_LISTS]).to_pylist()
     referred = assigned.references or repeat(None, kept.num_rows)
     columns = zip(described, *lists, assigned.compared, referred, strict=True)
     rows = []
@@ -123,7 +122,8 @@ def datums_of(
         if reference is not None:
             row["references"] = reference[1:]
         rows.append(row)
-    return pa.Table.from_pylist(rows, schema=SCHEMA if assigned.references is None else OF_REFERRED)
+    schema = DATUM_SCHEMA if assigned.references is None else REFERENCE_DATUM_SCHEMA
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @durable
@@ -135,7 +135,7 @@ def build_datums(
     references: Mapping[str, Path] | None = None,
     history: Sequence[Path] = (),
 ) -> None:
-    """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
+    """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
     scored = {source: read(file) for source, file in (references or {}).items()}
     means = [mean_rewards(read(earlier)) for earlier in history]
     write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
@@ -160,7 +160,7 @@ def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment)
 def to_datums(
     batch: pa.Table, loss: str, settings: Settings | None = None, factor: float = 1.0
 ) -> list[tinker.Datum]:
-    """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes.
+    """Convert rows in DATUM_SCHEMA to Tinker's datums, with exactly the inputs that the loss takes.
 
     Their losses are multiplied by the `factor`.
     """

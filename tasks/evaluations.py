@@ -10,10 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
-from tasks.storage.json_files import write_json
+from tasks.storage.files import is_written, verified, write_json
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
@@ -26,7 +24,7 @@ QUERY = query_beside(__file__)
 class ScoredRollout(NamedTuple):
     """End of a rollout, its usage by role, and its agent's measures; a failed one has no reward.
 
-    Nor has one that has `ended`, and that its agent or a judge gives none.
+    A rollout that has `ended` has no reward either if its agent, or its judge, gives none.
     """
 
     group_id: str
@@ -138,7 +136,7 @@ def score_rollouts(
 def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
     """Find the gain of the held-out reward between two checkpoints; None if it is not known.
 
-    It is over the examples that both have a reward of, where the rollouts are those of the scores.
+    The gain is over the examples for which both checkpoints have a reward.
     """
     ends = [headline(read_evaluation(run.evaluation(f"{step:05d}"))) for step in (first, last)]
     before, after = (_sampled_means(run, step) for step in (first, last))

@@ -21,9 +21,7 @@ from tasks.datums import columns_of
 from tasks.recording.step_log import COST, Metrics
 from tasks.references import TEACHER
 from tasks.rewards import read_verdicts, rewards_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
+from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.tables import arrays, flat, query_beside, read, select
 from tasks.trajectories import TRAINED_ROLES
 
@@ -32,10 +30,10 @@ QUERY = query_beside(__file__)
 DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
-PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
-"""Metrics of what sampling costs, beside those of COST."""
+COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
+"""Metrics of what sampling costs, beside the metrics whose names begin with COST."""
 
-OF_ROLLOUTS = (
+ROLLOUT_METRICS = (
     "rollouts/",
     "stragglers/",
     "reward/",
@@ -70,16 +68,18 @@ def measure(
 ) -> Metrics:
     """Measure what a policy made of a step that a loss trains, by the files that the step has.
 
-    A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
-    `groups/…` counts only rollouts that called the policy, for each of its roles, by the scores of
-    the judge, if there is one; `entropy` is the
-    mean of -log q over their sampled tokens, q being the policy that sampled them, and
-    `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does,
-    and `teacher/kl` the same as v1 from the teachers, with several as `teacher/kl/<name>` too;
-    `seconds/sampling` lasts from the first call's start to the last rollout's end, and
-    `seconds/rollout` is the mean length of an attempt. `stragglers/…` is over the rollouts that
-    were left out and, as `kept_…`, over those with a reward: the mean calls and sampled tokens of
-    the trained roles, up to where each was cut off.
+    A metric without a value is left out.
+
+    - `reward/…`: over the rollouts that have a reward.
+    - `groups/…`: over the rollouts that called the policy, by role; a judge's scores are the
+      rewards if there is a judge.
+    - `entropy`: the mean of -log q over sampled tokens, q being the policy that sampled them.
+    - `kl_reference_v1`, `_v2`: estimates of its divergence from the reference, as in `divergence`.
+    - `teacher/kl`, `teacher/kl/<name>`: as v1, from the teachers, and from each of several.
+    - `seconds/sampling`: from the first call's start to the last rollout's end.
+    - `seconds/rollout`: the mean length of an attempt.
+    - `stragglers/…`: the mean calls and sampled tokens of the trained roles in the rollouts that
+      were left out, up to the cut; `stragglers/kept_…`: the same in the rollouts with a reward.
     """
     measures: dict[str, float | None] = {}
     sizes: Mapping[str, int] = {}
@@ -224,7 +224,7 @@ def name_metrics(name: str, metrics: Metrics) -> Metrics:
     """Name the metrics of a policy: `policies/<name>/…`, or the plain names for the main policy."""
     if name == POLICY:
         return metrics
-    own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
+    own = {key: value for key, value in metrics.items() if not key.startswith(ROLLOUT_METRICS)}
     return {f"policies/{name}/{key}": value for key, value in own.items()}
 
 
@@ -236,7 +236,7 @@ def name_expert(metrics: Metrics) -> Metrics:
 def drop_costs(metrics: Metrics) -> Metrics:
     """Set what the rollouts cost to 0, for a step whose rollouts another run has paid for."""
     return {
-        name: 0 if name in PAID or name.startswith(COST) else value
+        name: 0 if name in COST_METRICS or name.startswith(COST) else value
         for name, value in metrics.items()
     }
 

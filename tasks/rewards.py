@@ -31,9 +31,9 @@ from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, flat, read, write
 
-Unit = Literal["rollout", "call", "token"]
+CreditUnit = Literal["rollout", "call", "token"]
 
-SCHEMA = pa.schema(
+REWARD_SCHEMA = pa.schema(
     [
         ("role", pa.string()),
         ("group_id", pa.string()),
@@ -46,7 +46,7 @@ MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
 Verdicts = Mapping[str, float]
-"""Rollout → the score that a judge gives it; none of those of which it says nothing."""
+"""Rollout → the score that a judge gives it; rollouts without a score are left out."""
 
 
 @durable
@@ -72,10 +72,10 @@ def read_verdicts(path: Path | None) -> Verdicts | None:
 def rewards_of(
     trajectories: pa.Table, shaping: str | None = None, verdicts: Verdicts | None = None
 ) -> pa.Table:
-    """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
+    """Return a row in REWARD_SCHEMA for each trajectory in which something is trained.
 
-    The rows are in the order of the trajectories, role by role. The scores of a judge, if there is
-    one, are those of all roles of their rollouts.
+    The rows are in the order of the trajectories, role by role. The score of a judge, if there
+    is one, is the reward of every role of its rollout.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
     reward of a role whose calls have rewards, from which the returns are computed.
@@ -95,13 +95,15 @@ def rewards_of(
                 "let the agent reward whole rollouts"
             )
         roles[row.role].append({**vars(row), "reward": reward})
-    return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
+    return pa.Table.from_pylist(
+        [row for rows in roles.values() for row in rows], schema=REWARD_SCHEMA
+    )
 
 
 def _role_rewards(
     trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also those of them whose calls have rewards."""
+    """Map role and rollout to the reward; return also the ones whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -170,8 +172,9 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens], and so are
-    the `references`, the log-probabilities that a penalty in the loss reads, if there is one.
+    penalties and the entropy bonus as well. `references` has the
+    log-probabilities that a penalty in the loss reads, if there is one. All three are lists of
+    arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -286,7 +289,7 @@ def compare(
 
 
 def group_earnings(
-    rollouts: Mapping[str, Played], discount: float = 1.0, unit: Unit = "rollout"
+    rollouts: Mapping[str, Played], discount: float = 1.0, unit: CreditUnit = "rollout"
 ) -> dict[str, list[Earned]]:
     """Compute the earnings of a role in each rollout of a group.
 
@@ -302,7 +305,9 @@ def group_earnings(
     return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
 
 
-def _earn(reward: float, calls: Sequence[TrainedCall], discount: float, unit: Unit) -> list[Earned]:
+def _earn(
+    reward: float, calls: Sequence[TrainedCall], discount: float, unit: CreditUnit
+) -> list[Earned]:
     left = reward - fsum(penalty for call in calls for penalty in call.penalties)
     if unit == "rollout":
         return [Earned(left, left, sum(len(call.sampled) for call in calls))]

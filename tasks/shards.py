@@ -8,7 +8,7 @@ from typing import cast
 from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import SHUFFLED, Example, Source
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_rows, write_rows
+from tasks.storage.files import read_rows, write_rows
 from tasks.storage.names import batch_name, rollout_name
 
 
@@ -21,7 +21,7 @@ class ShardRow(Example):
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Size of a shard: in each of its `rounds` so many groups, split into so many batches."""
+    """Size of a shard: `groups` examples a round, played in `batches` tasks."""
 
     groups: int
     batches: int = 1

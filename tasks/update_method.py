@@ -22,7 +22,7 @@ Units = Sequence[Sequence[Datum]]
 class Term:
     """A term of a step's loss: a loss of the datums of one file, and the term's factor.
 
-    `file` numbers the file among those of the step.
+    `file` numbers the file among the step's files of datums.
     """
 
     loss: str
@@ -39,7 +39,7 @@ class UpdateMethod:
     """Method of an update: the loss with its settings, and the optimizer, in a run of `steps`.
 
     The datums are split evenly, in their order, into the optimizer's `substeps` minibatches with an
-    optimizer step each, `epochs` times over; those of a pair stay together. `by_batch` makes a
+    optimizer step each, `epochs` times over; datums of a pair stay together. `by_batch` makes a
     forward-backward pass of each rollout batch instead, and one optimizer step. With an `expert`, a
     step has a second file of datums, which each minibatch has its part of, and the loss of the
     first one has the factor 1 - µ. A `divergence` in the loss is a second term of the datums of the

@@ -16,19 +16,20 @@ import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
-from adapters.errors import ServiceError
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
+from adapters.errors import ServiceError, UserError
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
-from adapters.tinker.service import PatientSampler, Service
+from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
 from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
-from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import read_json, write_json
+
+MOST_SCORED = 4
+"""Datums of a step that are scored."""
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each term, in its first pass; `probe_metrics` those of the
-    rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
-    first update with its sampler.
+    `logprobs` has the log-probabilities of each datum of each term in its first pass.
+    `probe_metrics` has what the rebuild before it measured (`RebuiltPolicy`), nothing if the client
+    was live. `at_start` compares the first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
@@ -96,7 +97,7 @@ class PolicyUpdater:
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
     def make_initial(self) -> Checkpoint:
-        """Return checkpoint 0, the initial weights; make and save it if the ledger has none."""
+        """Return checkpoint 0, the initial weights; make and save it if it is not in the ledger."""
         if self.ledger.checkpoints():
             return self.ledger.at(0)
         live = self._rebuilder().initial()
@@ -313,7 +314,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
 
 
 def read_update(path: Path) -> Metrics:
-    """Read what an update measured, without the probe of a rebuild and what is of single datums."""
+    """Read an update's metrics; skip `probe/…` and the log-probabilities of single datums."""
     measured = read_json(path)
     return {
         name: value
@@ -325,3 +326,67 @@ def read_update(path: Path) -> Metrics:
 def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:
     sampler, state = live.saved(step, saving)
     return Checkpoint(step, sampler, state)
+
+
+class SamplerApart(UserError):
+    """Refusal to train a policy that is sampled by other probabilities than it is trained by."""
+
+
+def score_datums(
+    service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
+) -> list[Evidence]:
+    """Have the sampler of the checkpoint that a step begins with score the step's first datums.
+
+    Datums that no policy sampled have no recorded log-probabilities. The trainer must give the
+    sampler's, before the first step and after a rebuild. All scored datums are of the step's first
+    file. There is no evidence if the loss has no weights, which tell what is trained, if it has
+    several targets a place, as with a teacher, or if the checkpoint is gone.
+    """
+    scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
+    scored = scored[:most]
+    inputs = [datum.loss_fn_inputs for datum in scored]
+    targets = [given["target_tokens"].to_numpy() for given in inputs]
+    comparable = all("weights" in given for given in inputs)
+    comparable &= all(own.ndim == 1 for own in targets)
+    if checkpoint is None or not scored or not comparable:
+        return []
+    tokens = [
+        [*datum.model_input.to_ints(), int(own[-1])]
+        for datum, own in zip(scored, targets, strict=True)
+    ]
+    try:
+        sampler = service.sampler(checkpoint.sampler)
+        found = sampler.score(tokens, [len(own) for own in targets])
+    except ServiceRefused as error:
+        log.warning("%s. The first datums of step %d are not scored", error, datums.step)
+        return []
+    masks = [(given["weights"].to_numpy() != 0).astype(np.int8) for given in inputs]
+    return [Evidence(*one) for one in zip(scored, found, masks, strict=True)]
+
+
+def compare_sampler(
+    evidence: Sequence[Evidence], logprobs: Sequence[np.ndarray], tolerance: float | None
+) -> dict[str, float]:
+    """Measure how far the first update's log-probabilities are off the sampler's.
+
+    `sampler/apart` is the largest difference over the trained tokens of the scored datums;
+    SamplerApart refuses a difference above the tolerance. `sampler/kl` is the mean of log q - log
+    p, q being the sampler. Both are 0 if the service samples what it trains.
+    """
+    if not evidence:
+        return {}
+    differences = np.concatenate(
+        [
+            (one.logprobs.astype(np.float64) - trained)[one.mask != 0]
+            for one, trained in zip(evidence, logprobs, strict=False)
+        ]
+    )
+    apart = float(np.abs(differences).max())
+    if tolerance is not None and not apart <= tolerance:
+        raise SamplerApart(
+            f"the untrained policy gives log-probabilities that are up to {apart:.3g} off those of "
+            f"its sampler, and checkpoints.probe_tolerance is {tolerance:g}: the service trains in "
+            "another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
+            "measures by the sampler may be that rough"
+        )
+    return {"sampler/apart": apart, "sampler/kl": float(differences.mean())}

@@ -32,7 +32,7 @@ from benchmarks.measuring import format_table
 from tasks.algorithm.divergences import ESTIMATORS, Placement
 from tasks.algorithm.settings import Settings
 from tasks.datums import datums_of, to_datums, units_of
-from tasks.references import SCHEMA as OF_REFERENCES
+from tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
 from tasks.rewards import rewards_of
 from tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
 from tasks.settings.optimizer import Optimizer

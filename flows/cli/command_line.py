@@ -17,7 +17,7 @@ from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
-from tasks.storage.json_files import read_log
+from tasks.storage.files import read_log
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
 

@@ -28,7 +28,7 @@ from flows.importing.trinity_stages import override_of, split_stages
 from flows.recipe.loading import parse_overrides
 from flows.recipe.plan import KINDS
 from tasks.settings.section import MOST_STEPS, TABLES
-from tasks.storage.keys import Section, flatten
+from tasks.storage.dotted_keys import Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),

@@ -12,8 +12,8 @@ from typing import Any, TextIO, cast
 from adapters.errors import UserError, listed
 from adapters.redaction import SECRET_VARIABLE, quote
 from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml
+from tasks.storage.dotted_keys import Json, Section
 from tasks.storage.files import read_bytes
-from tasks.storage.keys import Json, Section
 
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"

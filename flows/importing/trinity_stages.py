@@ -7,7 +7,7 @@ from typing import cast
 from adapters.errors import listed
 from flows.importing.trinity_file import VERSION, ImportRefusal
 from flows.recipe.plan import KINDS
-from tasks.storage.keys import Json, Section
+from tasks.storage.dotted_keys import Json, Section
 
 STAGE_KEYS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
 """Sections that a stage may have: each takes the place of the whole section of the file."""

@@ -10,7 +10,7 @@ from flows.recipe.given_examples import GivenDataset, GivenRecipe
 from flows.recipe.run_recipe import Teachers
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
-from tasks.examples.teaching import check_reads
+from tasks.examples.teachers import check_reads
 from tasks.settings.given import ALONE, WHOLE, Batches, HeldOutOrigin, Shares, TextLoss, Trained
 from tasks.settings.run import HeldOut
 from tasks.settings.section import OTHERS, Needs, Refusals, Section
@@ -165,8 +165,8 @@ class FinetuneRecipe(GivenRecipe):
         return Texts(run.texts, taught, self.divergence())
 
     def written(self, rows: Source) -> "GivenSource":
+        from tasks.given.sides import ComparedPairs
         from tasks.given.texts import WrittenTexts
-        from tasks.given.verdicts import ComparedPairs
 
         question = self.dataset.compares
         if question is not None:

@@ -28,7 +28,7 @@ from tasks.settings.given import (
 )
 from tasks.settings.run import HeldOut
 from tasks.settings.section import Needs
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -89,7 +89,7 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from tasks.given.verdicts import ComparedExamples
+        from tasks.given.sides import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 
@@ -192,7 +192,7 @@ class GivenRecipe(RunRecipe):
         return Drawing(self.batch, self.seed, self.dataset.shares())
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of the policy: the tokens of the units."""
         from tasks.given.given import GivenSteps

@@ -18,7 +18,7 @@ from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from tasks.settings.section import Refusals, Section, explain
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge_values
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import name_run
 
@@ -268,7 +268,7 @@ def _lay_under(shared: Mapping[str, Any], flow: str, recipe: Any) -> Any:
     if not isinstance(recipe, Mapping) or flow not in KINDS:
         return recipe
     known = KINDS[flow].model_fields
-    return merge({key: value for key, value in shared.items() if key in known}, recipe)
+    return merge_values({key: value for key, value in shared.items() if key in known}, recipe)
 
 
 def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:

@@ -18,7 +18,7 @@ from tasks.settings.given import EXPERT, TEST, TRAIN
 from tasks.settings.presets import expand_preset
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -355,15 +355,15 @@ class Recipe(RunRecipe):
         return self.minimize(algorithm.loss, algorithm.loss_settings, by_batch=stream, **terms)
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
         from tasks.given.given import Drawing, GivenSteps
         from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
 
-        beside: StepSource | None = None
+        expert: StepSource | None = None
         if self.algorithm.expert.given_texts:
             drawings = recipes.make(Recipe, lambda of: Drawing(of.algorithm.expert, of.seed))
-            beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
-        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
+            expert = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
+        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), expert)

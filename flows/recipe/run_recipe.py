@@ -19,8 +19,8 @@ from tasks.settings.optimizer import Optimizer
 from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
-from tasks.storage.keys import flatten
-from tasks.storage.manifest import Eras, differences
+from tasks.storage.dotted_keys import flatten
+from tasks.storage.manifest import ByStep, differences
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -202,7 +202,7 @@ class RunRecipe(FlowRecipe, ABC):
         return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: "ByStep[RunRecipe]"
     ) -> "StepSource":
         """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
         from tasks.recovery.recorded_steps import StepSource

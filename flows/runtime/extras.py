@@ -16,8 +16,7 @@ from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
 from tasks.given.given import Drawing, bind_given, draw_given
 from tasks.given.texts import Texts
-from tasks.judging.groups import draw_groups
-from tasks.judging.verdicts import measure_verdicts, record_verdicts
+from tasks.judging import draw_groups, measure_verdicts, record_verdicts
 from tasks.metrics import name_expert
 from tasks.recording.step_log import Metrics
 from tasks.references import References, compute_references

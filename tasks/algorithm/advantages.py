@@ -37,7 +37,7 @@ Advantages = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Baselines:
-    """Rewards of a role beside those of the step's rollouts.
+    """Rewards of a role with which the rewards of the step's rollouts are compared.
 
     `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
     each group's greedy rollout, unless that has failed.
@@ -183,7 +183,7 @@ def _compare_rollouts(
 
 
 def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
-    """Subtract the reward of the example's greedy rollout from that of each rollout.
+    """Subtract the reward of the example's greedy rollout from each rollout's reward.
 
     If the greedy rollout has failed, the advantages of the group are 0.
     """
@@ -374,7 +374,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
 
 
 def find_advantage(name: str) -> Advantage:
-    """Return the row of an advantage; ValueError if there is none."""
+    """Return the row of an advantage; ValueError if there is no such row."""
     return find_row("advantage", name, ADVANTAGES)
 
 

@@ -28,11 +28,11 @@ Source = Literal["references", "teachers"]
 class DivergenceEstimator:
     """A row of the table; `estimate` maps d of each token, and β, to the divergence at each token.
 
-    `placements` are where a penalty has a divergence's gradient: `k1` in the advantage has that of
-    KL(q, ref), and so has it in the reward; `jsd` in the advantage that of β KL(ref, m) +
-    (1 - β) KL(q, m) with m = β ref + (1 - β) q. In the loss, `k2` has that of KL(p, ref), `k3` that
-    of KL(ref, p) and `abs` that of their total variation. Those of the loss have a `slope`, the
-    derivative of the estimate by log p.
+    `placements` are where a penalty has a divergence's gradient. In the advantage and in the
+    reward, `k1` has the gradient of KL(q, ref). In the advantage, `jsd` has the gradient of β
+    KL(ref, m) + (1 - β) KL(q, m) with m = β ref + (1 - β) q. In the loss, `k2` has the gradient of
+    KL(p, ref), `k3` of KL(ref, p), and `abs` of their total variation. Estimators of the loss have
+    a `slope`, the derivative of the estimate by log p.
     """
 
     formula: str
@@ -75,15 +75,15 @@ ESTIMATORS: Mapping[str, DivergenceEstimator] = {
 DIVERGENCE = "kl"
 """Loss of a penalty in the loss, whose setting is its `estimator`."""
 
-IN_LOSS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
+LOSS_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
 """Estimators that are a term of the loss."""
 
-TEACHINGS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
+TEACHER_ESTIMATORS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
 """Divergence from a teacher → the estimator whose penalty has its gradient."""
 
 
 def find_estimator(name: str) -> DivergenceEstimator:
-    """Return the row of an estimator; ValueError if there is none."""
+    """Return the row of an estimator; ValueError if there is no such row."""
     return find_row("KL estimator", name, ESTIMATORS)
 
 
@@ -100,8 +100,8 @@ def check_placement(estimator: str, placement: Placement) -> None:
 
 
 def check_teaching(name: str) -> str:
-    """Return the name of a divergence from a teacher; ValueError if there is none."""
-    find_row("divergence from a teacher", name, TEACHINGS)
+    """Return the name of a divergence from a teacher; ValueError if there is no such row."""
+    find_row("divergence from a teacher", name, TEACHER_ESTIMATORS)
     return name
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 FULL_TRAINING = 5e-5
-"""Learning rate of full training at the hidden size WIDTH."""
+"""Learning rate of full training at the hidden size CALIBRATED_WIDTH."""
 LORA = 10.0
 """Factor between the learning rates of LoRA and of full training, whatever the LoRA's rank."""
-WIDTH = 2000
+CALIBRATED_WIDTH = 2000
 
 LLAMA, QWEN = 0.781, 0.0775
-"""Exponents of WIDTH / hidden size in the two families."""
+"""Exponents of CALIBRATED_WIDTH / hidden size in the two families."""
 
 CALIBRATED: Mapping[str, tuple[int, float]] = {
     "meta-llama/Llama-3.2-1B": (2048, LLAMA),
@@ -33,7 +33,7 @@ CALIBRATED: Mapping[str, tuple[int, float]] = {
 def default_learning_rate(base: str) -> float:
     """Return 5e-5 × 10 × (2000 / hidden size)^exponent; ValueError for any other base model.
 
-    This rule of thumb for LoRA is that of Thinking Machines ("LoRA Without Regret",
+    This rule of thumb for LoRA comes from Thinking Machines ("LoRA Without Regret",
     https://thinkingmachines.ai/blog/lora/), with the numbers of `get_lr` in the Tinker cookbook
     0.5.8. It was fitted to supervised training of Llama 3 and Qwen3, so a model of another family
     has no default. The rate has three significant digits, so that every machine computes the same
@@ -45,4 +45,4 @@ def default_learning_rate(base: str) -> float:
             "on Llama 3 and Qwen3 alone (docs/algorithms.md); give optimizer.learning_rate"
         )
     hidden, exponent = CALIBRATED[base]
-    return float(f"{FULL_TRAINING * LORA * (WIDTH / hidden) ** exponent:.3g}")
+    return float(f"{FULL_TRAINING * LORA * (CALIBRATED_WIDTH / hidden) ** exponent:.3g}")

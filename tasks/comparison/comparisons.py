@@ -15,9 +15,7 @@ from pydantic import BaseModel
 from adapters.errors import UserError, counted
 from tasks.comparison.statistics import Difference, find_difference
 from tasks.recording.views import COMPARISONS
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, verified, write_json
 from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
 from tasks.storage.tables import query_beside, read, select, write
@@ -27,7 +25,7 @@ QUERY = query_beside(str(Path(__file__).with_name("played")))
 MOST_DIFFERENT = 3
 """Examples that are shown of a pair of targets: those on which they differ most."""
 
-RECORD = "comparison.json"
+COMPARISON_FILE = "comparison.json"
 
 ExampleRow = dict[str, Any]
 """An example as a target played it: a row of COMPARISONS."""
@@ -48,8 +46,8 @@ class ComparedTarget(BaseModel, frozen=True):
 
     `created` is when its run was made, `evaluation` the file of its scores. `reward` is the mean
     over examples of rollouts that did not fail, `tokens` the mean length of a rollout's answers,
-    `cost` what all calls have cost in US dollars, None if no price is known. `difference` is that
-    of its rewards from those of `against`, whose own is None.
+    `cost` what all calls have cost in US dollars, None if no price is known. `difference` compares
+    its rewards with the rewards of `against`; the difference of `against` itself is None.
     """
 
     target: str
@@ -124,8 +122,8 @@ def write_comparison(
     Raises ComparisonError if one target has played other examples than another.
     """
     folder, against = folder_of(comparison.folder).path, comparison.against
-    if is_written(folder / RECORD):
-        return Comparison.model_validate(read_json(folder / RECORD))
+    if is_written(folder / COMPARISON_FILE):
+        return Comparison.model_validate(read_json(folder / COMPARISON_FILE))
     for name, rows in played.items():
         if _examples(rows) != _examples(played[against]):
             raise ComparisonError(
@@ -143,7 +141,7 @@ def write_comparison(
         for one in comparison.targets
     )
     whole = comparison.model_copy(update={"targets": targets, "examples": len(played[against])})
-    write_json(folder / RECORD, whole.model_dump(mode="json"))
+    write_json(folder / COMPARISON_FILE, whole.model_dump(mode="json"))
     return whole
 
 
@@ -179,7 +177,7 @@ def _compare(
 def _pairs(
     rows: Sequence[ExampleRow], others: Sequence[ExampleRow]
 ) -> list[tuple[ExampleRow, ExampleRow]]:
-    """Pair the examples of which both have a reward."""
+    """Pair the examples for which both have a reward."""
     return [
         (own, other)
         for own, other in zip(rows, others, strict=True)

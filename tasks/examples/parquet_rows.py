@@ -28,14 +28,14 @@ from tasks.examples.bounds import (
 )
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**26
-DELTA = "DELTA_"
-"""Beginning of the encodings of which no dictionary is read."""
+DELTA_ENCODING = "DELTA_"
+"""Beginning of the encodings that are read without a dictionary."""
 
 LONGEST_MEASURE = 10.0
 """Bound on the processor time in which a file is measured, in seconds."""
-MOST_MEMORY = 2**30
+MEASURING_MEMORY = 2**30
 """Bound on the memory of the process that measures files, in bytes."""
-UNREADABLE = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
+UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
 
 Convert = Callable[[Any], Any]
 
@@ -52,7 +52,7 @@ def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str
         for batch in file.iter_batches(measured["rows_at_once"]):
             for part in _affordable(batch, memory):
                 yield from _rows(part, columns)
-    except UNREADABLE as error:
+    except UNREADABLE_PARQUET as error:
         raise BadFile(_say_unreadable(error)) from error
 
 
@@ -70,7 +70,7 @@ def _ask(path: str) -> dict[str, Any]:
     return answer
 
 
-_child = LimitedChild("tasks.examples.parquet_rows", MOST_MEMORY)
+_child = LimitedChild("tasks.examples.parquet_rows", MEASURING_MEMORY)
 atexit.register(_child.close)
 
 
@@ -91,7 +91,7 @@ def _measure(path: str) -> object:
             "texts": _texts(metadata),
             "rows_at_once": _rows_at_once(metadata),
         }
-    except (*UNREADABLE, IndexError) as error:
+    except (*UNREADABLE_PARQUET, IndexError) as error:
         return _say_unreadable(error)
 
 
@@ -137,7 +137,7 @@ def _delta_chunks(metadata: pq.FileMetaData) -> list[pq.ColumnChunkMetaData]:
         chunk
         for chunk in chunks
         if chunk.physical_type == "BYTE_ARRAY"
-        and any(encoding.startswith(DELTA) for encoding in chunk.encodings)
+        and any(encoding.startswith(DELTA_ENCODING) for encoding in chunk.encodings)
     ]
 
 
@@ -243,7 +243,7 @@ def _scalar_converter(kind: pa.DataType) -> Convert | None:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number; None for one that is none, which says that the value is missing."""
+    """Return a number; None for NaN, which says that the value is missing."""
     if isinf(value):
         check_value(value)
     return None if isnan(value) else value
@@ -272,4 +272,4 @@ def _same(value: Any) -> Any:
 
 if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # on which C++ would say why the process ends
-    answer_questions(_measure, MOST_MEMORY)
+    answer_questions(_measure, MEASURING_MEMORY)

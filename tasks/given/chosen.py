@@ -30,7 +30,7 @@ order by run, rollout_id, first_call
 """
 
 
-PAIRS = """
+CHOSEN_PAIRS_QUERY = """
 with
 given as (
     select
@@ -110,7 +110,7 @@ class RolloutQuery:
             ) from error
         if not table.num_rows:
             raise DatasetError(
-                f"{self.key} chooses none of {self.name} that trained something; try it by "
+                f"{self.key} chooses nothing among {self.name} that trained something; try it by "
                 "`ratchet sql`"
             )
         return table
@@ -145,7 +145,7 @@ def queries_of(origin: Origin, base: str, where: str = "dataset") -> dict[str, R
 class Chosen(ABC):
     """Units of rollouts that a query chooses, numbered in the order of their runs and names.
 
-    Their tokens are those of the main policy's trajectories, and nothing is rendered again.
+    Their tokens are taken from the main policy's trajectories; nothing is rendered again.
     """
 
     query: RolloutQuery
@@ -214,7 +214,7 @@ class ChosenPairs(Chosen):
     instead, the rollouts are labelled answers.
     """
 
-    template = PAIRS
+    template = CHOSEN_PAIRS_QUERY
     columns = "run, chosen and rejected, or run, rollout_id and label"
     key = ("run", "chosen", "rejected")
 

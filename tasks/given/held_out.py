@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
-from tasks.storage.json_files import read_json
+from tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):
@@ -50,8 +50,8 @@ def measure_loss(
 ) -> HeldOutMeasure:
     """Measure the loss over sequences, whose texts have names: a source and a number there.
 
-    Its standard error is that of a ratio of two means over examples, since tokens of one text are
-    not independent (Cochran 1977, 6.4).
+    The standard error is for a ratio of two means over examples, since tokens of one text are not
+    independent (Cochran 1977, 6.4).
     """
     sources: dict[str, dict[int, list[SequenceLoss]]] = defaultdict(lambda: defaultdict(list))
     for (source, number), one in zip(names, lost, strict=True):

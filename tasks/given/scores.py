@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.rendering.chat import Chat
-from tasks.algorithm.distillation import NONE
+from tasks.algorithm.distillation import NO_TOKEN
 from tasks.examples.reading import DatasetError
 from tasks.given.given import GivenSource, Unit
-from tasks.given.pairs import KEYS as PAIR_KEYS
-from tasks.given.pairs import REFERENCES
-from tasks.given.texts import KEYS, TAUGHT, Texts
+from tasks.given.pairs import PAIR_KEYS, REFERENCES
+from tasks.given.texts import TAUGHT, TEXT_KEYS, Texts
 from tasks.given.tokenizing import WeightedTokens
 from tasks.references import Reference, from_first, score_rows
 from tasks.settings.given import TRAIN
@@ -53,7 +52,7 @@ class LongerTexts:
 
         DatasetError if the renderer writes these otherwise behind what the teacher reads.
         """
-        longer = self._sequences.get(tuple(row[name] for name in KEYS))
+        longer = self._sequences.get(tuple(row[name] for name in TEXT_KEYS))
         if longer is not None:
             first = next(at for at, weight in enumerate(longer.weights) if weight > 0)
             end = first + len(ending)
@@ -105,10 +104,10 @@ def score_part(
 ) -> None:
     """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
 
-    DatasetError names a text of which the teacher gives a place no token.
+    DatasetError names a text with a place for which the teacher gives no token.
     """
     rows = texts.of_part(part)
-    keys = rows.select(KEYS).to_pylist()
+    keys = rows.select(TEXT_KEYS).to_pylist()
     own = [one.tolist() for one in arrays(rows["tokens"])]
     trained = [weights > 0 for weights in arrays(rows["weights"])]
     last = from_first(trained)
@@ -119,8 +118,8 @@ def score_part(
     scored = teacher.score_likeliest(own, last, k)
     for key, tokens, mask, (top, logprobs) in zip(keys, own, trained, scored, strict=True):
         kept = mask[-len(top) :]
-        found = np.where(np.isfinite(logprobs), logprobs, NONE)[kept]
-        if not (found > NONE).any(1).all():
+        found = np.where(np.isfinite(logprobs), logprobs, NO_TOKEN)[kept]
+        if not (found > NO_TOKEN).any(1).all():
             raise DatasetError(
                 f"the teacher gives no likely token at a trained place of text "
                 f"{key['example_id']}; leave that text out, or give another teacher.model"

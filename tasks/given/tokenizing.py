@@ -12,9 +12,9 @@ from adapters.calls import Message, Refused, Tool
 from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.conversations import (
-    KNOWN,
+    KNOWN_FORMS,
     Said,
     drop_padding,
     list_given,
@@ -60,7 +60,7 @@ def tokenize(
         if not isinstance(row.get("text"), str | None):
             raise DatasetError(f"its text is {row['text']!r:.80}; give a text")
         if row.get("text") is None:
-            raise DatasetError(f"it has {list_given(row)}; give {KNOWN}; or text")
+            raise DatasetError(f"it has {list_given(row)}; give {KNOWN_FORMS}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         return [_tokenize_text(row["text"], chat)]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
-from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
+from tasks.recording.spans import SPAN_SCHEMA, TIMES, Span, check, identity, rows_of, table
 from tasks.storage.files import is_full, is_written
 from tasks.storage.tables import read, write
 
@@ -169,7 +169,7 @@ class JournalTail:
         self._offset = 0
 
     def read(self) -> list[Span]:
-        """Return the whole lines since the last look; none if there is no file yet."""
+        """Return the whole lines since the last look; an empty list if there is no file yet."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -202,7 +202,7 @@ def read_spans(path: Path) -> pa.Table:
     """Read the spans of a journal or of its Parquet file: the same table from either."""
     if path.suffix == ".jsonl":
         return table(rows_of(read_journal(path)))
-    return read(path, schema=SCHEMA)
+    return read(path, schema=SPAN_SCHEMA)
 
 
 def _open(path: Path) -> tuple[FileIO, list[Span]]:

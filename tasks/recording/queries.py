@@ -20,7 +20,7 @@ from tasks.storage.run_folder import RunFolder
 
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
-NARROWEST = 8
+NARROWEST_READABLE = 8
 """The fewest characters in which a column is readable."""
 MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
@@ -56,7 +56,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
     width = terminal_width()
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
-    if len(names) * (NARROWEST + 3) <= width:
+    if len(names) * (NARROWEST_READABLE + 3) <= width:
         console.print(_grid(names, texts))
     else:
         for number, row in enumerate(texts, 1):

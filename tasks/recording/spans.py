@@ -20,21 +20,21 @@ from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
-"""Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
+"""Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
-KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
+SPAN_KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
-PLACE = r" at \S+:\d+$"
+ERROR_PLACE = r" at \S+:\d+$"
 """End of an error's message that says at which line of the agent's code the error came."""
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
-SCHEMA = pa.schema(
+SPAN_SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
         ("shard", pa.string()),
@@ -159,7 +159,7 @@ def refused_span(refused: RefusedCall) -> Span:
 
 
 def rows_of(spans: Sequence[Span]) -> list[Span]:
-    """Return the rows that a journal's spans make, which are those of the sealed batch.
+    """Return the rows of a sealed batch, by the spans of its journal.
 
     Begun calls that were answered are dropped; those that are left were lost. The record that
     closes a batch becomes an end of each straggler.
@@ -177,7 +177,7 @@ def closed_span(
     """Record that enough rollouts of a batch have ended, by the end that made them enough.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
-    line of the journal, so that a crash keeps all of the decision or none of it.
+    line of the journal, so that a crash keeps the whole decision or nothing of it.
     """
     end = _end_span(rollout_id, attempt, CLOSED, now)
     return {**end, "attributes": {LEFT_OUT: stragglers}}
@@ -186,7 +186,7 @@ def closed_span(
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
     """Return what a judge may score, its `rollouts`, as roles with calls.
 
-    A rollout's score may be a list: the numbers of its parts are those of calls.
+    A rollout's score may be a list: its parts are numbered as calls are.
     """
     return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
@@ -233,11 +233,13 @@ def identity(span: Span) -> tuple[Any, ...]:
 
 def check(span: Span) -> None:
     """Refuse (ValueError) a span that the assembly of trajectories would misread."""
-    unknown = span.keys() - set(SCHEMA.names)
+    unknown = span.keys() - set(SPAN_SCHEMA.names)
     if unknown:
-        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SCHEMA")
-    if span.get("kind") not in KINDS:
-        raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SPAN_SCHEMA")
+    if span.get("kind") not in SPAN_KINDS:
+        raise ValueError(
+            f"a span's kind is one of {', '.join(SPAN_KINDS)}, not {span.get('kind')!r}"
+        )
     if span["kind"] == LLM:
         _check_tokens(span)
     given = span.get("reward") is not None or span["kind"] == CREDIT
@@ -248,17 +250,17 @@ def check(span: Span) -> None:
 def table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
-    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)
 
 
 def cause_of(error: str) -> str:
-    """Return what an error, `TYPE: MESSAGE`, shares with those of its type at the same place."""
-    place = re.search(PLACE, error)
+    """Return what an error, `TYPE: MESSAGE`, shares with errors of its type at the same place."""
+    place = re.search(ERROR_PLACE, error)
     return f"{error.partition(':')[0]}{place[0]}" if place else error
 
 
 def without_secrets(value: Any) -> Any:
-    """Replace by `***` every value whose name is that of a secret."""
+    """Replace by `***` every value whose name says that it is a secret."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):

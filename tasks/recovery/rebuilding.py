@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adapters.errors import UserError
-from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceRefused
 from tasks.checkpoints import Ledger
 from tasks.recovery.recorded_steps import Evidence, RecordedSteps, StepDatums
 

@@ -14,10 +14,8 @@ from tinker import Datum
 from adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import read_datums, units_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
-from tasks.storage.manifest import Eras
+from tasks.storage.files import is_written, read_json, verified
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, read
 from tasks.update_method import UpdateMethod
@@ -122,7 +120,7 @@ class RecordedSteps:
 
     run: RunFolder
     policy: TrainedPolicy
-    methods: Eras[UpdateMethod]
+    methods: ByStep[UpdateMethod]
     source: StepSource
 
     def read(self, step: int, paths: Sequence[Path]) -> StepDatums:
@@ -162,7 +160,7 @@ class RecordedSteps:
     def optimizer_steps(self, before: int) -> int | None:
         """Count the optimizer steps before a step; None if the datums that say it are gone.
 
-        A step without datums took none.
+        A step without datums took no optimizer step.
         """
         for step in range(before):
             self.source.restore(step)
@@ -190,9 +188,9 @@ def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) ->
 
 
 def count_optimizer_steps(
-    run: RunFolder, policy: str, start: Start | None, methods: Eras[UpdateMethod], before: int
+    run: RunFolder, policy: str, start: Start | None, methods: ByStep[UpdateMethod], before: int
 ) -> int | None:
-    """Count the optimizer steps of a policy before a step, and those of its start."""
+    """Count the optimizer steps of a policy before a step, with the steps of its start."""
     earlier = start.optimizer_steps if start and start.with_optimizer else 0
     for step in range(before):
         method = methods.at(step)

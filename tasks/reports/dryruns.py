@@ -11,17 +11,17 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
-from tasks.algorithm.advantages import find_advantage
+from tasks.algorithm.advantages import find_advantage, is_uniform
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
 from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.checksums import verified
+from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read, select
 
 QUERY = query_beside(__file__)
-KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
+KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
 MOST_SPANS = 40
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
@@ -96,7 +96,7 @@ def describe(
 
 def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     """Return the turns of every role that is trained, by the role's name."""
-    rows = select(KEPT, trajectories=verified(trajectories))
+    rows = select(KEPT_TOKENS_QUERY, trajectories=verified(trajectories))
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 
@@ -115,7 +115,7 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
 
 
 def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
-    """Say that prompts are longer than what the model has read; empty if none is."""
+    """Say that prompts are longer than what the model has read; empty if no prompt is."""
     # A prompt of a role that no policy answers says nothing of kept tokens: another model read it.
     longest = max((row["prompt"] or 0 for row in rows if row["kept_how"]), default=0)
     if read_context is None or longest <= read_context:
@@ -143,7 +143,7 @@ def _list_rewards(rollouts: Sequence[Transcript]) -> str:
 def _count_datums(
     policy: str, files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
 ) -> str:
-    """Count a policy's datums; if there are none, say why."""
+    """Count a policy's datums; if there is no datum, say why."""
     trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
     masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
@@ -180,13 +180,9 @@ def _find_cause(
     if all(len(rewards) < fewest for rewards in groups.values()):
         return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.algorithm.advantage)
-    if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
+    if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
         return "in each group all rewards are equal"
     return f"every advantage ({advantage.formula}) is zero"
-
-
-def _equal(rewards: Sequence[float]) -> bool:
-    return len({*rewards}) == 1
 
 
 def _show_best(rollouts: Sequence[Transcript]) -> str:

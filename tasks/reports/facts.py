@@ -14,14 +14,20 @@ from adapters.errors import UserError, counted
 from tasks.checkpoints import Ledger
 from tasks.comparison.statistics import Gain
 from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
-from tasks.recording.spans import ERROR, PLACE, REFUSED
+from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, Views
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import Damaged, verified
-from tasks.storage.files import FileVersions, is_written, version_of
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.keys import Json, flatten
+from tasks.storage.dotted_keys import Json, flatten
+from tasks.storage.files import (
+    Damaged,
+    FileVersions,
+    is_written,
+    read_json,
+    read_log,
+    verified,
+    version_of,
+)
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -30,18 +36,16 @@ from tasks.storage.manifest import (
     differences,
     read_manifest,
 )
-from tasks.storage.run_folder import NAME, RunFolder, folder_of
+from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
 
-FAILURES, MINUTES = (
-    query_beside(str(Path(__file__).with_name(name))) for name in ("failures", "curves")
-)
+FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
 MOST_RUNS = 10_000
 """Runs whose facts are kept in memory."""
 
 BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
-"""Errors of a run of which somebody has written a file by hand, too."""
+"""Errors of a run, also of a run with a file that somebody has written by hand."""
 
 STOPPED = "stopped"
 """Beginning of the state of a run that can be continued."""
@@ -95,8 +99,8 @@ class HeldOutValues:
 class RunCurves:
     """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
 
-    Minutes are those of the clock, up to the end of the last rollout, without the times in which no
-    process had the run open. Tokens are those that the policies sampled in training.
+    Minutes are counted by the clock, up to the end of the last rollout, without the times in which
+    no process had the run open. Tokens are the ones that the policies sampled in training.
     """
 
     name: str
@@ -158,7 +162,7 @@ class RunFacts:
     @property
     def is_named(self) -> bool:
         """True if commands, and addresses of the board, can name the run."""
-        return NAME.fullmatch(self.name) is not None
+        return RUN_NAME.fullmatch(self.name) is not None
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -186,7 +190,7 @@ class RunFacts:
 
     @property
     def agent(self) -> str:
-        """Agent that the run trains, or the flow of a run that plays none."""
+        """Agent that the run trains, or the flow of a run that plays no agent."""
         return str(self.recipe.get("agent") or self.recipe["flow"])
 
     @property
@@ -249,7 +253,7 @@ class RunFacts:
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of the steps that the run has trained itself, which a fork shares with none."""
+        """Seconds of the steps that the run has trained itself, which a fork shares with no run."""
         return spent_seconds(self.metrics[self.manifest.get("parent", {}).get("step", 0) :])
 
     @property
@@ -344,7 +348,7 @@ class RunFacts:
     def _minutes(self, views: Views) -> list[float]:
         """Return the minutes of the run at which the rollouts of each step had ended."""
         openings = [row["opened"] for row in read_log(self.run.owners)]
-        minutes = dict(views.execute(MINUTES, {"openings": openings}).fetchall())
+        minutes = dict(views.execute(MINUTES_QUERY, {"openings": openings}).fetchall())
         passed = [0.0]
         for step in range(self.done):
             ended = [minutes[batch] for batch in batches_of(self.run, step) if batch in minutes]
@@ -418,13 +422,15 @@ def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
     if not spans:
         return []
     batches = "with spans as (select * from parquet_rows($spans)) "
-    rows = select(batches + FAILURES, spans=[verified(path) for path in spans], place=PLACE)
+    rows = select(
+        batches + FAILURES_QUERY, spans=[verified(path) for path in spans], place=ERROR_PLACE
+    )
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def find_failures(views: Views) -> list[RecordedFailure]:
     """Find the errors in the view `spans`, as `read_failures` does."""
-    rows = views.sql(FAILURES, params={"place": PLACE}).to_arrow_table()
+    rows = views.sql(FAILURES_QUERY, params={"place": ERROR_PLACE}).to_arrow_table()
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 

@@ -34,17 +34,17 @@ from tasks.reports.rollouts import (
     find_before_and_after,
     read_marked_rollouts,
 )
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written, write_text
-from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences
 from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
-SPENDING = query_beside(str(Path(__file__).with_name("spending")))
+SPENDING_QUERY = query_beside(__file__, "spending")
 MOST_FAILURES = 20
 """Different errors of a run that its page shows, the latest ones."""
-READ = ("spans", "calls", "rollouts")
+PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 
 def reveal(value: object) -> object:
@@ -53,7 +53,7 @@ def reveal(value: object) -> object:
 
 
 def readable(value: object) -> str:
-    """Write a value of a table; a number has separators of thousands, and none is a dash."""
+    """Write a value of a table; a number has separators of thousands, and None is a dash."""
     match value:
         case None:
             return "–"
@@ -141,9 +141,9 @@ def render_report(
     chosen: Collection[str] = (),
     **framed: object,
 ) -> str:
-    """Render the page of a run, or of several beside each other, some of which are `chosen`.
+    """Render the page of a run, or of several beside each other; `chosen` names the chosen runs.
 
-    Another `frame` is a template around the page, which shows what it has of `framed`.
+    Another `frame` is a template around the page; `framed` are its values.
     """
     reported = [_read(run, run.name in chosen) for run in runs]
     curves = [one.curves for one in reported]
@@ -163,7 +163,7 @@ def render_report(
 
 
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
-    """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
+    """Draw the rewards of runs, or losses and accuracies if no run plays rollouts."""
     curves = [run.curves for run in runs]
     if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)
@@ -181,8 +181,8 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     text_of, done = find_token_texts(facts.recipe["model"]["base"]), facts.done
-    with open_views([run], READ) as views:
-        spending = views.sql(SPENDING, params={"ancestors": ancestors(run)})
+    with open_views([run], PAGE_VIEWS) as views:
+        spending = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())

@@ -80,12 +80,12 @@ STYLE: dict[Any, Any] = {
 }
 METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
-KEPT = 64
+KEPT_DRAWINGS = 64
 """Drawings that are kept: what a run shows when it ends has most of them twice."""
 Points = tuple[tuple[float, float], ...]
 Series = tuple[str, float, str, Points]
 """Colour, width, dashes, and the values by step."""
-Rewards = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
+RewardCurve = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
 """Colour and width, the rewards of a run's steps, and its scores: where, reward, interval and way
 of sampling."""
 
@@ -239,8 +239,8 @@ def _draw_reward(
     return _draw_points(label, tuple(rewards))
 
 
-@lru_cache(maxsize=KEPT)
-def _draw_points(label: str, rewards: Sequence[Rewards]) -> str:
+@lru_cache(maxsize=KEPT_DRAWINGS)
+def _draw_points(label: str, rewards: Sequence[RewardCurve]) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
         for colour, width, points, scores in rewards:
@@ -267,7 +267,7 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     return _draw_series(panel, tuple((*line, tuple(values.items())) for *line, values in series))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=KEPT_DRAWINGS)
 def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
     with _panel(panel.title) as (axes, svg):
         for colour, width, dashes, points in series:
@@ -330,7 +330,7 @@ def _write(figure: Figure, axes: Axes) -> str:
 
 
 def _leave_margins(figure: Figure, axes: Axes) -> None:
-    """Leave room for the numbers of the axes, so that none is cut off."""
+    """Leave room for the numbers of the axes, so that no number is cut off."""
     wide, high = figure.get_size_inches()
     below, beside = (_widest(axis) for axis in (axes.xaxis, axes.yaxis))
     left = max(LEFT, below / 2, BEFORE_TICK + beside)

@@ -22,26 +22,25 @@ from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recording.step_log import Metrics
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_log
+from tasks.storage.files import is_written, read_log
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
-from tasks.storage.run_folder import TRAINED, RunFolder
+from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 from tasks.storage.tables import read
 
 WINDOW = timedelta(seconds=30)
 """Time over which sampled tokens a second are measured, or less in a run opened since."""
 
-BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
+BARS, BAR_WIDTH = "▁▂▃▄▅▆▇█", 40
 """Bars of a curve in a line of text, and the most of them."""
 
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics by which a step is described, the first one that it has, and their decimals."""
 
-CALLS, PACE = "calls", "pace"
+CALLS_MEASURE, PACE = "calls", "pace"
 """Facts that are said of a run only while a process has it open."""
 
-SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
+SAMPLING_COLUMNS = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
 """Columns of spans by which the speed of sampling is measured."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -117,12 +116,12 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
 
 
 def say_facts(run: RunFolder, progress: Progress) -> Said:
-    """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
+    """Say what a run does, a line a fact; only a failure's line is longer than 100 letters."""
     rows = read_facts(run).metrics
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
     said = {
-        CALLS: f"{counted(progress.in_flight, 'call')} in flight",
+        CALLS_MEASURE: f"{counted(progress.in_flight, 'call')} in flight",
         "step": ", ".join(filter(None, [progress.doing, progress.measure])),
         "held-out": progress.held_out,
         PACE: progress.pace,
@@ -136,13 +135,13 @@ def say_facts(run: RunFolder, progress: Progress) -> Said:
 
 def describe_run(name: str, state: str, said: Said, *, is_open: bool) -> str:
     """Describe a run in lines: its state, what it does, its curve, and its last failure."""
-    unsaid = {CALLS} if is_open else {CALLS, PACE}
+    unsaid = {CALLS_MEASURE} if is_open else {CALLS_MEASURE, PACE}
     return "\n".join([f"{name}: {state}", *(said[what] for what in said if what not in unsaid)])
 
 
 def draw_line(values: Sequence[float]) -> str:
-    """Draw values as a line of bars, each the mean of as many values in turn as fit WIDTH bars."""
-    size = ceil(len(values) / WIDTH)
+    """Draw values as at most BAR_WIDTH bars; a bar is the mean of equally many values in turn."""
+    size = ceil(len(values) / BAR_WIDTH)
     means = [fmean(values[at : at + size]) for at in range(0, len(values), size)]
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
@@ -239,19 +238,17 @@ class ProgressReader:
         now = datetime.now(UTC)
         since = max([now - WINDOW, *_opened(self.run)])
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
-        self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
+        self._sealed = {
+            path: self._sealed.get(path) or _sampled(read(path, SAMPLING_COLUMNS).to_pylist())
+            for path in recent
+        }
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
         tokens = sum(tokens for ended, tokens in calls if ended >= since)
         return tokens / max(1.0, (now - since).total_seconds())
 
 
-def _read_sampled(sealed: Path) -> list[_Sampled]:
-    """Read when the calls of a sealed batch ended, and how many tokens each has sampled."""
-    return _sampled(read(sealed, SAMPLED).to_pylist())
-
-
 def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
-    """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
+    """Return when calls ended, and how many tokens each has sampled: 0 for a recalled call."""
     calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
     return [(span["ended"], span["gen_ai_usage_output_tokens"] or 0) for span in calls]
 
@@ -296,7 +293,7 @@ class _PlayedShard:
 
     @property
     def trained(self) -> bool:
-        return self.name.split in TRAINED
+        return self.name.split in TRAINED_SPLITS
 
 
 def _count_rollouts(
@@ -353,7 +350,7 @@ def _count_rows(path: Path) -> int:
 
 
 def _seconds_left(seconds: Sequence[float], steps: int) -> tuple[float, float] | None:
-    """Return for how long so many steps last, by the quartiles of the seconds of those before."""
+    """Return how long the steps last, by the quartiles of the seconds of the steps before."""
     if not seconds or not steps:
         return None
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else [*seconds] * 3

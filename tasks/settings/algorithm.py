@@ -10,7 +10,7 @@ from adapters.network.addresses import check_place
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import (
     ESTIMATORS,
-    TEACHINGS,
+    TEACHER_ESTIMATORS,
     Baseline,
     Placement,
     Source,
@@ -19,7 +19,7 @@ from tasks.algorithm.divergences import (
 )
 from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.shaping import check_query
-from tasks.examples.teaching import check_reads
+from tasks.examples.teachers import check_reads
 from tasks.settings.given import Expert
 from tasks.settings.presets import PRESETS, find_preset
 from tasks.settings.section import OTHERS, Needs, Refusals, Section
@@ -112,7 +112,7 @@ class Teacher(Section):
 
     divergence: Annotated[
         str,
-        WithJsonSchema({"type": "string", "enum": [*TEACHINGS]}),
+        WithJsonSchema({"type": "string", "enum": [*TEACHER_ESTIMATORS]}),
         AfterValidator(check_teaching),
     ] = "reverse_kl"
     """Divergence from the teacher that the term lessens (docs/algorithms.md): `reverse_kl` or
@@ -159,7 +159,7 @@ class Teacher(Section):
     @property
     def estimator(self) -> str:
         """Estimator whose penalty has the gradient of the divergence."""
-        return TEACHINGS[self.divergence]
+        return TEACHER_ESTIMATORS[self.divergence]
 
 
 Penalty = Divergence | Teacher

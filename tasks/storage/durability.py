@@ -1,8 +1,8 @@
 """Durable tasks: Prefect tasks that are done when the file they write is there.
 
-Prefect's own results would be a second truth, and Prefect does not write them atomically, so none
-are kept. A task whose file exists ends at once in the state *Cached*: in a retry of the task, in a
-retry of the flow, and in another flow run.
+Prefect's own results would be a second truth, and Prefect does not write them atomically, so no
+results are kept. A task whose file exists ends at once in the state *Cached*: in a retry of the
+task, in a retry of the flow, and in another flow run.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder
 
 Table = tuple[Sequence[str], list[list[object]]]
@@ -77,7 +76,7 @@ def has_plan(run: RunFolder) -> bool:
 
 
 def read_plan(run: RunFolder) -> PlanRecord:
-    """Read the record of a run of several runs; that of another run is empty."""
+    """Read the record of a run of several runs; any other run has an empty record."""
     if not has_plan(run):
         return PlanRecord({}, (), "")
     values = read_json(run.stages)

@@ -44,7 +44,7 @@ from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.run_tracking import publish_beside
 
-NAME = "Prefect's UI"
+UI_NAME = "Prefect's UI"
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
 LONGEST_PATH = 48
@@ -62,10 +62,10 @@ LEGEND = (
 FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
 
-LOOK_SECONDS = 3.0
-"""Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
+UI_LOOK_SECONDS = 3.0
+"""Seconds between two looks at what a run does; the first look is at FIRST_SECONDS."""
 
-NOW = "now"
+NOW_ARTIFACT = "now"
 """Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class PrefectPages(Tracker):
         if left > 0:
             return left
         self._show_now()
-        return LOOK_SECONDS
+        return UI_LOOK_SECONDS
 
     def close(self) -> None:
         """Show what the run did last and, if it is done, what it has gained and come to."""
@@ -158,7 +158,7 @@ class PrefectPages(Tracker):
     def _show_now(self) -> None:
         with suppress(*UNREADABLE):  # the run itself says what it cannot read
             said = say_facts(self._run, self._reader.look())
-            rows = [{"what": what, NOW: line} for what, line in said.items()]
+            rows = [{"what": what, NOW_ARTIFACT: line} for what, line in said.items()]
             with _failing():
                 self._now = self._update_now(rows)
 
@@ -169,7 +169,7 @@ class PrefectPages(Tracker):
                 client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
             return self._now
         words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
-        key = artifact_key(self._run.name, NOW)
+        key = artifact_key(self._run.name, NOW_ARTIFACT)
         made = create_table_artifact(rows, key=key, description=words)
         assert isinstance(made, UUID)
         return made
@@ -182,7 +182,7 @@ def publish_evaluations(run: RunFolder, tag: str) -> None:
         tag_flow_run(tag)
         _create_evaluations(run)
 
-    publish_beside(NAME, publish)
+    publish_beside(UI_NAME, publish)
 
 
 def publish_stages(run: RunFolder) -> None:
@@ -194,12 +194,12 @@ def publish_stages(run: RunFolder) -> None:
         return f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({run.report})"
 
     words = f"What the runs of {run.name} have come to"
-    publish_beside(NAME, partial(_create_markdown, run, "stages", describe, words))
+    publish_beside(UI_NAME, partial(_create_markdown, run, "stages", describe, words))
 
 
 def publish_tag(tag: str) -> None:
     """Give the flow run a tag, which the list of runs shows."""
-    publish_beside(NAME, partial(tag_flow_run, tag))
+    publish_beside(UI_NAME, partial(tag_flow_run, tag))
 
 
 def write_run_report(run: RunFolder) -> None:
@@ -283,15 +283,14 @@ def describe_curves(run: RunFolder) -> str:
 
 
 DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
-"""Metrics of a divergence, of which a table has the first that there is."""
+"""Metrics of a divergence; a table has the first of them that the run has."""
 
 
 def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     """Return the metrics of a run that one reads first, a row a step; a column has some value.
 
-    The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
-    those of the main policy, the KL to the reference or, without one, to the teachers, or else to
-    the weights that sampled.
+    The held-out reward or loss belongs to the checkpoint which the step made. Entropy and KL are
+    measured on the main policy; KL is the first of DIVERGENCES that the run has.
     """
     facts = read_facts(run)
     held_out, tokens = facts.held_out.by_step, facts.tokens

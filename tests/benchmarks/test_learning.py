@@ -8,7 +8,7 @@ from benchmarks.pictures.learning import draw, read_curve
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.scores import SCORES
 from tasks.recording.step_log import record_metrics
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 

@@ -19,7 +19,7 @@ from flows.server.board import COOKIE, SentHeaders, board_app
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.step_log import record_metrics
 from tasks.reports.page import render_report
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
-from tasks.recording.spans import SCHEMA
+from tasks.recording.spans import SPAN_SCHEMA
 from tasks.recording.step_log import read_metrics
 from tasks.rollouts import Yield, measure_yield
 from tasks.shards import read_shard
@@ -48,7 +48,7 @@ def test_groups_with_unequal_rewards_teach_and_calls_that_ended_are_counted(tmp_
         *(reward("d-00", 1.0), call("d-01", 1), reward("d-01", 1.0)),
         span("d-01", "credit", role="measure/x", reward=0.2),
     ]
-    path = write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "spans.parquet")
+    path = write(pa.Table.from_pylist(rows, schema=SPAN_SCHEMA), tmp_path / "spans.parquet")
     assert measure_yield([path]) == Yield(teaching_groups=2, calls=6)
 
 

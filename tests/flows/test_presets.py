@@ -12,7 +12,7 @@ from flows.recipe.recipe import Recipe
 from tasks.settings.algorithm import Algorithm
 from tasks.settings.presets import PRESETS, describe_preset
 from tasks.settings.section import TABLES
-from tasks.storage.keys import flatten, merge
+from tasks.storage.dotted_keys import flatten, merge_values
 from tests.support.runs.small_recipe import small_recipe, taught
 
 TRINITY = [
@@ -72,7 +72,7 @@ def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
     }
     plain = small_recipe(algorithm=taught_by)
     values = plain.model_dump(exclude_unset=True)
-    spelt_out = Recipe.model_validate(merge(values, PRESETS[name].values))
+    spelt_out = Recipe.model_validate(merge_values(values, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()
 
 

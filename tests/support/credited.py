@@ -12,7 +12,7 @@ from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.rewards import MeanRewards, compute_rewards, rewards_of
 from tasks.settings.algorithm import Algorithm, CreditAssignment
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
 
@@ -57,5 +57,5 @@ def recorded_steps(
     run: RunFolder, policy: TrainedPolicy, credit: CreditAssignment, method: UpdateMethod
 ) -> RecordedSteps:
     """Return the recorded steps of a run of rollouts, all by one credit assignment and method."""
-    source = RolloutSteps(run, policy, Eras(((0, credit),)))
-    return RecordedSteps(run, policy, Eras(((0, method),)), source)
+    source = RolloutSteps(run, policy, ByStep(((0, credit),)))
+    return RecordedSteps(run, policy, ByStep(((0, method),)), source)

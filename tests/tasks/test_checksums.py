@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasks.datums import read_datums
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import JournalError, read_journal
-from tasks.storage.checksums import Damaged, verified
+from tasks.storage.files import Damaged, verified
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read, write
 from tasks.trajectories import assemble_trajectories

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.algorithm.advantages import Earned
-from tasks.rewards import Unit, calls_of, group_earnings, returns_to_go, rewards_of
+from tasks.rewards import CreditUnit, calls_of, group_earnings, returns_to_go, rewards_of
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 
@@ -36,7 +36,10 @@ def trajectory(
 
 
 def earnings(
-    *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: np.ndarray | None = None
+    *rows: dict,
+    discount: float = 1.0,
+    unit: CreditUnit = "rollout",
+    penalties: np.ndarray | None = None,
 ) -> list[Sequence[Earned]]:
     trajectories = table(*rows)
     calls = calls_of(trajectories, penalties)

@@ -17,7 +17,7 @@ from tasks.evaluations import (
 from tasks.recording.scores import Spent, read_evaluation
 from tasks.recording.spans import table
 from tasks.reports.tables import score_rows
-from tasks.storage.json_files import read_json, write_rows
+from tasks.storage.files import read_json, write_rows
 from tasks.storage.names import group_name, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write

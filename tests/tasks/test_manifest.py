@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.reports.board.runs import list_runs, runs_table
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import (
     FORK,
     FORMAT,

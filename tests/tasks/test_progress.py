@@ -24,7 +24,7 @@ from tasks.reports.progress import (
     draw_line,
     say_facts,
 )
-from tasks.storage.json_files import append_row, write_json, write_rows
+from tasks.storage.files import append_row, write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write

@@ -14,7 +14,7 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from tasks.metrics import StepFiles, measure
 from tasks.recording.journal import read_journal
-from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import Span
 from tasks.recording.step_log import Metrics
 from tasks.rollouts import RolloutHost, collect_rollouts

@@ -19,11 +19,10 @@ from adapters.calls import POLICY
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceFailed
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
-from tasks.datums import SCHEMA
+from tasks.datums import DATUM_SCHEMA
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.rollouts import RolloutHost
@@ -111,7 +110,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
                 **lists,
             }
         )
-    return write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    return write(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, float]]:

@@ -17,7 +17,7 @@ from tasks.recording.scores import Score
 from tasks.recording.spans import Span, table
 from tasks.recording.step_log import Metrics
 from tasks.reports.rollouts import read_games, transcripts
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.tables import write
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums

@@ -13,7 +13,7 @@ from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.step_log import record_metrics
 from tasks.reports.board.runs import count, list_runs, runs_table
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import bind_run, write_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.tasks.test_reports import LONG, ended, rollout, sealed

@@ -9,7 +9,7 @@ from adapters.calls import CallId, Completion, Request, Sampling, Usage
 from adapters.player_protocol import Failure, Outcome, RolloutEnd
 from adapters.rewards import Reward, read_reward
 from tasks.recording.spans import (
-    SCHEMA,
+    SPAN_SCHEMA,
     Span,
     call_span,
     check,
@@ -79,7 +79,7 @@ def test_a_span_shows_no_secrets() -> None:
 def test_spans_fill_the_schema_whatever_their_kind() -> None:
     error, reward = ends(Failure("TimeoutError", "too long")), ends(Reward(0.1), attempt=1)
     spans = table([*reward, call_span(completion()), *error])
-    assert spans.schema == SCHEMA
+    assert spans.schema == SPAN_SCHEMA
     assert spans["kind"].to_pylist() == ["error", "llm", "reward"]
     assert spans["reward"].to_pylist() == [None, None, 0.1]
     assert spans["error_type"].to_pylist() == ["TimeoutError", None, None]
@@ -163,5 +163,5 @@ def test_a_name_that_says_no_step_is_refused() -> None:
 
 
 def test_tokens_may_not_be_missing_in_parquet() -> None:
-    assert SCHEMA.field("prompt_token_ids").type.value_type == pa.int32()
-    assert not SCHEMA.field("prompt_token_ids").type.value_field.nullable
+    assert SPAN_SCHEMA.field("prompt_token_ids").type.value_type == pa.int32()
+    assert not SPAN_SCHEMA.field("prompt_token_ids").type.value_field.nullable

@@ -18,8 +18,8 @@ from flows.cli.commands import app
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.queries import answer
 from tasks.recording.step_log import record_metrics
-from tasks.recording.views import GIVEN, VIEWS
-from tasks.storage.json_files import write_json
+from tasks.recording.views import GIVEN_VIEWS, VIEWS
+from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
@@ -132,7 +132,7 @@ def test_a_question_of_the_document_is_answered(question: str, rows: list[tuple]
 
 @pytest.mark.usefixtures("runs")
 def test_every_view_is_of_one_run_or_of_all() -> None:
-    lacking = (*GIVEN, "expert", "verdicts", "comparisons")
+    lacking = (*GIVEN_VIEWS, "expert", "verdicts", "comparisons")
     for view in (view for view in VIEWS if view not in lacking):
         assert {row[0] for row in ask(f"from {view}")} == {"hello"}
     for view in ("spans", "calls", "rollouts", "groups", "evaluations"):

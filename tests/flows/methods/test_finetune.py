@@ -323,7 +323,7 @@ def test_a_source_without_texts_is_refused(summary: RunSummary, tmp_path: Path) 
         ("drop table x", "dataset.query cannot be asked"),
         (
             "select run, rollout_id from rollouts",
-            "chooses none of the rollouts of whole|The views are|Catalog",
+            "chooses nothing among the rollouts of whole|The views are|Catalog",
         ),
     ],
 )

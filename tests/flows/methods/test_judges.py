@@ -22,13 +22,13 @@ from flows.runtime.flow_runs import summarize_run
 from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
-from tasks.judging.verdicts import verdicts_of
+from tasks.judging import verdicts_of
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.facts import read_facts
-from tasks.reports.page import SPENDING
+from tasks.reports.page import SPENDING_QUERY
 from tasks.rollouts import StepStopped
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
@@ -102,7 +102,7 @@ def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
 def spent(run: RunFolder) -> list[tuple[str, int]]:
     """List the calls of each role of a run that its report says."""
     with open_views([run]) as views:
-        rows = views.sql(SPENDING, params={"ancestors": ancestors(run)}).to_arrow_table()
+        rows = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)}).to_arrow_table()
     return [(row["role"], row["calls"]) for row in rows.to_pylist()]
 
 

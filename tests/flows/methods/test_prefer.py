@@ -34,8 +34,7 @@ from tasks.recording.step_log import read_metrics
 from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
-from tasks.storage.checksums import Damaged
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import Damaged, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tasks.tracking.recorded_step import RecordedStep

@@ -20,9 +20,9 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.bound_checkpoints import CheckpointRefused, open_teacher, read_bound
 from flows.runtime.forks import fork_run
-from tasks.algorithm.distillation import DISTILLATIONS, NONE
+from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.held_out import read_measure
 from tasks.given.scores import score_part
 from tasks.given.texts import Texts
@@ -89,7 +89,7 @@ def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> 
         for row in datums:
             top, log_q = (np.array(row[n]).reshape(-1, K) for n in ("top_tokens", "top_logprobs"))
             whole_text = [row["tokens"][0], *row["targets"]]
-            [log_p] = base.score_chosen([whole_text], [np.where(log_q > NONE, top, -1)])
+            [log_p] = base.score_chosen([whole_text], [np.where(log_q > NO_TOKEN, top, -1)])
             loss, _ = DISTILLATIONS["forward_kl"].function(log_p.astype(float), log_q)
             losses += loss[np.array(row["mask"]) != 0].tolist()
     assert read_metrics(whole.metrics)[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
@@ -111,7 +111,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.given.texts.PART", 200)
+    monkeypatch.setattr("tasks.given.texts.ROWS_A_PART", 200)
     score, asked = PatientSampler.score_likeliest, list[int]()
 
     def score_or_stop(
@@ -178,7 +178,7 @@ class Silent:
         self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         made = [(np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)) for n in last]
-        made[2][1][0] = NONE
+        made[2][1][0] = NO_TOKEN
         return made
 
 

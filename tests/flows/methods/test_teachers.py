@@ -24,7 +24,7 @@ from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.settings.run import Model
 from tasks.shards import read_shard
-from tasks.storage.manifest import Eras, parent_of
+from tasks.storage.manifest import ByStep, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read
 from tests.support.runs.small_recipe import small_recipe
@@ -153,7 +153,10 @@ def recipe_of_run(run: RunFolder) -> Recipe:
 def test_datums_are_made_again_of_what_the_teachers_gave(of_both: RunFolder) -> None:
     recipe, path = recipe_of_run(of_both), of_both.datums(POLICY, 1)
     policy = TrainedPolicy(POLICY, (POLICY,), Model())  # pyright: ignore[reportArgumentType]
-    steps, before = RolloutSteps(of_both, policy, Eras(((0, recipe.credit()),))), path.read_bytes()
+    steps, before = (
+        RolloutSteps(of_both, policy, ByStep(((0, recipe.credit()),))),
+        path.read_bytes(),
+    )
     path.unlink()
     steps.restore(1)
     assert path.read_bytes() == before

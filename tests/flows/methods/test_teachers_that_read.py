@@ -16,12 +16,12 @@ from adapters.tinker.service import Service
 from engine.model.base_models import find
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.recording.spans import table
 from tasks.references import Reads, References, UnreadableText, compute_references
 from tasks.settings.algorithm import Teacher
 from tasks.shards import read_shard
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read, write
 from tasks.trajectories import assemble_trajectories

@@ -8,7 +8,7 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.evaluations import ScoredRollout, score
 from tasks.recording.step_log import record_metrics
 from tasks.storage.files import write_text
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.given.held_out import HeldOutMeasure

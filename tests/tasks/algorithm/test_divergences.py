@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.algorithm.divergences import ESTIMATORS
-from tasks.references import SCHEMA
+from tasks.references import REFERENCE_SCHEMA
 from tasks.rewards import lessening_of, penalties_of
 from tasks.settings.algorithm import Algorithm, Divergence, Teacher
 from tests.support.credited import build, credited
@@ -180,9 +180,9 @@ def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline()
 
 
 def references(*rows: dict, logprobs: list[float]) -> dict[str, pa.Table]:
-    names = SCHEMA.names[:-1]
+    names = REFERENCE_SCHEMA.names[:-1]
     made = [{n: row[n] for n in names} | {"logprobs": logprobs} for row in rows]
-    return {"references": pa.Table.from_pylist(made, schema=SCHEMA)}
+    return {"references": pa.Table.from_pylist(made, schema=REFERENCE_SCHEMA)}
 
 
 def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
