@@ -1,4 +1,4 @@
-"""The ledger of a policy's checkpoints: which were begun and saved."""
+"""The ledger of a policy's checkpoints: which ones were begun, and which were saved."""
 
 from dataclasses import asdict, dataclass
 
@@ -35,7 +35,7 @@ def policy_version(policy: str, step: int) -> str:
 
 
 def sampled_step(version: str) -> int:
-    """Return how many updates, at least, made the weights that have a `policy_version`."""
+    """Return the step of a `policy_version`: at least as many updates made its weights."""
     return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 
@@ -51,13 +51,13 @@ class Ledger(OwnedLog):
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
     weights are saved, which may be after the intent of the next one. A checkpoint exists when it is
-    `saved`, and an update is complete when `updates/<step>.json` exists: one that is killed between
-    the two is made again, on rebuilt weights, with the same result. A checkpoint that is made again
-    gets new lines, and the last ones count. Each line has the epoch of the run's owner.
+    `saved`, and an update is complete when `updates/<step>.json` exists: an update that is killed
+    between the two is made again, on rebuilt weights, with the same result. A checkpoint that is
+    made again gets new lines, and the last lines count. Each line has the epoch of the run's owner.
     """
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the saved checkpoints, in the order in which they were saved."""
+        """List the saved checkpoints, in the order of saving."""
         saved = [row for row in self.rows() if row["phase"] == SAVED]
         return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
 

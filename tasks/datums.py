@@ -24,7 +24,7 @@ from tasks.rewards import (
 )
 from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 from tasks.trajectories import TOKEN_LISTS, trajectories_of
 
 DATUM_SCHEMA = pa.schema(
@@ -136,22 +136,24 @@ def build_datums(
     history: Sequence[Path] = (),
 ) -> None:
     """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
-    scored = {source: read(file) for source, file in (references or {}).items()}
-    means = [mean_rewards(read(earlier)) for earlier in history]
-    write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
+    scored = {source: read_table(file) for source, file in (references or {}).items()}
+    means = [mean_rewards(read_table(earlier)) for earlier in history]
+    write_table(
+        datums_of(read_table(trajectories), read_table(rewards), credit, scored, means), path
+    )
 
 
 def read_datums(
     path: Path, loss: str, settings: Settings | None = None, factor: float = 1.0
 ) -> list[tinker.Datum]:
     """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read(path), loss, settings, factor)
+    return to_datums(read_table(path), loss, settings, factor)
 
 
 def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:
-    """Build the datums of one rollout batch, which are those that the whole step has for it.
+    """Build the datums of one rollout batch, equal to the whole step's datums for this batch.
 
-    That holds as long as credit is assigned within groups, and losses are summed.
+    They are equal as long as credit is assigned within groups, and losses are summed.
     """
     trajectories = trajectories_of([spans], roles)
     return datums_of(trajectories, rewards_of(trajectories), credit)
@@ -191,7 +193,7 @@ def columns_of(batch: pa.Table, factor: float = 1.0) -> list[Columns]:
 
 
 def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
-    """Return the columns of a datum that no policy sampled, all but what its loss reads."""
+    """Return the columns of a datum that no policy sampled, without the columns of its loss."""
     return {
         "rollout_id": name,
         "group_id": group,

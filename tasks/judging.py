@@ -22,7 +22,7 @@ from tasks.shards import ShardRow
 from tasks.storage.durability import durable
 from tasks.storage.files import verified, write_rows
 from tasks.storage.names import BASELINE, parse_rollout
-from tasks.storage.tables import query_beside, read, select, write
+from tasks.storage.tables import query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
 
@@ -93,7 +93,7 @@ def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequenc
 
 
 def _held_out_place(rollout: Transcript) -> str:
-    """Return what is the same in the names of rollouts that two checkpoints play of an example."""
+    """Return the part of a rollout's name that is equal for all checkpoints: example and number."""
     name = rollout["rollout_id"]
     return name.removeprefix(parse_rollout(name).shard)
 
@@ -147,7 +147,7 @@ def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
     `spans` are the sealed batches of the judge. A rollout that the judge was shown has the
     mean of its scores for the rollout's id, or null if the judge gave no score: it abstained.
     """
-    write(_verdicts(spans), path)
+    write_table(_verdicts(spans), path)
 
 
 def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
@@ -175,7 +175,7 @@ def measure_verdicts(
     `spans` are the judge's sealed batches, and `rewards` the sealed batches of the rollouts, which
     have the agent's own rewards.
     """
-    rows = read(verdicts).to_pylist()
+    rows = read_table(verdicts).to_pylist()
     measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, ancestors)}
     if shown := sum(row["shown"] for row in rows):
         measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
@@ -187,7 +187,7 @@ def measure_verdicts(
 def _count_failed(spans: Sequence[Path]) -> int:
     kinds: dict[str, set[str]] = defaultdict(set)
     for path in spans:
-        for row in read(path, ["rollout_id", "kind"]).to_pylist():
+        for row in read_table(path, ["rollout_id", "kind"]).to_pylist():
             kinds[row["rollout_id"]].add(row["kind"])
     return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
 
@@ -195,11 +195,11 @@ def _count_failed(spans: Sequence[Path]) -> int:
 def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str, float]:
     """Return the judge's own measures, and the calls, tokens and dollars that it took.
 
-    Measures are of attempts that ended; what an attempt was given again was paid for before.
+    Measures count attempts that ended. A recalled call costs nothing: it was paid for before.
     """
     columns = ["rollout_id", "attempt", "kind", "role", "reward", "attributes"]
     columns += ["run_id", "recalled", "gen_ai_usage_output_tokens"]
-    rows = [row for path in spans for row in read(path, columns).to_pylist()]
+    rows = [row for path in spans for row in read_table(path, columns).to_pylist()]
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -223,7 +223,7 @@ def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str
 
 def _own_rewards(spans: Sequence[Path]) -> dict[str, float]:
     columns = ["rollout_id", "kind", "reward"]
-    rows = [row for path in spans for row in read(path, columns).to_pylist()]
+    rows = [row for path in spans for row in read_table(path, columns).to_pylist()]
     return {
         row["rollout_id"]: row["reward"]
         for row in rows

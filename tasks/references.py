@@ -22,7 +22,7 @@ from tasks.shards import read_shard
 from tasks.storage.durability import durable
 from tasks.storage.files import verified
 from tasks.storage.names import group_name
-from tasks.storage.tables import arrays, query_beside, read, select, write
+from tasks.storage.tables import arrays, query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
 REFERENCE_SCHEMA = pa.schema(
@@ -85,8 +85,8 @@ class Reads:
 class References:
     """Policies that score the trajectories of a run, by name.
 
-    Where there are several, the column `by` of an example names its own. What they read before a
-    conversation, the policy has not read.
+    Where there are several policies, the column `by` of an example names its policy. They may read
+    a text before a conversation that the trained policy does not read.
     """
 
     policies: Mapping[str, Reference]
@@ -149,7 +149,7 @@ def compute_references(
     ValueError names a trajectory with a token that its reference can never sample, since the
     divergence is infinite.
     """
-    table = read(trajectories)
+    table = read_table(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
     examples = _examples(table, shards) if references.by or references.reads else []
     names = _names(table, references, examples)
@@ -174,7 +174,7 @@ def compute_references(
     made = pa.table(columns, schema=REFERENCE_SCHEMA)
     if references.by is not None:
         made = made.append_column(TEACHER, pa.array(names, pa.string()))
-    write(made, path)
+    write_table(made, path)
 
 
 def _examples(table: pa.Table, shards: Sequence[Path]) -> list[Mapping[str, Any]]:

@@ -29,7 +29,7 @@ from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
 from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, flat, read, write
+from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
 CreditUnit = Literal["rollout", "call", "token"]
 
@@ -55,17 +55,17 @@ def compute_rewards(
 ) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
-    A judge's `verdicts` take the place of the agent's rewards; what it gives no score, or what the
-    query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
+    A judge's `verdicts` take the place of the agent's rewards; a rollout without a score, or one
+    that the query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    write(rewards_of(read(trajectories), query, read_verdicts(verdicts)), path)
+    write_table(rewards_of(read_table(trajectories), query, read_verdicts(verdicts)), path)
 
 
 def read_verdicts(path: Path | None) -> Verdicts | None:
     """Read the scores that a judge gave to rollouts of a step; None if there is no judge."""
     if path is None:
         return None
-    rows = read(path, ["rollout_id", "verdict"]).to_pylist()
+    rows = read_table(path, ["rollout_id", "verdict"]).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
 
 
@@ -78,7 +78,7 @@ def rewards_of(
     is one, is the reward of every role of its rollout.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
-    reward of a role whose calls have rewards, from which the returns are computed.
+    reward of a role whose calls have rewards: the returns are computed from these rewards.
     """
     given, by_call = _role_rewards(trajectories, verdicts)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
@@ -103,7 +103,7 @@ def rewards_of(
 def _role_rewards(
     trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also the ones whose calls have rewards."""
+    """Map (role, rollout) to the reward; return also the keys whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -146,10 +146,10 @@ def mean_rewards(rewards: pa.Table) -> MeanRewards:
 
 @dataclass(frozen=True)
 class TrainedCall:
-    """A call of a trained role: a row of the table by which credit is assigned.
+    """A call of a trained role: a row of the table that assigns credit.
 
     `reward` is the call's own, if it has one. `sampled` has the indices of its sampled tokens among
-    the tokens of all trajectories; each of its `penalties`, one for each of them, lessens the
+    the tokens of all trajectories; its `penalties`, one a sampled token, lessen the
     reward. `state` is a hash of the tokens that the call observed.
     """
 
@@ -172,9 +172,8 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. `references` has the
-    log-probabilities that a penalty in the loss reads, if there is one. All three are lists of
-    arrays of shape [tokens].
+    penalties and the entropy bonus as well. `references` has the log-probabilities that a penalty
+    in the loss reads, if there is one. All three are lists of arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -214,7 +213,7 @@ def assign_credit(
         role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
         for role in rewards["role"].unique().to_pylist()
     }
-    earned = compare(calls, rewards, credit, baselines)
+    earned = compare_rewards(calls, rewards, credit, baselines)
     kept, masks, compared = _place(earned, calls, trajectories)
     advantages = compared
     for penalty, of_tokens in penalties:
@@ -239,7 +238,7 @@ def assign_credit(
 def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Calls:
     """List the calls of the trajectories; `penalties` are of the tokens of all trajectories."""
     columns = ["role", "rollout_id", "call_numbers", "call_tokens", "call_rewards"]
-    tokens, mask = flat(trajectories["tokens"]), flat(trajectories["mask"])
+    tokens, mask = flat_values(trajectories["tokens"]), flat_values(trajectories["mask"])
     calls: dict[tuple[str, str], list[TrainedCall]] = defaultdict(list)
     end = 0
     for row in trajectories.select(columns).to_pylist():
@@ -257,7 +256,7 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
     return {name: sorted(of, key=lambda call: call.number) for name, of in calls.items()}
 
 
-def compare(
+def compare_rewards(
     calls: Calls,
     rewards: pa.Table,
     credit: CreditAssignment,
@@ -337,7 +336,8 @@ def _place(
 ) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
     """Place the advantages of sampled tokens among the tokens of their trajectories.
 
-    Returns the indices of the trajectories that earned any, their masks and their advantages.
+    Returns the indices of the trajectories that earned advantages, their masks and their
+    advantages.
     """
     masks = arrays(trajectories["mask"])
     ends = np.cumsum([len(mask) for mask in masks], dtype=int)
@@ -353,7 +353,7 @@ def _place(
 def _draw_calls(
     trajectories: pa.Table, masks: Sequence[np.ndarray], count: int, seed: int
 ) -> list[np.ndarray]:
-    """Return the masks with `count` calls of all: those whose names have the smallest hashes."""
+    """Return the masks with `count` of all calls: the calls with the smallest hashes."""
     names = ("rollout_id", "call_numbers", "call_tokens")
     rows = [*zip(*(trajectories[name].to_pylist() for name in names), strict=True)]
     calls = [(rollout, number) for rollout, numbers, _ in rows for number in numbers]

@@ -45,7 +45,7 @@ from tasks.storage.durability import durable
 from tasks.storage.files import is_written, verified
 from tasks.storage.names import BASELINE, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read, select
+from tasks.storage.tables import query_beside, read_table, select
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 class RolloutHost:
     """Host of a run's rollouts: the door that answers the agents, and the service behind it.
 
-    Rollouts that are `judged` need no reward of the agent's.
+    `judged` rollouts need no reward from the agent.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class JournalRecorder:
     def _waits_for_service(self, end: RolloutEnd) -> bool:
         """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
 
-        The service may have refused one request alone. That is known once it has answered another.
+        The service may have refused only this request: it has if it answers another one.
         """
         refused = end.unanswered
         if refused is None or (refused.kind == SAMPLER_REFUSED and self._answered):
@@ -307,7 +307,7 @@ class Yield:
 
 
 def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure what sealed batches have yielded."""
+    """Measure the yield of sealed batches."""
     (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     return Yield(**row)
 
@@ -331,7 +331,7 @@ class Ends:
 
     @classmethod
     def of(cls, spans: Sequence[Path]) -> Self:
-        rows = [row for path in spans for row in read(path, END_COLUMNS).to_pylist()]
+        rows = [row for path in spans for row in read_table(path, END_COLUMNS).to_pylist()]
         played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
         ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
         failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
@@ -360,7 +360,7 @@ class Ends:
 
 
 def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
-    """Raise StepStopped if no rollout of a step has a reward, or a larger share than this failed.
+    """Raise StepStopped if no rollout of a step has a reward, or if too large a share failed.
 
     `spans` are the sealed batches of the step.
     """
@@ -389,7 +389,7 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
 def check_held_out(spans: Sequence[Path]) -> None:
     """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
 
-    There is nothing if all have failed, or if no model has answered a call of any.
+    Rollouts have nothing to score if all have failed, or if no model has answered a call.
     """
     ends = Ends.of(spans)
     (row,) = select(CALLED_QUERY, spans=[verified(path) for path in spans]).to_pylist()

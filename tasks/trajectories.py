@@ -8,7 +8,7 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from tasks.storage.durability import durable
 from tasks.storage.files import verified
-from tasks.storage.tables import query_beside, select, write
+from tasks.storage.tables import query_beside, select, write_table
 
 QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
@@ -45,7 +45,7 @@ def trajectories_of(
 def assemble_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    write(trajectories_of(spans, trained_roles), path)
+    write_table(trajectories_of(spans, trained_roles), path)
 
 
 def _check_aligned(table: pa.Table) -> None:

@@ -21,7 +21,13 @@ from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdat
 from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
-from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
+from tasks.metrics import (
+    DATUM_LOGPROBS,
+    measure_divergence,
+    measure_loss,
+    name_expert,
+    sum_logprobs,
+)
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
@@ -58,14 +64,14 @@ class Update:
 
 
 class PolicyUpdater:
-    """The one owner of a policy's training client, to which no other process can attach.
+    """The only owner of a policy's training client; no other process can attach to that client.
 
-    It knows the step of its live weights. The weights of any other step are rebuilt: the last
-    state saved before that step, and the recorded datums since, each applied once. The update that
-    is planned is submitted before the result of the one before it is awaited; a client that is
-    given up takes it along, and it is made again with the datums that are recorded.
-    `saves_state` says which checkpoints save the training state, and `probe_tolerance` bounds how
-    far rebuilt weights may be off the recorded log-probabilities.
+    It knows the step of its live weights. The weights of any other step are rebuilt: the last state
+    saved before that step, and the recorded datums since, each applied once. A planned update is
+    submitted before the result of the update before it is awaited. If the client is given up, the
+    planned update is lost with it, and is made again from the recorded datums. `saves_state` says
+    which checkpoints save the training state, and `probe_tolerance` bounds how far rebuilt weights
+    may be off the recorded log-probabilities.
     """
 
     def __init__(
@@ -90,7 +96,7 @@ class PolicyUpdater:
         self._planned: tuple[int, Sequence[Path]] | None = None
         """The step of an update to come, and the files of its datums."""
         self._ahead: _Submitted | None = None
-        """The update after the last one whose result was awaited, if the live client has it."""
+        """The first update whose result was not awaited yet, if the live client has it."""
         self._inflight: Sampler | None = None
         """The live client's newest in-flight sampler, once one was asked for."""
         self._owning = RLock()
@@ -108,9 +114,9 @@ class PolicyUpdater:
         return checkpoint
 
     def sampler(self, step: int) -> PatientSampler:
-        """Return a sampler of a checkpoint, whose weights are made again if they are lost.
+        """Return a sampler of a checkpoint; lost weights are made again.
 
-        They may be lost at once, or later, while they are asked.
+        Weights may be lost before the sampler is made, or while it is asked.
         """
         opened = self._open(step)
         opened.reopen = partial(self._open, step)
@@ -138,7 +144,7 @@ class PolicyUpdater:
         return made
 
     def inflight_sampler(self) -> Sampler:
-        """Return a sampler of the newest weights, whichever they are at each of its calls."""
+        """Return a sampler that answers each call by the weights that are the newest then."""
         self._open_inflight()
         return _InflightSampler(self)
 
@@ -215,9 +221,9 @@ class PolicyUpdater:
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None
     ) -> tuple[Evidence | None, list[Evidence]]:
-        """Return what is recorded of the weights a step begins with or, without, their scores.
+        """Return recorded evidence of the weights a step begins with, or else scores by them.
 
-        Neither is read of a live client, but for its first step.
+        A live client needs neither, except at its first step.
         """
         if rebuilt is None and datums.step > 0:
             return None, []
@@ -228,7 +234,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
-        """Raise a refusal of a client that the service has forgotten as one that a retry mends."""
+        """Raise ServiceFailed, which a retry mends, if the service has forgotten the client."""
         was_live = self._is_at(step)
         try:
             yield
@@ -247,7 +253,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _client(self, step: int) -> Iterator[LivePolicy]:
-        """Own the client of a step for the block; one whose request fails is given up."""
+        """Own the client of a step for the block; give the client up if a request fails."""
         with self._owning:
             live = self._at(step)
             self._live = None
@@ -300,7 +306,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
     first = datums[term.file]
     measured: dict[str, object] = {
-        **divergence(first, logprobs, step),
+        **measure_divergence(first, logprobs, step),
         **measure_loss(first, logprobs, term.loss, term.settings),
         **sum_logprobs(first, logprobs, term.loss),
     }

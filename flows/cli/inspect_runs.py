@@ -133,7 +133,7 @@ def sql(
     ] = None,
 ) -> None:
     """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
-    from tasks.recording.queries import answer
+    from tasks.recording.queries import answer_query
     from tasks.storage.manifest import read_manifest, readable_runs
 
     runs = [folder_of(name) for name in run] if run else readable_runs()
@@ -141,7 +141,7 @@ def sql(
         read_manifest(named)  # refuses a run that is not there
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
-    rows = answer(statement, runs, format)
+    rows = answer_query(statement, runs, format)
     if out is not None:
         write_bytes(out, rows)
         return

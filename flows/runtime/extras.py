@@ -23,7 +23,7 @@ from tasks.references import References, compute_references
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.tables import flat, read
+from tasks.storage.tables import flat_values, read_table
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Extras:
         folder, measured = self.run.folder, dict[str, float]()
         if self.texts is not None:
             drawn = folder.expert(POLICY, step)
-            tokens = int(flat(read(drawn, ["mask"])["mask"]).sum())
+            tokens = int(flat_values(read_table(drawn, ["mask"])["mask"]).sum())
             measured = name_expert({**self.texts.measure(drawn), "tokens": tokens})
         if self.recipe.judge.judges:
             verdicts, judged = folder.verdicts(step), folder.sealed(shard_name(JUDGE, step))

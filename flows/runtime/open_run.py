@@ -24,7 +24,7 @@ from flows.runtime.checks import check_binding, check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
-from tasks.metrics import StepFiles, drop_costs, measure, name_metrics
+from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
 from tasks.recording.step_log import Metrics, read_metrics, record_metrics
 from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
@@ -202,7 +202,7 @@ def record_step(
     metrics: Metrics = {**(known or {})}
     for policy in run.policies:
         loss = policy.updater.recorded.methods.at(step).loss
-        measured = measure(files[policy.name], policy.roles, min_group_size, loss)
+        measured = measure_step(files[policy.name], policy.roles, min_group_size, loss)
         measured |= read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)

@@ -26,7 +26,7 @@ class Earned:
 
 
 Rollouts = Mapping[str, Sequence[Earned]]
-"""Rollout → its calls in order, or one for all of them."""
+"""Rollout → its calls in order, or one entry for all its calls."""
 
 Groups = Mapping[str, Rollouts]
 """Group → its rollouts."""
@@ -258,11 +258,11 @@ class Advantage:
     """A row of the table.
 
     `in_groups`: the advantages of a group depend on no other group. `by_call`: each call gets its
-    own advantage even if all share one reward. `by_token`: so does each sampled token, if rewards
-    have a penalty for each. `discounts`: the estimator reads the returns of calls, which a discount
-    changes. `by_history`: it reads the role's mean rewards in earlier steps. `by_greedy`: each
-    example is played greedily as well. `alone`: a rollout without others in its group has an
-    advantage.
+    own advantage even if all share one reward. `by_token`: each sampled token gets its own
+    advantage if every token has a penalty. `discounts`: the estimator reads the returns of calls,
+    which a discount changes. `by_history`: it reads the role's mean rewards in earlier steps.
+    `by_greedy`: each example is played greedily as well. `alone`: a rollout without others in its
+    group has an advantage.
     """
 
     formula: str

@@ -28,7 +28,7 @@ NO_TOKEN = -99999.0
 TAIL_FLOOR = 1e-6
 """Smallest probability of a tail: 1 - Σ p in single precision is no finer."""
 
-LossAndDerivative = tuple[np.ndarray, np.ndarray]
+LossAndTopDerivatives = tuple[np.ndarray, np.ndarray]
 """The loss at each position, [positions], and its derivatives by log p, [positions, k]."""
 
 
@@ -55,12 +55,12 @@ DISTILLED: Mapping[str, Input] = {
 class Distillation(Loss):
     """A row of the table; its function reads log p and log q, both [positions, k].
 
-    So do the log-probabilities and the derivatives of a datum have k of each target.
+    The log-probabilities and the derivatives of a datum have k values for each target, too.
     """
 
     formula: str
     source: str
-    function: Callable[[np.ndarray, np.ndarray], LossAndDerivative]
+    function: Callable[[np.ndarray, np.ndarray], LossAndTopDerivatives]
     settings = NO_SETTINGS
     inputs = DISTILLED
 
@@ -92,7 +92,7 @@ class Distillation(Loss):
         return {"loss": lost / total, "teacher/covered": covered / total}
 
 
-def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndTopDerivatives:
     """Compute Σ q log(q / p) + Q log(Q / P)."""
     p, q, tail_p, tail_q = _tails(log_p, log_q)
     apart = np.where(q > 0, log_q - log_p, 0.0)
@@ -100,7 +100,7 @@ def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
     return loss, (tail_q / tail_p)[..., None] * p - q
 
 
-def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndTopDerivatives:
     """Compute Σ p log(p / q) + P log(P / Q)."""
     p, q, tail_p, tail_q = _tails(log_p, log_q)
     apart, tail = np.where(q > 0, log_p - log_q, 0.0), np.log(tail_p / tail_q)

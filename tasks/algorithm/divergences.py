@@ -88,7 +88,7 @@ def find_estimator(name: str) -> DivergenceEstimator:
 
 
 def check_placement(estimator: str, placement: Placement) -> None:
-    """Refuse (ValueError) a place in which an estimator has no divergence's gradient."""
+    """Refuse (ValueError) a placement where an estimator has no divergence's gradient."""
     row = find_estimator(estimator)
     if placement not in row.placements:
         others = "" if placement == "loss" else f", {estimator} with placement {row.placements[0]}"

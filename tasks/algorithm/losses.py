@@ -276,7 +276,7 @@ def advantage_factor(name: str, settings: Settings) -> float:
 
 
 def complete_of(name: str, given: Settings) -> dict[str, float | str]:
-    """Return all settings of a loss; ValueError if it does not read one that is given."""
+    """Return all settings of a loss; ValueError for a given setting that it does not read."""
     return complete_settings(f"the loss {name}", given, loss_of(name).settings)
 
 

@@ -158,7 +158,7 @@ def _check_columns(types: Mapping[str, str]) -> None:
 
 
 def _fill(connection: "duckdb.DuckDBPyConnection", given: Sequence[Sequence[object]]) -> None:
-    """Make the table `rewards`, beside which nothing can be read, nor any setting changed."""
+    """Make the table `rewards`; a query can read nothing else, and change no setting."""
     connection.execute(TABLE)
     if given:
         columns = [list(column) for column in zip(*given, strict=True)]

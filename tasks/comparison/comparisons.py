@@ -18,7 +18,7 @@ from tasks.recording.views import COMPARISONS
 from tasks.storage.files import is_written, read_json, verified, write_json
 from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
-from tasks.storage.tables import query_beside, read, select, write
+from tasks.storage.tables import query_beside, read_table, select, write_table
 
 QUERY = query_beside(str(Path(__file__).with_name("played")))
 
@@ -135,7 +135,7 @@ def write_comparison(
         for one in comparison.targets
         for row in played[one.target]
     ]
-    write(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
+    write_table(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
     targets = tuple(
         _compare(one, played[one.target], None if one.target == against else played[against])
         for one in comparison.targets
@@ -150,7 +150,7 @@ def most_different(comparison: Comparison, target: str) -> list[tuple[ExampleRow
 
     Of equal differences the first examples come first.
     """
-    rows = read(folder_of(comparison.folder).path / COMPARED).to_pylist()
+    rows = read_table(folder_of(comparison.folder).path / COMPARED).to_pylist()
     by_target = {name: [*of] for name, of in groupby(rows, lambda row: row["target"])}
     pairs = _pairs(by_target[target], by_target[comparison.against])
     distances = [abs(own["reward"] - other["reward"]) for own, other in pairs]

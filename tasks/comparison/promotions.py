@@ -21,7 +21,7 @@ class PromotionRefused(UserError):
 
 
 class Promotion(BaseModel, frozen=True):
-    """A name of a checkpoint; `created` tells its run from a later one that is called the same."""
+    """A name of a checkpoint; `created` tells its run from a later run of the same name."""
 
     name: str
     run: str

@@ -70,12 +70,12 @@ def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
 def rank_by_reward(
     examples: Sequence[int], rewards: ExampleRewards, under_way: Set[int], target: float
 ) -> list[int]:
-    """Rank examples: the untried first, then those whose mean reward is nearest to the target.
+    """Rank examples: the untried first, then by how near their mean reward is to the target.
 
     Equally near examples are ordered by their rewarded rollouts, the fewest first, and then as in
     `examples`. Examples that are under way, and examples whose rollouts have all failed, come last,
     since nothing says how near they are. With rewards of 0 and 1 and the target 0.5, the
-    examples that come first after the untried are those whose rewards vary most
+    examples after the untried are in order of the variance of their rewards, the largest first
     (arXiv:2502.12272).
     """
 
@@ -92,7 +92,7 @@ def rank_by_reward(
 def read_example_rewards(batches: Sequence[Path]) -> ExampleRewards:
     """Read the rewards of each example that sealed batches have played.
 
-    One query reads the batches that were not read before: each step has all that are older.
+    One query reads the batches that were not read before, since a step asks for all older batches.
     """
     if new := [verified(batch) for batch in batches if batch not in _READ]:
         read: dict[Path, list[tuple[int, float | None]]] = {batch: [] for batch in new}

@@ -32,7 +32,7 @@ DELTA_ENCODING = "DELTA_"
 """Beginning of the encodings that are read without a dictionary."""
 
 LONGEST_MEASURE = 10.0
-"""Bound on the processor time in which a file is measured, in seconds."""
+"""Seconds of processor time that measuring a file may take."""
 MEASURING_MEMORY = 2**30
 """Bound on the memory of the process that measures files, in bytes."""
 UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
@@ -59,7 +59,7 @@ def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str
 def _ask(path: str) -> dict[str, Any]:
     """Have the child measure a file; BadFile if it is damaged, or its own description too large.
 
-    pyarrow ends the process in which it looks at damaged figures of a column.
+    pyarrow may end its process when it reads damaged statistics of a column.
     """
     try:
         answer = _child.ask(path, LONGEST_MEASURE)
@@ -75,10 +75,10 @@ atexit.register(_child.close)
 
 
 def _measure(path: str) -> object:
-    """Return what a file says of itself, or why it cannot be read.
+    """Return a file's description of itself, or why it cannot be read.
 
-    That is how many values, bytes of fixed length and rows it has, its columns that are read as
-    entries of a dictionary, and how many rows are decoded at once.
+    The description has how many values, bytes of fixed length and rows it has, its columns that are
+    read as entries of a dictionary, and how many rows are decoded at once.
     """
     try:
         with Path(path).open("rb") as file:
@@ -172,14 +172,14 @@ def _size(array: pa.Array) -> int:
 
 
 def _columns(schema: pa.Schema) -> dict[str, Convert | None]:
-    """Map the columns to what makes JSON of their values; BadFile if two have one name."""
+    """Map the columns to what makes JSON of their values; BadFile if two columns have one name."""
     if twice := [name for name in schema.names if schema.names.count(name) > 1]:
         raise BadFile(f"has the column {twice[0][:40]!r} twice; leave one out")
     return {field.name: _converter(field.type) for field in schema}
 
 
 def _rows(batch: pa.RecordBatch, columns: dict[str, Convert | None]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch; one after the other where one cannot be read."""
+    """Yield the rows of a batch; if a row cannot be read, the rows before it come first."""
     try:
         read = _read(batch, columns)
     except BadRow:

@@ -17,7 +17,7 @@ from tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, r
 
 README = Path("datasets/README.md")
 PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
-"""What may follow the split in the name of a file; README.md of datasets/ tells the rule."""
+"""Pattern of what may follow the split in a file's name, as datasets/README.md says."""
 SPLIT = "split"
 """Column with the name of the split that a row belongs to."""
 MOST_NAMED, LONGEST_NAME_TOLD = 6, 40
@@ -53,7 +53,7 @@ class Source:
     """Source of examples: a dataset's split, the columns its agent reads, and their order.
 
     `renamed` lists columns of an example with the names that they have in the file. A set that has
-    no splits is divided by its `division`; the examples are then those that are `held_out`, or the
+    no splits is divided by its `division`; the examples are then the `held_out` ones, or the
     others.
     """
 
@@ -191,7 +191,7 @@ def _refuse_share(dataset: Path, split: str) -> None:
 
 @lru_cache(maxsize=16)
 def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]], frozenset[int]]:
-    """Return the rows that are divided, by number, and the numbers of those that are held out."""
+    """Return the rows that are divided, by number, and the numbers of the held-out rows."""
     train, _ = division.splits
     read = (row for file in files for row in _read_rows(*file))
     rows = {
@@ -220,7 +220,7 @@ def _name_of_part(split: str) -> re.Pattern[str]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """List the files of a split: the one that is named after it, or its numbered parts in order."""
+    """List the files of a split: the file named after it, or its numbered parts in order."""
     stems, name_of_part = _stems(folder), _name_of_part(split)
     parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
     names, named = _listed(file.name for _, file in stems), name_file(folder)
@@ -246,7 +246,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """List the beginnings of the first names, and how many there are beside them."""
+    """List the beginnings of the first names, and the number of the others."""
     return listed((name[:LONGEST_NAME_TOLD] for name in names), MOST_NAMED)
 
 

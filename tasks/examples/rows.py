@@ -78,7 +78,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def name_file(file: Path) -> str:
-    """Return the path of a file for a message: of a long one the end."""
+    """Return the path of a file for a message; a long path shows its end."""
     name = str(file)
     return name if len(name) <= LONGEST_PATH_TOLD else f"…{name[-LONGEST_PATH_TOLD:]}"
 
@@ -180,7 +180,7 @@ def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
 
 
 def _elements(text: str, memory: RowMemory) -> Iterator[Any]:
-    """Yield the elements of an array, each as it is parsed."""
+    """Yield the elements of an array as they are parsed."""
     at = _skip(text, 1)
     while text[at : at + 1] != "]" or text[at - 1] == ",":
         row, end = _parse(text, at)
@@ -266,12 +266,12 @@ def _check_length(length: int) -> None:
 
 
 def _count_values(text: str) -> int:
-    """Count the values of a text from above."""
+    """Return an upper bound on the values in a text."""
     return text.count(",") + _count_brackets(text, 0, len(text))
 
 
 def _count_brackets(text: str, at: int, end: int) -> int:
-    """Count the brackets that open: a text is at most as deep."""
+    """Count the opening brackets: an upper bound on the depth of a text."""
     return text.count("[", at, end) + text.count("{", at, end)
 
 

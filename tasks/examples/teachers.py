@@ -57,8 +57,8 @@ def fill_reads(text: str, example: Mapping[str, Any]) -> str:
 def read_before(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Put a text before a conversation, as its system message.
 
-    If the conversation begins with a system message, the text becomes the beginning of that one:
-    templates take one system message, and most of them only as the first message.
+    If the conversation begins with a system message, the text becomes the beginning of that
+    message: templates take one system message, and most of them only as the first message.
     """
     if messages and messages[0]["role"] == SYSTEM_ROLE:
         first, *rest = messages

@@ -79,7 +79,7 @@ order by compared.run, compared.chosen, compared.rejected, preferred, first_call
 class RolloutQuery:
     """A query over the views of earlier runs, which chooses rollouts.
 
-    The runs are of models of the `base`, since another has other tokens.
+    The runs trained models of the `base`: another base has other tokens.
     """
 
     runs: tuple[RunFolder, ...]
@@ -129,9 +129,9 @@ class RolloutQuery:
 
 
 def queries_of(origin: Origin, base: str, where: str = "dataset") -> dict[str, RolloutQuery]:
-    """Map the splits to the query of each, if they are of runs, whose models are of `base`.
+    """Map each split to its query, if the splits are chosen from runs of models of `base`.
 
-    The keys of the queries are `where` in the recipe.
+    `where` has the recipe's keys of the queries.
     """
     runs = tuple(folder_of(name) for name in origin.runs)
     return {
@@ -210,8 +210,8 @@ class ChosenRollouts(Chosen):
 class ChosenPairs(Chosen):
     """Pairs of rollouts that a query chooses by its columns `run`, `chosen` and `rejected`.
 
-    Both are of one group, since nothing else is asked the same. With `rollout_id` and `label`
-    instead, the rollouts are labelled answers.
+    Both belong to one group: only rollouts of a group answer the same question. With `rollout_id`
+    and `label` instead, the rollouts are labelled answers.
     """
 
     template = CHOSEN_PAIRS_QUERY

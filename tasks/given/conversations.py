@@ -41,7 +41,7 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 """Columns that hold the system message of a conversation."""
 
 NOT_READ = (*MEDIA_KEYS, "history", "functions")
-"""Columns that hold a part of what is said, and are not read."""
+"""Columns with a part of a conversation that are not read."""
 
 PRINTED = re.compile(
     r"\s*\[\s*\{\s*'(?:(?:role|content)'.*?'(?:role|content)|(?:from|value)'.*?'(?:from|value))'\s*:",
@@ -50,10 +50,10 @@ PRINTED = re.compile(
 """Beginning of a list of messages as Python and NumPy print it, which is no JSON."""
 
 MARKS = ("train", "train_detail", "loss_mask", "mask")
-"""Keys of a message by which some say whether it is trained, and which are not read."""
+"""Keys of a message that say in some data sets whether it is trained; they are not read."""
 
 SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-"""Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
+"""Beginning of a turn in a transcript, as in Anthropic's hh-rlhf."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
@@ -94,8 +94,8 @@ def read_unpadded(source: Source) -> Iterator[Example]:
     """Yield the rows of a source as they were before their file padded them.
 
     Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
-    or of a text in a column, a null is a value. DatasetError if the rows do not all name roles as
-    the first does.
+    or of a text in a column, a null is a value. DatasetError if a row names roles otherwise
+    than the rows before it.
     """
     padded, known = is_padded(source.dataset), None
     for row in source.examples():

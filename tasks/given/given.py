@@ -30,7 +30,7 @@ from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, Pa
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, write_json
 from tasks.storage.manifest import ByStep
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 
 T = TypeVar("T")
 UnitRow = dict[str, Any]
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class Unit:
     """A text, which has one side, or a pair: the sequences of each side.
 
-    A side of several turns may have several. An answer that is `labelled` good or bad, and compared
-    with no other, is a pair of one side.
+    A side of several turns may have several sequences. An answer that is `labelled` good or bad,
+    and is compared with no other answer, is a pair of one side.
     """
 
     sides: Mapping[str, list[WeightedTokens]]
@@ -55,7 +55,7 @@ class Unit:
 
 
 Read = Unit | DatasetError | str
-"""A unit, what is wrong with its row, or why it is left out."""
+"""A unit, or the fault of its row, or the reason why it is left out."""
 
 
 class GivenSource(Protocol):
@@ -101,7 +101,7 @@ class WrittenUnits(ABC):
 class Drawing:
     """Draws of a step: its batch, the seed of the order, and the sources with their shares.
 
-    A source has its share of the sum of all shares of every batch.
+    A source fills its share of every batch: shares 3 and 1 are three quarters and one.
     """
 
     batch: Batches | PairBatches
@@ -131,11 +131,11 @@ class Given(ABC):
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return for each source what was counted when its units became tokens."""
-        return json.loads(read(self.path, []).schema.metadata[COUNTS_KEY])
+        return json.loads(read_table(self.path, []).schema.metadata[COUNTS_KEY])
 
     @cached_property
     def table(self) -> pa.Table:
-        return read(self.path)
+        return read_table(self.path)
 
     @cached_property
     def scored(self) -> pa.Table:
@@ -162,15 +162,15 @@ class Given(ABC):
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> Iterator[tuple[int, Unit]]:
-        """Yield what is trained of the units of a source, and count what is lost of them."""
+        """Yield the trained parts of a source's units, and count what is lost."""
 
     @abstractmethod
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> list[UnitRow]:
-        """Return the rows of a source that is named by its split, and count what is lost of it.
+        """Return the rows of a source that is named by its split, and count what is lost.
 
-        DatasetError names the row that cannot be used, and a source in which nothing is trained.
+        DatasetError names a row that cannot be used, or a source without a trained token.
         """
 
     @abstractmethod
@@ -183,10 +183,10 @@ class Given(ABC):
 
 
 LEFT_OUT_LONG = "too long and left out"
-"""What is counted of units that are left out for their length."""
+"""Name of the count of units that are left out for their length."""
 
 COUNTS_KEY = b"counts"
-"""Key of a file's metadata: what there is of the units of each source, and what is lost."""
+"""Key of a file's metadata: how many units each source has, and how many were lost."""
 
 
 @durable
@@ -195,8 +195,8 @@ def bind_given(
 ) -> None:
     """Write the tokens of the units of each split, and log what was cut or left out.
 
-    A source is named by its split or, if there are several, by SPLIT/NAME; those that are trained
-    come first.
+    A source is named by its split or, if there are several, by SPLIT/NAME. Trained sources come
+    first.
     """
     rows: list[UnitRow] = []
     counts = {name: Counter[str]() for name in sources}
@@ -206,7 +206,7 @@ def bind_given(
     schema = given.schema
     if COUNTS_KEY in (schema.metadata or {}):
         schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
-    write(pa.Table.from_pylist(rows, schema=schema), path)
+    write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -227,7 +227,7 @@ def leaves_out(lengths: Lengths, length: int, who: str) -> bool:
 @durable
 def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
     """Write the datums of a step: its units, drawn in passes that the seed shuffles."""
-    write(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
+    write_table(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
 
 
 def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:
@@ -243,7 +243,7 @@ def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -
 
 
 def rows_of(table: pa.Table) -> list[UnitRow]:
-    """Return the rows of a table, whose lists are arrays."""
+    """Return the rows of a table, with lists as arrays."""
     columns = {
         field.name: arrays(table[field.name])
         if pa.types.is_list(field.type)

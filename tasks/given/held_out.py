@@ -1,4 +1,4 @@
-"""Measures of a checkpoint on held-out units, with the interval in which each lies."""
+"""Measures of a checkpoint on held-out units, with their intervals."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):
-    """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
+    """Measure of a checkpoint on held-out examples that it does not play; `beside` has others.
 
-    The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
-    is known below two examples. `tokens` counts the trained ones of the examples. `by_example` has
-    each example's part of the value and its weight, whose sums' ratio the value is; empty in older
-    measures.
+    The `value` lies in the `interval` with 95 % confidence; below two examples the interval and the
+    `standard_error` are unknown. `tokens` counts the trained tokens of the examples. `by_example`
+    has each example's part of the value and its weight, whose sums' ratio the value is; empty in
+    older measures.
     """
 
     measure: Literal["loss", "accuracy"]

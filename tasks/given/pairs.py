@@ -1,4 +1,4 @@
-"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out ones."""
+"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out pairs."""
 
 import logging
 from collections import Counter
@@ -46,7 +46,7 @@ from tasks.given.tokenizing import WeightedTokens
 from tasks.references import score_rows
 from tasks.settings.given import Lengths
 from tasks.storage.files import is_written, read_json
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
 PAIR_SCHEMA = pa.schema(
     [
@@ -75,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 class ReferenceApart(UserError):
-    """Refusal to train a policy that is its own reference, and whose scores differ from it."""
+    """Refusal to train a policy that is its own reference but scores otherwise."""
 
 
 class WrittenPairs(WrittenUnits):
@@ -115,7 +115,7 @@ class BoundPairs(Given):
         if self._references is None:
             lists = [np.zeros(len(one), np.float32) for one in arrays(self.table["mask"])]
             return self.table.append_column("references", pa.array(lists, pa.list_(pa.float32())))
-        return self.table.append_column("references", read(self._references)["logprobs"])
+        return self.table.append_column("references", read_table(self._references)["logprobs"])
 
     @property
     def drawn(self) -> pa.Schema:
@@ -124,7 +124,7 @@ class BoundPairs(Given):
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> Iterator[tuple[int, Unit]]:
-        """Yield the pairs that can be compared, each whole."""
+        """Yield the pairs that can be compared, each with all its sides."""
         for number, unit in source.units(chat):
             if isinstance(unit, DatasetError):
                 if counts["left out: broken"] < MOST_TOLD:
@@ -157,7 +157,7 @@ class BoundPairs(Given):
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> list[UnitRow]:
-        """Return the rows of the pairs of a split; a pair is left out whole.
+        """Return the rows of the pairs of a split; a pair is left out with all its sides.
 
         If the loss reads mismatched sides, each pair has a third one: its prompt with the answers
         to the next other prompt, one for each of its own.
@@ -243,7 +243,7 @@ class BoundPairs(Given):
 
 
 def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
-    """Cut the sequences of a side, and drop those in which nothing is trained then."""
+    """Cut the sequences of a side, and drop a sequence that has no trained token left."""
     cut = [one.cut(most) for one in side]
     return [one for one in cut if any(one.weights)]
 

@@ -23,7 +23,7 @@ from tasks.references import Reference, from_first, score_rows
 from tasks.settings.given import TRAIN
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 
 SCORED_AT_ONCE = 128
 """Sides of pairs that a reference scores in parallel."""
@@ -42,7 +42,7 @@ class LikeliestScorer(Protocol):
 
 
 class LongerTexts:
-    """Texts as a teacher reads them that reads more than the policy: the same ones, but longer."""
+    """Texts for a teacher that reads more than the policy: the same texts, but longer."""
 
     def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
         self._sources, self._chat = sources, chat
@@ -77,7 +77,7 @@ class LongerTexts:
 def ask_teacher(
     texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
 ) -> None:
-    """Write what a teacher finds likeliest in the texts, a file at a time, unless it is there."""
+    """Write a teacher's likeliest tokens in the texts, a file a part, unless it is there."""
     for part in range(len(texts.parts())):
         score_part(texts.parts()[part], texts, part, teacher, k, longer)
     taught = texts.of_split(TRAIN)
@@ -126,25 +126,25 @@ def score_part(
             )
         lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
         made.append({**key, "read": len(tokens), **lists})
-    write(pa.Table.from_pylist(made, schema=TAUGHT), path)
+    write_table(pa.Table.from_pylist(made, schema=TAUGHT), path)
 
 
 @durable
 def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
     """Write the reference's log-probabilities of the trained tokens of every side.
 
-    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
-    rows. DatasetError names a pair with a token that the reference can never sample.
+    A part of SCORED_AT_ONCE sides is first a file of the folder `parts`; the file is named after
+    its rows. DatasetError names a pair with a token that the reference can never sample.
     """
-    table, scored = read(pairs), list[pa.Table]()
+    table, scored = read_table(pairs), list[pa.Table]()
     for first in range(0, table.num_rows, SCORED_AT_ONCE):
         rows = table.slice(first, SCORED_AT_ONCE)
         part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
         if not is_written(part):
-            write(_score(rows, reference), part)
+            write_table(_score(rows, reference), part)
             log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
-        scored.append(read(part))
-    write(pa.concat_tables(scored), path)
+        scored.append(read_table(part))
+    write_table(pa.concat_tables(scored), path)
     remove_folder(parts)
 
 

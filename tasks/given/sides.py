@@ -46,7 +46,7 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> Unit | None:
     `rejected` alone, two conversations that begin alike, as messages or as transcripts; or, as the
     Tinker cookbook writes them, a `comparison` of `completion_A` with `completion_B` after a
     `prompt_conversation`, and a `label`. A labelled answer has a `prompt`, its `completion`, and a
-    `label` that is true if it is good. Of a side, the answers after the prompt are trained.
+    `label` that is true if it is good. The answers of a side, after the prompt, are trained.
     """
     if row.get("comparison") is None and row.get("completion") is not None and "label" in row:
         return _read_labelled(row, chat)
@@ -67,7 +67,7 @@ def pair_of(
 
 
 def read_sides(row: Mapping[str, Any]) -> Sides | None:
-    """Read the prompt of a comparison, its chosen side and its rejected one; None of a tie.
+    """Read the prompt of a comparison, its chosen side and its rejected one; None for a tie.
 
     A prompt that the sides repeat stands once.
     """

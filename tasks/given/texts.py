@@ -1,4 +1,4 @@
-"""Texts, units of one side: rows → tokens → datums, and the loss of a policy on held-out ones."""
+"""Texts, units of one side: rows → tokens → datums, and a policy's loss on held-out texts."""
 
 import logging
 from collections import Counter
@@ -37,7 +37,7 @@ from tasks.recording.step_log import Metrics
 from tasks.references import from_first
 from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
 from tasks.storage.files import is_written
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
 TEXT_SCHEMA = pa.schema(
     [
@@ -71,20 +71,20 @@ TAUGHT = pa.schema(
         ("top_logprobs", pa.list_(pa.float32())),
     ]
 )
-"""What a teacher finds likeliest in texts, a row for each of their sequences."""
+"""A teacher's likeliest tokens in texts, a row for each sequence."""
 
 ROWS_A_PART = 256
 """Sequences that a file of TAUGHT has."""
 
 LIKELIEST = (("top_tokens", 0), ("top_logprobs", NO_TOKEN))
-"""A teacher's columns, and what they have where nothing is trained."""
+"""A teacher's columns, with their values where no token is trained."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WrittenTexts(WrittenUnits):
-    """Texts that stand in rows, behind a text that is read before each conversation."""
+    """Texts in rows; `before` is a text that is read before each conversation."""
 
     trained: Trained = "assistant"
     reads: str | None = None
@@ -97,8 +97,8 @@ class WrittenTexts(WrittenUnits):
 class Texts(Given):
     """The texts of a run as tokens, with what its teacher finds likeliest, read once.
 
-    A teacher's files are named by `taught`, by the number of their part; the `divergence` is what
-    is learnt from it.
+    `taught` names a teacher's file by the number of its part. The `divergence` is the loss that is
+    learnt from it.
     """
 
     schema = TEXT_SCHEMA
@@ -131,7 +131,7 @@ class Texts(Given):
     def scored(self) -> pa.Table:
         if self._taught is None:
             return self.table
-        table, taught = self.table, pa.concat_tables(map(read, self.parts()))
+        table, taught = self.table, pa.concat_tables(map(read_table, self.parts()))
         if table.select(TEXT_KEYS).to_pylist() != taught.select(TEXT_KEYS).to_pylist():
             raise ValueError(
                 f"the teacher's files of {self.path} belong to other texts; remove them, and "
@@ -190,10 +190,10 @@ class Texts(Given):
     def measure(self, datums: Path) -> Metrics:
         """Measure the texts of a step: how many they are, and how many sequences were cut.
 
-        `texts/ends` is the share of the sequences whose last trained token is one at which answers
-        stop: a model that is trained on others does not learn to stop.
+        `texts/ends` is the share of the sequences whose last trained token is a stop token of
+        answers: a model that is trained on other sequences does not learn to stop.
         """
-        drawn = read(datums, ["rollout_id", "group_id"])
+        drawn = read_table(datums, ["rollout_id", "group_id"])
         rows = self.of_split(TRAIN).select([*TEXT_KEYS, "cut", "ends"]).to_pylist()
         known = {name_sequence(row): row for row in rows}
         sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
@@ -206,9 +206,9 @@ class Texts(Given):
     def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
         """Measure the loss of a policy, in nats a token by the weights of the trained tokens.
 
-        With a teacher it is the divergence from it. Otherwise `bits_per_byte` is the loss of the
-        trained tokens over the bytes that they write, by which models with different tokens can be
-        compared.
+        With a teacher it is the divergence from the teacher. Otherwise `bits_per_byte` is the loss
+        of the trained tokens over the bytes that they write: it compares models with different
+        tokens.
         """
         weights = arrays(rows["weights"])
         last = from_first(weights)
@@ -312,7 +312,7 @@ def _datum(row: UnitRow, scale: float) -> UnitRow:
 
 
 def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
-    """Spread the cells of trained places, equally many of each, over all places: [places, k]."""
+    """Spread the k cells of each trained place over all places: [places, k]."""
     of_trained = cells.reshape(int(trained.sum()), -1)
     spread = np.full((len(trained), of_trained.shape[1]), empty, cells.dtype)
     spread[trained] = of_trained

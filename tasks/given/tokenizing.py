@@ -52,8 +52,8 @@ def tokenize(
 
     A text `before` the conversation is its system message, which is not trained.
 
-    A conversation whose tokens do not grow, as where the renderer writes earlier answers anew, has
-    a sequence for each part that does. DatasetError says what is wrong with a row.
+    A conversation whose tokens do not only grow, since the renderer writes earlier answers anew,
+    has a sequence for each part whose tokens only grow. DatasetError says what is wrong with a row.
     """
     said = read_conversation(row)
     if said is None:
@@ -87,7 +87,7 @@ def tokenize_conversation(
 
 
 def _tokenize_text(text: str, chat: Chat) -> WeightedTokens:
-    """Tokenize a text, in which control tokens that are written out stay text."""
+    """Tokenize a text; control tokens that are written out in it stay text."""
     tokens = [*chat.encode_text(text), chat.stop_tokens[-1]]
     return WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])
 
@@ -129,7 +129,7 @@ def _tokenize(
 
 
 def _ask(messages: Sequence[Message], tools: Sequence[Tool], chat: Chat) -> list[int]:
-    """Render the prompt of an answer; DatasetError if it is nothing and the format wants more."""
+    """Render the prompt of an answer; DatasetError if it is empty and the format wants more."""
     try:
         return chat.render(messages, tools)
     except Refused as refused:

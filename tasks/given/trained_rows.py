@@ -16,17 +16,17 @@ from tasks.given.tokenizing import WeightedTokens
 from tasks.settings.given import Lengths
 
 SHOW_SECONDS = 6.0
-"""Time for the rows of all splits; those that are left then are not counted."""
+"""Seconds for the rows of all splits; rows that are left after them are not counted."""
 LONGEST_ROW_SHOWN, MOST_REFUSED = 4000, 5
 """Characters of a row, and refusals, that are shown."""
 REFUSED_UNITS = "refused"
 TRAINED_BEGIN, TRAINED_END = "⟦", "⟧"
-"""What stands around trained tokens."""
+"""Marks around trained tokens."""
 
 
 @dataclass(frozen=True)
 class TrainedRow:
-    """A row as it is trained: its sequences, each behind a word for what it is."""
+    """A row as it is trained: (word, sequence) pairs; the word says what the sequence is."""
 
     number: int
     sequences: tuple[tuple[str, WeightedTokens], ...]
@@ -34,7 +34,7 @@ class TrainedRow:
 
 @dataclass
 class Tally:
-    """Counts of a split, its first rows, its longest one, and what is refused of it."""
+    """Counts of a split, its first rows, its longest row, and its refused rows."""
 
     shown: int
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -62,7 +62,7 @@ class Tally:
 class _Counted:
     """Source whose rows are counted as they are read, until the time is over.
 
-    If broken rows are refused, it goes on behind them.
+    If broken rows are refused, it goes on with the next row.
     """
 
     source: GivenSource
@@ -89,7 +89,7 @@ class _Counted:
 
 
 def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:
-    """Make tokens of units, as a run would, and count them; a row that would end it is counted."""
+    """Make tokens of units, as a run would, and count them, also rows that would end the run."""
     tally = source.tally
     for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
         own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)

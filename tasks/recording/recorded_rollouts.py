@@ -18,7 +18,7 @@ from tasks.storage.run_folder import RunError, RunFolder
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """The last attempt at a rollout that has ended. `failures` is how often it had failed before.
+    """The last attempt at a rollout that has ended. `failures` counts its failures before.
 
     `refused` are the refused calls of that attempt, and `end` says how it ended.
     """

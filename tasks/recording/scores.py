@@ -15,7 +15,8 @@ JUDGED = "judged"
 class Spent(BaseModel):
     """Usage of a role that no policy answers.
 
-    `cost` is in US dollars, over the `priced` ones of its `calls`; None if no price is known.
+    `cost` is in US dollars. It covers the `priced` calls among its `calls`; None if no price is
+    known.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -144,7 +144,7 @@ def begun_span(begun: Begun) -> Span:
 def refused_span(refused: RefusedCall) -> Span:
     """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
 
-    `call` counts the refused calls of the role, not its answered ones.
+    `call` counts the refused calls of the role; answered calls have numbers of their own.
     """
     call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {
@@ -161,8 +161,8 @@ def refused_span(refused: RefusedCall) -> Span:
 def rows_of(spans: Sequence[Span]) -> list[Span]:
     """Return the rows of a sealed batch, by the spans of its journal.
 
-    Begun calls that were answered are dropped; those that are left were lost. The record that
-    closes a batch becomes an end of each straggler.
+    Records of begun calls that were answered are dropped: the remaining ones were lost. The record
+    that closes a batch becomes an end of each straggler.
     """
     answered = {_call_of(span) for span in spans if span["kind"] == LLM}
     rows = [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
@@ -174,7 +174,7 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
 def closed_span(
     rollout_id: str, attempt: int, now: datetime, stragglers: Mapping[str, Mapping[str, Any]]
 ) -> Span:
-    """Record that enough rollouts of a batch have ended, by the end that made them enough.
+    """Record that enough rollouts of a batch have ended, by the end that completed the quorum.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
     line of the journal, so that a crash keeps the whole decision or nothing of it.
@@ -225,13 +225,13 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
     return [*credits, span(REWARD, reward_name=REWARD, reward=outcome.value)]
 
 
-def identity(span: Span) -> tuple[Any, ...]:
+def span_identity(span: Span) -> tuple[Any, ...]:
     """Return the key of a span; no two spans of a run share one."""
     names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
     return tuple(span.get(name) for name in names)
 
 
-def check(span: Span) -> None:
+def check_span(span: Span) -> None:
     """Refuse (ValueError) a span that the assembly of trajectories would misread."""
     unknown = span.keys() - set(SPAN_SCHEMA.names)
     if unknown:
@@ -247,7 +247,7 @@ def check(span: Span) -> None:
         raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
 
 
-def table(spans: Iterable[Span]) -> pa.Table:
+def spans_table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
     return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)
@@ -312,7 +312,7 @@ def _end_span(
     started: datetime | None = None,
     of: str = "",
 ) -> Span:
-    """Record an end; `of` is the part of its name that tells several of one kind apart."""
+    """Record an end; `of` is the part of its id that tells several ends of one kind apart."""
     return {
         **_of_rollout(rollout_id, attempt),
         "span_id": f"{rollout_id}.{attempt}.{of}{kind}",
@@ -324,7 +324,7 @@ def _end_span(
 
 
 def _left_out_spans(closed: Span) -> Iterable[Span]:
-    """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
+    """Yield the ends of the stragglers, without start times: a player tells these at the end."""
     for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
         span = _end_span(rollout_id, closed["attempt"], LEFT_OUT, closed["ended"])
         own = {"run_id": closed.get("run_id"), "started": None, "status": LEFT_OUT}

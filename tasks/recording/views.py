@@ -16,7 +16,7 @@ from tasks.storage.files import read_json, read_log
 from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
-from tasks.storage.tables import PRELUDE, query_beside, scan
+from tasks.storage.tables import PRELUDE, query_beside, scan_tables
 
 TOKENS_QUERY = query_beside(__file__, "tokens")
 DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"
@@ -27,7 +27,7 @@ QUERY = query_beside(__file__)
 SPAN_VIEWS = ("spans", "calls", "rollouts", "groups", "failures")
 LEARNED_VIEWS = ("trajectories", "verdicts", "datums", "expert")
 GIVEN_VIEWS = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
-"""Views of what a run learns and has not played, each of a file or a folder."""
+"""Views of what a run learns and has not played: each shows a file or a folder."""
 VIEWS = (*SPAN_VIEWS, *LEARNED_VIEWS, "tokens", "steps", "evaluations", "comparisons", *GIVEN_VIEWS)
 
 EVALUATIONS = pa.schema(
@@ -110,7 +110,7 @@ def open_views(
     }
     for name, files in learned.items():
         if files:
-            connection.register(name, scan(files))
+            connection.register(name, scan_tables(files))
     if "tokens" in names and learned["trajectories"] and learned["datums"]:
         add_tokens(connection, runs)
     _register_rows(connection, runs, names)
@@ -122,12 +122,12 @@ def open_views(
             if name == path.relative_to(run.path).parts[0].partition(".")[0]
         ]
         if files:
-            connection.register(name, scan({path: {"run": run.name} for run, path in files}))
+            connection.register(name, scan_tables({path: {"run": run.name} for run, path in files}))
     return connection
 
 
 def views_in(statement: str) -> list[str]:
-    """List the views that a statement may read: those that it names, or all of them."""
+    """List the views that a statement may read: the views that it names, or all of them."""
     words = {word.lower() for word in re.findall(r"\w+", statement)}
     return [name for name in VIEWS if name in words] or [*VIEWS]
 
@@ -150,11 +150,11 @@ def _register_spans(
             if played(parse_batch(path.stem))
         ]
     connection.register("journalled", pa.concat_tables(tables))
-    connection.register("sealed", scan(files, SPAN_SCHEMA) if files else tables[0])
+    connection.register("sealed", scan_tables(files, SPAN_SCHEMA) if files else tables[0])
 
 
 def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence[str]) -> None:
-    """Register what is known of steps, of evaluations and of comparisons, which are of no run."""
+    """Register the tables of steps, evaluations and comparisons; comparisons belong to no run."""
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
         if rows:
@@ -164,7 +164,7 @@ def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     if "comparisons" in names:
         compared = {path: {"comparison": path.parent.name} for path in compared_files()}
-        table = scan(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
+        table = scan_tables(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
         connection.register("comparisons", table)
 
 
@@ -177,7 +177,7 @@ def _named(spans: pa.Table, run: str, batch: str) -> pa.Table:
 def _learned(
     runs: Sequence[RunFolder], name: str
 ) -> Iterator[tuple[Path, Mapping[str, str | int]]]:
-    """Yield the files of trajectories or datums, with what their rows are of."""
+    """Yield the files of trajectories or datums, with the run, policy and step of their rows."""
     for run in runs:
         for policy in run.policies():
             for path in run.learned(policy, name):
@@ -185,7 +185,7 @@ def _learned(
 
 
 def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Make a table of rows that differ in their columns; what a row lacks is null."""
+    """Make a table of rows that differ in their columns; missing values are null."""
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 

@@ -21,7 +21,7 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import ByStep
 from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.trajectories import assemble_trajectories
 from tasks.update_method import UpdateMethod
 
@@ -60,10 +60,11 @@ class RolloutSteps(StepSource):
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
         path = self.run.datums(self.policy.name, step)
-        rollouts = read(path, ["rollout_id"])["rollout_id"].to_pylist()
+        rollouts = read_table(path, ["rollout_id"])["rollout_id"].to_pylist()
         named = [*zip(rollouts, datums, strict=True)]
         played = [
-            {*read(spans, ["rollout_id"])["rollout_id"].to_pylist()} for spans in self._spans(step)
+            {*read_table(spans, ["rollout_id"])["rollout_id"].to_pylist()}
+            for spans in self._spans(step)
         ]
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):
@@ -87,7 +88,7 @@ class RolloutSteps(StepSource):
         return None
 
     def _spans(self, step: int) -> list[Path]:
-        """Return the Parquet files of a step's batches; missing ones are made of the journals."""
+        """Return the Parquet files of a step's batches; missing files are made of the journals."""
         batches = batches_of(self.run, step)
         return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
 

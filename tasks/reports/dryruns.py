@@ -18,7 +18,7 @@ from tasks.reports.tables import aligned, fitted
 from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
-from tasks.storage.tables import arrays, query_beside, read, select
+from tasks.storage.tables import arrays, query_beside, read_table, select
 
 QUERY = query_beside(__file__)
 KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
@@ -31,7 +31,7 @@ ONLY_GLUE = (
 
 
 class SpanLine(TypedDict):
-    """Span in the list of spans; the columns beside these are for people."""
+    """Span in the list of spans; further columns are for people."""
 
     prompt: int | None
     kept_how: str | None
@@ -69,7 +69,7 @@ class LearnedFrom:
     datums: Path
 
 
-def describe(
+def describe_dryrun(
     spans: Sequence[Path],
     learned: Mapping[str, LearnedFrom],
     credit: CreditAssignment,
@@ -79,8 +79,8 @@ def describe(
 ) -> str:
     """Describe the sealed batches of a dry run, and what each policy made of them, by its name.
 
-    `read_context` is the length of the longest text that the model has read; a `tiny` model is the
-    one of Ratchet's own engine.
+    `read_context` is the length of the longest text that the model has read; a `tiny` model is
+    the model of Ratchet's own engine.
     """
     rollouts = read_transcripts(spans)
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
@@ -144,8 +144,8 @@ def _count_datums(
     policy: str, files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
 ) -> str:
     """Count a policy's datums; if there is no datum, say why."""
-    trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
-    masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
+    trained = [mask.any() for mask in arrays(read_table(files.trajectories)["mask"])]
+    masks = [mask.sum() for mask in arrays(read_table(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
         return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
@@ -160,9 +160,9 @@ def _find_cause(
     """Say why nothing would be trained: what is missing first, in the order of the path."""
     if all(row["error"] for row in rollouts):
         return f"all {len(rollouts)} rollouts failed"
-    if all(row["reward"] is None for row in rollouts) and not read(files.rewards).num_rows:
+    if all(row["reward"] is None for row in rollouts) and not read_table(files.rewards).num_rows:
         return "no rollout has a reward"
-    trajectories = read(files.trajectories)
+    trajectories = read_table(files.trajectories)
     sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
     if not any(sampled):
         return (
@@ -170,7 +170,7 @@ def _find_cause(
             "base_url that it is given"
         )
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in read(files.rewards).to_pylist():
+    for row in read_table(files.rewards).to_pylist():
         groups[row["role"], row["group_id"]].append(row["reward"])
     if not groups:
         given = trajectories.filter(pa.array(sampled))["reward"]

@@ -35,7 +35,7 @@ SCORE_COLUMNS = 6
 
 
 class ExportRefused(UserError):
-    """Refusal of an export: of what cannot be written, or is not what was trained."""
+    """Refusal of an export that cannot be written, or that differs from what was trained."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def render_card(run: RunFolder, step: int, exported: Exported) -> str:
 
 
 def _base(manifest: Manifest, exported: Exported) -> str:
-    """Say what the base is, and under which licence and from whom, as far as it is known."""
+    """Say what the base is, its licence and its author, as far as they are known."""
     licence = exported.licence or "unknown here; look at where the base comes from"
     known = {"licence": licence, **manifest.get("base_origin", {})}
     known["messages"] = f"written by the renderer `{exported.renderer}`"

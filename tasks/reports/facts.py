@@ -99,8 +99,8 @@ class HeldOutValues:
 class RunCurves:
     """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
 
-    Minutes are counted by the clock, up to the end of the last rollout, without the times in which
-    no process had the run open. Tokens are the ones that the policies sampled in training.
+    Minutes are counted by the clock, up to the end of the last rollout, without the times when no
+    process had the run open. Tokens are the ones that the policies sampled in training.
     """
 
     name: str
@@ -149,7 +149,7 @@ class RecordedFailure:
 class RunFacts:
     """Facts of a run. Each is read when it is first asked for, and kept.
 
-    A damaged file raises one of BROKEN, whenever a fact of it is asked for.
+    A damaged file raises an error of BROKEN whenever one of its facts is asked for.
     """
 
     run: RunFolder
@@ -237,7 +237,7 @@ class RunFacts:
 
     @cached_property
     def cost(self) -> float | None:
-        """US dollars that roles have cost which no policy answers; None if no price is known."""
+        """Cost of roles that no policy answers, in US dollars; None if no price is known."""
         costs = [row[key] for row in self.metrics for key in row if key.startswith(COST)]
         return fsum(costs) if costs else None
 
@@ -258,7 +258,7 @@ class RunFacts:
 
     @property
     def drift(self) -> tuple[float, ...]:
-        """Distance of each step's weights from those that sampled its rollouts."""
+        """Distance of each step's weights from the weights that sampled its rollouts."""
         found = (row.get("kl_sample_train_v2") for row in self.metrics)
         return tuple(value for value in found if value is not None)
 
@@ -279,7 +279,7 @@ class RunFacts:
 
     @cached_property
     def headlines(self) -> Sequence[HeldOutScore]:
-        """Score of each checkpoint: the mean reward as sampled, or else what it was judged."""
+        """Score of each checkpoint: the mean reward when sampled, or else a judge's score."""
         by_step: dict[int, HeldOutScore] = {}
         for how in ("sampled", "judged"):
             for score in self.scores:
@@ -289,7 +289,7 @@ class RunFacts:
 
     @cached_property
     def held_out(self) -> HeldOutValues:
-        """Value of each checkpoint that the run has measured, of whatever it measures."""
+        """Value of each measured checkpoint: a reward, a loss or an accuracy."""
         if files := {int(path.stem): read_json(path) for path in self.run.measures()}:
             measure = next(iter(files.values()))["measure"]
             return HeldOutValues(measure, {step: float(of["value"]) for step, of in files.items()})
@@ -327,9 +327,9 @@ class RunFacts:
                 yield f"update {doubtful - 1}{of} in doubt"
 
     def last_failure(self) -> RecordedFailure | None:
-        """Return the last error of the last step in which rollouts failed, if there is one.
+        """Return the last error of the last step that has failed rollouts, if there is such a step.
 
-        The step that is under way, or at which the run was stopped, counts as far as it is sealed.
+        A step that is under way, or that stopped the run, counts as far as it is sealed.
         """
         failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
         for step in (self.done, *failed[-1:]):
@@ -357,7 +357,7 @@ class RunFacts:
 
 
 def read_facts(run: RunFolder) -> RunFacts:
-    """Return the facts of a run, which are read anew only if its files have changed."""
+    """Return the facts of a run; they are read anew only if its files have changed."""
     folders = [path.parent for path in (run.evaluation("any"), run.measure(0))]
     return _facts(run, version_of([run.manifest, run.metrics, *folders]))
 
@@ -384,7 +384,7 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
 
 
 def metric_names(runs: Sequence[RunCurves]) -> list[str]:
-    """List the metrics that some step of some run has, in the order in which they appear."""
+    """List the metrics that any step of any run has, in the order of their first step."""
     rows = [row for run in runs for row in run.metrics]
     return [*dict.fromkeys(name for row in rows for name in row if name != "step")]
 
@@ -392,8 +392,9 @@ def metric_names(runs: Sequence[RunCurves]) -> list[str]:
 def describe_origin(run: RunFolder) -> str:
     """Say where a run comes from: the checkpoint that it started at, or what it forked from.
 
-    Of a fork it says its steps, what its parent had held out before, and its changes. The parent's
-    value is of its last scored checkpoint up to the fork. A run without an origin has no words.
+    For a fork it says the steps, the parent's held-out value before, and the changes. The parent's
+    value is of its last scored checkpoint up to the fork. The text of a run without an origin is
+    empty.
     """
     facts = read_facts(run)
     if not facts.is_fork:
@@ -418,7 +419,7 @@ def describe_origin(run: RunFolder) -> str:
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
-    """Read the errors of sealed batches, the latest first; those at one place are one failure."""
+    """Read the errors of sealed batches, the latest first; errors at one place are one failure."""
     if not spans:
         return []
     batches = "with spans as (select * from parquet_rows($spans)) "
@@ -435,5 +436,5 @@ def find_failures(views: Views) -> list[RecordedFailure]:
 
 
 def ask_failures(run: str) -> str:
-    """Return the command that lists the failed rollouts of a run by its name, with their errors."""
+    """Return the command that lists the failed rollouts of the named run, with their errors."""
     return f"ratchet sql --run {run} 'from failures'"

@@ -43,12 +43,12 @@ from tasks.storage.tables import query_beside
 
 SPENDING_QUERY = query_beside(__file__, "spending")
 MOST_FAILURES = 20
-"""Different errors of a run that its page shows, the latest ones."""
+"""Different errors of a run that its page shows: the latest."""
 PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 
 def reveal(value: object) -> object:
-    """Write what a page would not show of a text, or obey, as a terminal has it; pass on HTML."""
+    """Escape control characters of a text; pass on HTML."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -112,7 +112,7 @@ class ReportedRun:
         return parents
 
     def held_out(self, played: str) -> list[HeldOutScore]:
-        """Return the first and the last score of a way of sampling; one of them if it is one."""
+        """Return the first and the last score of a way of sampling; one if they are the same."""
         scores = [score for score in self.curves.scores if score.played == played]
         return [*scores[:1], *scores[1:][-1:]]
 
@@ -126,7 +126,7 @@ class ReportedRun:
 def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """Write the page of runs, which may have just begun; return its path.
 
-    In the place of stages or a sweep are their runs, with a table of them.
+    The page of stages or of a sweep shows their runs, with a table.
     """
     records = [read_plan(run) for run in runs]
     tables = [(*record.table(), record.note) for record in records if record.results]

@@ -29,16 +29,16 @@ SIZE = 4.2, 2.5
 LEFT, RIGHT, ABOVE, BELOW = 0.55, 0.1, 0.3, 0.3
 """Least margins of a panel, in inches."""
 LETTER, BEFORE_TICK = 0.085, 0.12
-"""Width of the widest digit of an axis, and of what is between the numbers and the axis, in inches.
+"""Width of an axis' widest digit, and of the gap between numbers and axis, in inches.
 
-To measure the texts would take as long as to draw them.
+Measuring the texts would take as long as drawing them.
 """
 DIGITS = 3
-"""Digits to which all values of a metric are equal whose curve is constant."""
+"""Significant digits: a metric's curve is constant if its values are equal in them."""
 COLOURS = 8
 """Runs that have a colour of their own."""
 LEVEL = 0.02
-"""Share of its size by which a metric changes at least for its panel to show that it did."""
+"""Least change of a metric, as a share of its size, that its panel shows as a change."""
 TICKS = [1, 2, 2.5, 5, 10]
 """Multiples that the numbers of an axis may be of."""
 INK, RULE = "#00fe00", "#00fe01"
@@ -159,7 +159,7 @@ def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> 
 
 
 def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
-    """Return the panels with a curve that is not constant; a sentence has the values of others."""
+    """Return the panels with a curve that is not constant, and a sentence on the constant ones."""
     moving: list[Panel] = []
     constant: list[str] = []
     for panel in PANELS:
@@ -174,7 +174,7 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
 
 
 def draw_times(runs: Sequence[RunCurves]) -> str:
-    """Draw the minutes of each run, by name if there are several: of PARTS, each by its colour."""
+    """Draw the minutes of each run in PARTS, each with its colour; several runs have names."""
     height = 0.6 + 0.45 * len(runs)
     with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
         for place, run in enumerate(runs):

@@ -26,16 +26,16 @@ from tasks.storage.files import is_written, read_log
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 
 WINDOW = timedelta(seconds=30)
-"""Time over which sampled tokens a second are measured, or less in a run opened since."""
+"""Time over which tokens a second are measured; a run opened since has a shorter time."""
 
 BARS, BAR_WIDTH = "▁▂▃▄▅▆▇█", 40
-"""Bars of a curve in a line of text, and the most of them."""
+"""Bars of a curve in a line of text, and their largest number."""
 
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
-"""Metrics by which a step is described, the first one that it has, and their decimals."""
+"""Metrics that describe a step, with their decimals: the first metric that the step has counts."""
 
 CALLS_MEASURE, PACE = "calls", "pace"
 """Facts that are said of a run only while a process has it open."""
@@ -89,7 +89,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """View of a run: what is said of it, and whether it has ended or its flow run has failed."""
+    """View of a run: its lines, and whether it has ended or its flow run has failed."""
 
     said: str
     ended: bool = False
@@ -159,8 +159,8 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
 def step_seconds(run: RunFolder, done: int) -> list[float]:
     """Return the seconds that each of the first `done` steps took, by the times of its files.
 
-    A step begins where the one before it ended, or where the run was opened again since; the first
-    begins with its shard.
+    A step begins when the step before it ended, or when the run was opened again since. The first
+    step begins with its shard.
     """
     opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
@@ -179,7 +179,7 @@ def _opened(run: RunFolder) -> list[datetime]:
 
 
 class ProgressReader:
-    """Reader of a run's progress; each look reads what has been added since the one before."""
+    """Reader of a run's progress; each look reads what was added since the last look."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -188,7 +188,7 @@ class ProgressReader:
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
-        """Read what the run is doing; Damaged if a file that says so is."""
+        """Read what the run is doing; Damaged if a file that it reads is damaged."""
         if not self.run.exists():
             return Progress(0, 0)
         facts = read_facts(self.run)
@@ -222,7 +222,7 @@ class ProgressReader:
             self._failure = _first_line(failed.error)
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:
-        """Read on in the journals of batches that have not been sealed; return these batches."""
+        """Read on in the journals of unsealed batches; return these batches."""
         for path in [path for path in self._batches if path not in journals]:
             del self._batches[path]
         for path in journals:
@@ -239,7 +239,7 @@ class ProgressReader:
         since = max([now - WINDOW, *_opened(self.run)])
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
         self._sealed = {
-            path: self._sealed.get(path) or _sampled(read(path, SAMPLING_COLUMNS).to_pylist())
+            path: self._sealed.get(path) or _sampled(read_table(path, SAMPLING_COLUMNS).to_pylist())
             for path in recent
         }
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
@@ -258,7 +258,7 @@ def _first_line(error: str) -> str:
 
 
 class _Batch:
-    """A batch under way: the rollouts of it that have ended, and its calls that have no answer."""
+    """A batch under way: its rollouts that have ended, and its calls that have no answer."""
 
     def __init__(self, journal: Path) -> None:
         self.name = parse_batch(journal.stem)
@@ -285,7 +285,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _PlayedShard:
-    """A shard that is being played: how many of its rollouts have ended, of how many."""
+    """A shard that is being played: the number of its ended rollouts, and of all."""
 
     name: BatchName
     ended: int
@@ -299,7 +299,7 @@ class _PlayedShard:
 def _count_rollouts(
     run: RunFolder, under_way: Mapping[int, _Batch], recipe: Manifest
 ) -> _PlayedShard:
-    """Count the rollouts of a shard, by its batches under way; all of a sealed batch have ended."""
+    """Count a shard's rollouts, by its batches under way; a sealed batch has ended whole."""
     name = next(iter(under_way.values())).name
     group_size = _group_size(name.split, recipe)
     drawn = shard_name("train", name.step) if name.split == BASELINE else name.shard
@@ -316,7 +316,7 @@ def _count_rollouts(
 
 
 def _total(shards: Iterable[_PlayedShard]) -> tuple[int, int]:
-    """Return how many rollouts of shards have ended, of how many."""
+    """Return the number of ended rollouts of shards, and of all."""
     counts = [(shard.ended, shard.planned) for shard in shards]
     return sum(ended for ended, _ in counts), sum(planned for _, planned in counts)
 
@@ -329,7 +329,7 @@ def _group_size(split: str, recipe: Manifest) -> int:
 
 
 def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: int) -> str:
-    """Describe the shards that are being played, the trained ones first, or what follows them."""
+    """Describe the shards that are being played, trained shards first, or what follows them."""
     counted: dict[str, list[_PlayedShard]] = defaultdict(list)
     for shard in sorted(played, key=lambda shard: (not shard.trained, shard.name.step)):
         step = shard.name.step

@@ -27,7 +27,7 @@ MARKED_ROLLOUTS_QUERY, MARKED_TOKENS_QUERY, UNTRAINED_TOKENS_QUERY, BEFORE_AFTER
 )
 
 MOST_TOKENS = 3000
-"""Tokens of a trajectory that are shown; of a longer one its begin and its end."""
+"""Tokens of a trajectory that are shown; a longer one shows its begin and its end."""
 LEVELS = 4
 """Strengths of the colour of a trained token."""
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def best_middle_worst(ranked: Sequence[T]) -> list[tuple[str, T]]:
-    """Return the first, the middle and the last of what is ranked, each once, with its title."""
+    """Return the first, the middle and the last of ranked values, each once, with its title."""
     titles = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
     return [(titles[rank], ranked[rank]) for rank in sorted(titles)] if ranked else []
 
@@ -203,7 +203,7 @@ def mark_trajectories(
 def _trajectories(
     run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
-    """Yield the trajectories in which a policy sampled something, with their rollouts."""
+    """Yield the trajectories that have sampled tokens of a policy, with their rollouts."""
     trajectories = run.trajectories(policy, step)
     if not is_written(trajectories):
         return
@@ -245,7 +245,7 @@ def _marks(
 def _pieces(
     tokens: np.ndarray, marks: Iterable[tuple[str, str]], text_of: TokenText
 ) -> Iterator[Piece]:
-    """Yield the texts of tokens; those that nobody sampled are one piece, up to the next token."""
+    """Yield the texts of tokens; unsampled tokens are one piece, up to the next sampled token."""
     half, left_out = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
     shown: list[tuple[int | str, tuple[str, str]]] = [*zip(tokens.tolist(), marks, strict=True)]
     if left_out > 0:
@@ -271,7 +271,7 @@ class PlayedExample:
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """Two rollouts, by an early and by a late checkpoint, of the `same` example or of two."""
+    """Two rollouts, by an early and by a late checkpoint; `same` if they play one example."""
 
     split: str
     same: bool

@@ -81,7 +81,7 @@ def fitted(
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text of at most `most` letters, which has its beginning and its end."""
+    """Shorten a text to at most `most` letters: its beginning and its end."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2

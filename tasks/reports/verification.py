@@ -62,7 +62,7 @@ DAMAGED_FILE = (UserError, OSError, ValueError)
 def find_damage(run: RunFolder) -> Iterator[str]:
     """Yield what is damaged or missing in a run, a sentence each; nothing changes.
 
-    Of the engine's own files only the records of the run's checkpoints are looked for.
+    The engine's own files are not checked, but for the records of the run's checkpoints.
     """
     for path in run.files():
         yield from _damage_of(path)
@@ -78,7 +78,7 @@ def find_damage(run: RunFolder) -> Iterator[str]:
 
 
 def _damage_of(path: Path) -> Iterator[str]:
-    """Yield what is wrong with what is in the place of a file."""
+    """Yield what is wrong with a file, or with what stands in its place."""
     name = path.name if path.name in FILE_READERS else path.parent.name
     reader = FILE_READERS.get(name)
     if reader is None:
@@ -100,7 +100,7 @@ def _damage_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Record of a run, from which follows what the run must have."""
+    """Record of a run: it tells what files the run must have."""
 
     run: RunFolder
 

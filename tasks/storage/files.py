@@ -32,7 +32,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 SPACE_LOOK_SECONDS = 1.0
 
 FileVersions: TypeAlias = tuple[tuple[int, int] | None, ...]
-"""Time of the last change and size of each file; None of one that is not there."""
+"""Time of the last change and size of each file; None for a missing file."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def appearing_folder(path: Path) -> Iterator[Path]:
 
 
 def check_absent(path: Path) -> None:
-    """Refuse (UserError) a place where something is, which would be written over."""
+    """Refuse (UserError) a path where something exists, which would be written over."""
     if os.path.lexists(path):
         raise UserError(f"{path} exists, and is not written over; give another folder")
 
@@ -127,7 +127,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with its files, as far as it is there."""
+    """Remove a folder with its files, if it is there."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -142,7 +142,7 @@ def is_file(path: Path) -> bool:
 
 
 def version_of(paths: Iterable[Path]) -> FileVersions:
-    """Return what changes when a file does, or when one appears in a folder."""
+    """Return a value that changes when a file changes, or appears."""
     return tuple(_version(path) for path in paths)
 
 
@@ -163,7 +163,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_note(file: IO[str], text: str) -> None:
-    """Write what is left out where the disk is full, such as who holds a lock."""
+    """Write a text that may be lost, such as who holds a lock; a full disk is no error."""
     try:
         os.write(file.fileno(), text.encode())
     except OSError as error:
@@ -185,7 +185,7 @@ def wait_for_space(folder: Path) -> None:
 
 
 def check_writable(path: Path, instead: str) -> None:
-    """Refuse (UserError) a folder, or what is not there yet, that cannot be written; leave nothing.
+    """Refuse (UserError) a folder that cannot be written, or made; leave no file behind.
 
     `instead` names what the user can give in its place.
     """

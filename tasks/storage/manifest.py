@@ -123,7 +123,7 @@ def write_manifest(
 
 
 def readable_runs() -> list[RunFolder]:
-    """List the runs that are in FORMAT, by name; the others are named in a warning."""
+    """List the runs that are in FORMAT, by name; a warning names every other run."""
     readable: list[RunFolder] = []
     for run in all_runs():
         try:
@@ -226,7 +226,7 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
 
 
 def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
-    """Describe the examples that a recipe names by a path, if the run is to read any."""
+    """Hash the data sets that a recipe names by a path, if the run reads them."""
     if described is None or run.given_files():
         return {}
     sources = {name: of["path"] for name, of in described.get("sources", {}).items()}

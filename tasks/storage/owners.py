@@ -42,7 +42,7 @@ class Owner:
         return (self.host, self.folder) == (socket.gethostname(), str(folder.resolve()))
 
     def checkpoint_name(self, step: int) -> str:
-        """Name what this owner saves of checkpoint `step`, as no other owner does."""
+        """Name what this owner saves of checkpoint `step`; no other owner uses the name."""
         return f"{step:05d}-{self.epoch}-{self.id}"
 
 
@@ -89,7 +89,7 @@ def last_owner(log: Path) -> Owner | None:
 
 
 def take_over(log: Path) -> Ownership:
-    """Make this process the owner of the run whose log of owners this is."""
+    """Make this process the owner of the run that has this log of owners."""
     last = last_owner(log)
     owner = Owner(
         epoch=1 if last is None else last.epoch + 1,

@@ -21,7 +21,7 @@ from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
-"""Folders of what trains nothing; the newest run of an agent is never in one of them."""
+"""Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
 LEARNING = (
     "trajectories", "references", "teachers", "verdicts", "rewards", "datums", "expert", "updates",
@@ -29,7 +29,7 @@ LEARNING = (
 """Folders that each policy of a run has for itself, with a file a step."""
 
 TEXT_TEACHERS = "text_teachers"
-"""Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
+"""Folder of a teacher's likeliest tokens in texts, a file for each part of the texts."""
 
 FOLDERS = (
     *LEARNING, TEXT_TEACHERS, "shards", "journal", "stopped", "spans", "evaluations", "measures",
@@ -42,7 +42,7 @@ UNSEALED = ("lock", "report.html", "games", "engine", "tracking", "wandb")
 the engine's own, which seals its files itself."""
 
 TRAINED_SPLITS = ("train", BASELINE, JUDGE)
-"""Splits whose rollouts are trained on, or say how good those are that are trained on."""
+"""Splits whose rollouts are trained on, or are needed to compute advantages."""
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ RUN_NAME = re.compile(
 )
 SERVES = "which serves it"
 HOLDER = re.compile(rf"process (?P<process>\d{{1,9}}) on (?P<host>[^,]+)(?P<serves>, {SERVES})?")
-"""What the lock of an open run says of who holds it, and whether that serves a checkpoint."""
+"""Text in the lock of an open run: the process that holds it, and whether it serves."""
 
 LONGEST_RUN_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
@@ -290,8 +290,9 @@ class RunFolder:
     def is_held(self) -> bool:
         """Return whether a process of this host has the run open, without touching its lock.
 
-        `is_open` takes the lock for a moment, in which nobody can open the run. Here the process is
-        asked that the lock names; one of another user counts as long as it lives.
+        `is_open` takes the lock for a moment, and nobody can open the run in that moment. This
+        looks at the files that the process which the lock names has open; a process of another user
+        counts as long as it lives.
         """
         lock, named = self.path / "lock", self._holder()
         if named is None or named["host"] != socket.gethostname():
@@ -310,7 +311,7 @@ class RunFolder:
         return named is not None and named["serves"] is not None
 
     def check_writable(self) -> None:
-        """Refuse (UserError) a folder in which nothing can be written."""
+        """Refuse (UserError) a folder that cannot be written."""
         check_writable(self.path, "another folder of runs as RATCHET_RUNS")
 
     @contextmanager
@@ -335,7 +336,7 @@ class RunFolder:
                 left.unlink()
 
     def take_over(self) -> "RunFolder":
-        """Return the folder as it is from now on owned by this process.
+        """Make this process the owner; return the folder with its ownership.
 
         Raises RunError if it is a copy of a run that another process of this host has open.
         """

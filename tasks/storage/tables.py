@@ -54,7 +54,7 @@ def select(query: str, **parameters: object) -> pa.Table:
         return connection.sql(query, params=values or None).to_arrow_table()
 
 
-def write(table: pa.Table, path: Path) -> Path:
+def write_table(table: pa.Table, path: Path) -> Path:
     """Write `table` to `path`: zstd, with token and log-probability lists byte-stream-split.
 
     Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size.
@@ -75,7 +75,7 @@ def write(table: pa.Table, path: Path) -> Path:
     return path
 
 
-def read(
+def read_table(
     path: Path, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
 ) -> pa.Table:
     """Read a table that `write` wrote; Damaged if the file has changed since."""
@@ -86,7 +86,7 @@ def read(
     )
 
 
-def scan(
+def scan_tables(
     files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
 ) -> ds.Dataset:
     """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
@@ -119,7 +119,7 @@ def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     ]
 
 
-def flat(column: pa.ChunkedArray) -> np.ndarray:
+def flat_values(column: pa.ChunkedArray) -> np.ndarray:
     """Return the values of a column's lists, one list after the other."""
     return column.combine_chunks().flatten().to_numpy()
 

@@ -86,7 +86,7 @@ class PrefectPages(Tracker):
         self._now: UUID | None = None
 
     def next_step(self) -> int:
-        """Return the last step that is done: earlier ones would say less."""
+        """Return the last step that is done; its page replaces the pages of earlier steps."""
         done = read_facts(self._run).done
         if done == 0 and self._progress is None:
             self._show(0.0, "starting")
@@ -111,7 +111,7 @@ class PrefectPages(Tracker):
         return UI_LOOK_SECONDS
 
     def close(self) -> None:
-        """Show what the run did last and, if it is done, what it has gained and come to."""
+        """Show what the run did last and, if it is done, its gain and its results."""
         self._show_now()
         if read_facts(self._run).done >= self._steps:
             with _unless_unreadable(self._run, "held-out reward"):
@@ -163,7 +163,7 @@ class PrefectPages(Tracker):
                 self._now = self._update_now(rows)
 
     def _update_now(self, rows: list[dict[str, str]]) -> UUID:
-        """Show rows in the place of those before; return the artifact."""
+        """Show rows in place of the earlier rows; return the artifact."""
         if self._now is not None:
             with get_client(sync_client=True) as client:
                 client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
@@ -221,7 +221,7 @@ def _failing() -> Iterator[None]:
 
 @contextmanager
 def _unless_unreadable(run: RunFolder, what: str) -> Iterator[None]:
-    """Say by a warning that a damaged file keeps one of the pages from being made."""
+    """Warn if a damaged file keeps a page from being made."""
     try:
         yield
     except UNREADABLE as error:
@@ -336,7 +336,7 @@ def describe_evaluations(run: RunFolder) -> str:
 
 
 def tag_flow_run(tag: str) -> None:
-    """Give the current flow run a tag, in place of one that begins with the same word."""
+    """Give the current flow run a tag, in place of a tag that begins with the same word."""
     if (id := flow_run.id) is None:
         return
     with _failing(), get_client(sync_client=True) as client:
@@ -348,7 +348,7 @@ def tag_flow_run(tag: str) -> None:
 
 
 def describe_transcripts(run: RunFolder, step: int) -> str:
-    """Tell rollouts of a step word for word, without the greedy ones of a baseline."""
+    """Tell rollouts of a step word for word, without a baseline's greedy rollouts."""
     played = [batch for batch in batches_of(run, step) if parse_batch(batch).split != BASELINE]
     return transcripts([run.spans(batch) for batch in played])
 

@@ -25,7 +25,7 @@ from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.manifest import recipe_of
 from tasks.storage.names import BASELINE, parse_batch, parse_rollout, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read, select
+from tasks.storage.tables import query_beside, read_table, select
 
 QUERY = query_beside(__file__)
 
@@ -120,7 +120,7 @@ class RecordedStep:
 
 
 def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
-    """Return rollouts in order: those that failed come first, then they rise in reward."""
+    """Sort rollouts: failed rollouts come first, then the others by their reward, rising."""
     return sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
 
 
@@ -186,7 +186,7 @@ def given_tables(run: RunFolder, step: int) -> dict[str, list[Row]]:
         return {}
     rows = [
         {**row, "log_p": log_p, "trained": sum(row["mask"])}
-        for row, log_p in zip(read(datums).to_pylist(), logprobs, strict=True)
+        for row, log_p in zip(read_table(datums).to_pylist(), logprobs, strict=True)
     ]
     if "pair" in rows[0]:
         pairs = _pairs(rows, recipe["preference"]["loss"], decode)

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class RunTracking:
     """Trackers of a run while it is open.
 
-    They are opened when the run is first followed, and are sent what its files say and they do not
-    have: a run that goes on after a crash, or is a fork, is whole in each of them. A tracker that
+    They are opened when the run is first followed. Each is sent what it lacks of the run's files,
+    so that a run that goes on after a crash, or is a fork, is whole in each tracker. A tracker that
     fails is tried again after the next step; one warning says so, and the run needs no tracker.
     """
 
@@ -117,9 +117,9 @@ class _Tracked:
 
 
 class Follower:
-    """A thread beside a run that publishes something of it, and never stops it.
+    """A thread that publishes something of a run, and never stops the run.
 
-    It publishes whenever it is woken, and when the seconds have passed that `publish` returns.
+    It publishes whenever it is woken, and after the seconds that `publish` returns.
     """
 
     def __init__(self, name: str, publish: Callable[[bool], float | None]) -> None:

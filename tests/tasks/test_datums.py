@@ -12,7 +12,7 @@ from tasks.algorithm.advantages import Aggregation
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.datums import read_datums, to_datums
 from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tests.support.credited import build, credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -40,7 +40,7 @@ def trajectory(rollout: int, reward: float, mask: list[int], first_call: int = 0
 
 def written(folder: Path, *rows: dict, credit: CreditAssignment = CENTRED) -> Path:
     path, trajectories = folder / "datums.parquet", folder / "trajectories.parquet"
-    write_datums(path, write(table(*rows), trajectories), credit)
+    write_datums(path, write_table(table(*rows), trajectories), credit)
     return path
 
 

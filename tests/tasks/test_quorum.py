@@ -31,7 +31,7 @@ from tasks.reports.rollouts import read_games, transcripts
 from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.agents.dask_agents import talks
 from tests.support.credited import credited, write_datums
@@ -136,7 +136,7 @@ def test_a_straggler_is_no_failure_and_is_neither_trained_nor_shown(closed: RunF
     score = score_spans(spans, closed.shard(SHARD))
     assert (score.rollouts, score.failed, len(read_games(spans))) == (14, 0, 14)
     assert not any(straggler in transcripts(spans) for straggler in STRAGGLERS)
-    trained = {*read(closed.trajectories(POLICY, 0))["rollout_id"].to_pylist()}
+    trained = {*read_table(closed.trajectories(POLICY, 0))["rollout_id"].to_pylist()}
     assert trained == {*ends_of(closed)["reward"]}
 
 

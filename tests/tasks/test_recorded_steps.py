@@ -19,7 +19,7 @@ from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read, write
+from tasks.storage.tables import read_table, write_table
 from tasks.update_method import UpdateMethod
 from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
@@ -95,7 +95,7 @@ def record_steps(folder: Path) -> RunFolder:
             for role, values in of_step.items()
             for rollout, reward in enumerate(values)
         ]
-        path = write(table(*rows), run.trajectories(POLICY, step))
+        path = write_table(table(*rows), run.trajectories(POLICY, step))
         shaped = compute_rewards.make(run.rewards(POLICY, step), path)
         history = steps.source.history(step)
         build_datums.make(run.datums(POLICY, step), path, shaped, RUNNING, None, history)
@@ -105,7 +105,7 @@ def record_steps(folder: Path) -> RunFolder:
 def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> None:
     run = record_steps(tmp_path)
     made = [
-        {(row["role"], row["reward"]): row["advantage"] for row in read(path).to_pylist()}
+        {(row["role"], row["reward"]): row["advantage"] for row in read_table(path).to_pylist()}
         for path in (run.datums(POLICY, step) for step in range(3))
     ]
     assert made[0] == {("policy", 0.0): -0.5, ("policy", 1.0): 0.5}
@@ -157,7 +157,7 @@ def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder
     return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
-def rates(run: RunFolder, steps: int) -> list[float]:
+def rates(run: RunFolder, steps: int) -> list[float | None]:
     """Return the learning rate by which each step was made."""
     recipes = read_lineage(run, read_recipe(run))
     return [recipes.at(step).update_method().optimizer.learning_rate for step in range(steps)]

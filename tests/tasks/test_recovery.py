@@ -28,7 +28,7 @@ from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.rollouts import RolloutHost
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tasks.update_method import UpdateMethod
 from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import credited, recorded_steps
@@ -110,7 +110,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
                 **lists,
             }
         )
-    return write(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
+    return write_table(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, float]]:

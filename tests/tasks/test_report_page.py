@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from flows.cli.commands import app
 from flows.runtime.forks import fork_run
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
@@ -254,7 +254,7 @@ def test_runs_are_compared_by_what_their_recipes_differ_in(tmp_path: Path) -> No
 def test_scores_and_costs_are_told() -> None:
     run = record_run("hello", roles={"judge": "openai/gpt-4o-mini"})
     for step, reward in ((0, 0.0), (1, 1.0)):
-        scores = score([ScoredRollout(str(k), reward) for k in range(4)])
+        scores = score_outcomes([ScoredRollout(str(k), reward) for k in range(4)])
         write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
     page = render_report([run])
     text = " ".join(PageReader(page).text.split())
@@ -279,7 +279,7 @@ def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after(
     record_held_out(run, (0, f"Before {HOSTILE}", 0.0), (1, "Certainly after", 1.0))
     for step, reward in ((0, 0.25), (1, 0.75)):
         rewards = (reward - 0.25, reward + 0.25)
-        scores = score([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
+        scores = score_outcomes([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
         write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
     text = " ".join(PageReader(render_report([run])).text.split())
     first, _, rest = text.partition("By minutes and by tokens")

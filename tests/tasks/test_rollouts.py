@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from adapters.rendering.chat import Chat
-from tasks.reports.dryruns import describe
+from tasks.reports.dryruns import describe_dryrun
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited
@@ -95,7 +95,7 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
         said.getMessage() for said in caplog.records if said.name == "adapters.rendering.chat"
     ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
-    text = describe(
+    text = describe_dryrun(
         [RunFolder(tmp_path).spans(BATCH)], {}, credited("centred"), served.read_context
     )
     assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, score
-from tasks.recording.queries import answer
+from tasks.evaluations import ScoredRollout, score_outcomes
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import GIVEN_VIEWS, VIEWS
 from tasks.storage.files import write_json
@@ -61,7 +61,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assemble_trajectories.make(trajectories, spans)
         write_datums(run.datums(POLICY, step), trajectories, credited("centred"))
         record_metrics(run.metrics, step, {"reward/mean": 0.5 + step / 2, "tokens/sampled": 7})
-    held_out = score([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
+    held_out = score_outcomes([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
     write_json(run.evaluation("00002"), {"sampled": held_out.model_dump(mode="json")})
     yield tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "no statement writes a file"
@@ -81,7 +81,7 @@ def call(question: str, answer: str, **columns: object) -> dict:
 def ask(statement: str, *names: str) -> list[tuple]:
     """Return the rows of a statement over runs, by way of JSON."""
     runs = [folder_of(name) for name in names or ("hello", "new")]
-    return [tuple(row.values()) for row in json.loads(answer(statement, runs, "json"))]
+    return [tuple(row.values()) for row in json.loads(answer_query(statement, runs, "json"))]
 
 
 def text_of(token: int) -> str:

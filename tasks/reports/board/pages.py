@@ -56,7 +56,7 @@ class RunSelection(FromQuery):
 
     `runs` is a name in which a * stands for any letters: `sweep-*` names the runs of a sweep. `key`
     is `key=value`, or a key by which a run differs from most of its agent. Without a `run`, the
-    first ones of the page are drawn.
+    first runs of the page are drawn.
     """
 
     runs: str | None = Field(default=None, max_length=300)
@@ -67,7 +67,7 @@ class RunSelection(FromQuery):
     run: list[str] = Field(default=[], max_length=COLOURS)
 
     def fits(self, run: RunFacts, differences: Sequence[tuple[str, str]]) -> bool:
-        """Return whether a run is one of those asked for."""
+        """Return whether a run is asked for."""
         if self.runs is not None and not fnmatchcase(run.name, self.runs):
             return False
         keys = {} if run.trouble else run.keys
@@ -80,7 +80,7 @@ class RunSelection(FromQuery):
 
 
 class Compared(FromQuery):
-    """Runs whose report is asked for; the rest is what the table of runs sends along."""
+    """Runs whose report is asked for; further fields come from the form of the table."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -127,7 +127,7 @@ def render_board(query: RunSelection) -> str:
 
 
 def render_run(name: str, query: FromQuery) -> str:
-    """Render the report of a run as it is now, with the ways to its other pages."""
+    """Render the report of a run as it is now, with links to its other pages."""
     run = folder_of(name)
     return _render_report(run, _version(run), query.live, _refresh(query, run.is_held()))
 

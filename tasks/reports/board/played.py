@@ -46,7 +46,7 @@ class FromQuery(BaseModel):
 
     @classmethod
     def read(cls, pairs: list[tuple[str, str]]) -> Self:
-        """Read the pairs of a query: of a name the last or, of a list, all that are not empty."""
+        """Read the pairs of a query: a name's last value or, for a list, all that are not empty."""
         given: dict[str, list[str]] = defaultdict(list)
         for name, text in pairs:
             if text:
@@ -73,7 +73,7 @@ class PlayedSearch(FromQuery):
 
 
 class RolloutSearch(PlayedSearch):
-    """Search of rollouts; a bound that is None bounds nothing."""
+    """Search of rollouts; a bound of None is no bound."""
 
     ended: Literal["rewarded", "ended", "failed", "left out", "under way"] | None = None
     at_least: float | None = Field(default=None, allow_inf_nan=False)
@@ -109,7 +109,7 @@ class ExampleSearch(FromQuery):
 
 @dataclass(frozen=True)
 class ShownRollout:
-    """Rollout in full: its row of the search, its tokens, and the calls that those do not show."""
+    """Rollout in full: its row of the search, its tokens, and the calls without tokens."""
 
     row: ViewRow
     trajectories: Sequence[MarkedTrajectory]

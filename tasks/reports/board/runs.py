@@ -24,7 +24,7 @@ class RunRow:
     Its state is running (a process trains it), finished, stopped (it can be continued), damaged or
     unreadable (`trouble` says why); and whether `ratchet serve` serves a checkpoint of it.
     An update in doubt was under way when the run stopped; continuing rebuilds the weights before
-    it. `doing` says what a running one does, on the board.
+    it. `doing` says what a running run does, on the board.
     """
 
     facts: RunFacts
@@ -72,7 +72,7 @@ class RunRow:
 
 
 def read_runs() -> list[RunFacts]:
-    """Return the facts of all runs, the newest first, and then of those that cannot be read."""
+    """Return the facts of all runs, the newest first, and unreadable runs last."""
     runs = map(read_facts, all_runs())
     return sorted(runs, key=lambda of: "" if of.trouble else of.created, reverse=True)
 

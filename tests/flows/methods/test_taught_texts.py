@@ -26,11 +26,11 @@ from tasks.examples.teachers import read_before
 from tasks.given.held_out import read_measure
 from tasks.given.scores import score_part
 from tasks.given.texts import Texts
-from tasks.recording.queries import answer
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
 
@@ -51,7 +51,7 @@ def changed(**teacher: Any) -> FinetuneRecipe:
 
 def cells(run: RunFolder, row: int) -> tuple[list[int], list[bool], np.ndarray, np.ndarray]:
     """Return the tokens of a sequence, which are trained, and what the teacher finds likeliest."""
-    texts, taught = read(run.texts), read(run.text_teacher(0))
+    texts, taught = read_table(run.texts), read_table(run.text_teacher(0))
     top, log_q = (
         arrays(taught[name])[row].reshape(-1, K) for name in ("top_tokens", "top_logprobs")
     )
@@ -82,7 +82,7 @@ def test_likeliest_tokens_are_those_of_the_teacher(whole: RunFolder) -> None:
 
 
 def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> None:
-    datums = read(whole.datums("policy", 0)).to_pylist()
+    datums = read_table(whole.datums("policy", 0)).to_pylist()
     losses = list[float]()
     with connect(RECIPE.model.base, whole.engine) as service:
         base = service.base_sampler(RECIPE.model.base)
@@ -129,12 +129,12 @@ def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     finetune(TAUGHT, run="parts")
     assert asked == [200, 200, 200, 128]
     run = folder_of("parts")
-    parts = [read(run.text_teacher(part)) for part in range(3)]
-    both = [read(whole.text_teacher(part)) for part in range(3)]
+    parts = [read_table(run.text_teacher(part)) for part in range(3)]
+    both = [read_table(whole.text_teacher(part)) for part in range(3)]
     assert [row for part in parts for row in part.to_pylist()] == [
         row for part in both for row in part.to_pylist()
     ]
-    counted = answer("select count(*) as n from text_teachers", [run], "csv").decode()
+    counted = answer_query("select count(*) as n from text_teachers", [run], "csv").decode()
     assert counted == "n\n528\n"
 
 
@@ -168,7 +168,7 @@ def test_a_teacher_reads_more_than_the_policy(whole: RunFolder, tmp_path: Path) 
         [(expected, scores)] = base.score_likeliest([longer], [sum(trained)], K)
     assert top.tolist() == expected.tolist()
     assert log_q == pytest.approx(scores, abs=1e-5)
-    assert read(run.text_teacher(0))["read"].to_pylist()[1] == len(longer) > len(tokens)
+    assert read_table(run.text_teacher(0))["read"].to_pylist()[1] == len(longer) > len(tokens)
 
 
 class Silent:

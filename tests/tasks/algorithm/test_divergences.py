@@ -266,7 +266,7 @@ def test_a_loss_in_which_a_term_of_the_advantage_has_another_gradient_refuses_it
 def test_references_of_other_trajectories_are_refused() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     credit = credited("centred", kl=KL)
-    with pytest.raises(ValueError, match="not those of its trajectories"):
+    with pytest.raises(ValueError, match="belong to other trajectories"):
         build(table(*rows), credit, references(rows[0], logprobs=[0.0, -1.5, -1.0]))
     with pytest.raises(ValueError, match="needs the references"):
         build(table(*rows), credit)

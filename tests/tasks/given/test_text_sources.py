@@ -21,7 +21,7 @@ from tasks.given.given import (
 from tasks.given.held_out import read_measure
 from tasks.given.texts import TEXT_SCHEMA, Texts
 from tasks.settings.given import Batches
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 
 BATCH = Drawing(Batches(examples=8, normalisation="token"), 5, shares=(("chat", 3), ("code", 1)))
 
@@ -112,7 +112,9 @@ class Halves:
 
 def test_a_held_out_loss_is_of_all_sources_and_of_each(tmp_path: Path) -> None:
     rows = [row("chat", 1, "test"), row("chat", 2, "test"), row("code", 1, "test")]
-    texts = Texts(write(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet"))
+    texts = Texts(
+        write_table(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet")
+    )
     score_given.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
     found = read_measure(tmp_path / "loss.json")
     assert found.examples == 3
