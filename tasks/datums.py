@@ -12,11 +12,17 @@ import pyarrow as pa
 import tinker
 
 from adapters.calls import POLICY
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.loss import Columns
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
-from tasks.rewards import Credit, MeanRewards, assign_credit, mean_rewards, rewards_of
+from tasks.rewards import (
+    Credit,
+    MeanRewards,
+    assign_credit,
+    mean_rewards,
+    rewards_of,
+)
+from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read_table, write_table
 from tasks.trajectories import TOKEN_LISTS, trajectories_of
@@ -84,26 +90,26 @@ def datums_of(
 
     A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties
-    (`credit.penalties`, which read the `references`, by their source) and the entropy bonus
-    (`credit.entropy_coefficient`) change `advantages`, not `advantage`.
+    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties,
+    which read the `references`, by their source, and the entropy bonus change `advantages`, not
+    `advantage`.
 
-    Tinker sums its losses over tokens and datums. `credit.aggregation` divides each datum's loss by
+    Tinker sums its losses over tokens and datums. The `aggregation` divides each datum's loss by
     its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
     rollout's trained tokens × the step's rollouts; `rollout_sum` by the step's rollouts; `fixed` by
     the divisor. These counts include rollouts of zero advantage.
 
-    At most `credit.trained_calls` calls are trained, if it is given; the masks of others are 0.
+    At most `trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
-    scales, kept = _scales(assigned, credit), assigned.trajectories
+    scales, kept = _scales(assigned, credit.algorithm), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
     described = kept.drop_columns([*TOKEN_LISTS]).to_pylist()
     referred = assigned.references or repeat(None, kept.num_rows)
     columns = zip(described, *lists, assigned.compared, referred, strict=True)
     rows = []
     for row, tokens, logprobs, mask, advantages, compared, reference in columns:
-        if not mask.any() or not (advantages.any() or credit.regularized):
+        if not mask.any() or not (advantages.any() or credit.algorithm.regularized):
             continue
         if mask[0]:
             rollout = row["rollout_id"]
@@ -212,7 +218,7 @@ def units_of(datums: Sequence[tinker.Datum], loss: str) -> list[list[tinker.Datu
     return [*units.values()]
 
 
-def _scales(assigned: Credit, credit: CreditAssignment) -> dict[str, float]:
+def _scales(assigned: Credit, algorithm: Algorithm) -> dict[str, float]:
     """Map each rollout to the factor of its loss."""
     tokens: dict[str, int] = defaultdict(int)
     rollouts = assigned.trajectories["rollout_id"].to_pylist()
@@ -224,7 +230,7 @@ def _scales(assigned: Credit, credit: CreditAssignment) -> dict[str, float]:
         "token_mean": lambda _: sum(trained.values()),
         "rollout_mean": lambda count: count * len(trained),
         "rollout_sum": lambda _: len(trained),
-        "fixed": lambda _: credit.divisor or 1.0,
+        "fixed": lambda _: algorithm.divisor or 1.0,
     }
-    divisor = divisors[credit.aggregation]
+    divisor = divisors[algorithm.aggregation]
     return {rollout: 1.0 / divisor(count) for rollout, count in trained.items()}

@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from tasks.algorithm.advantages import (
     Baselines,
-    CreditAssignment,
     Earned,
     estimate_advantages,
     find_advantage,
     rollouts_of,
 )
-from tasks.algorithm.divergences import Penalty
+from tasks.algorithm.divergences import discount_sums, find_estimator
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
+from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
@@ -190,10 +190,17 @@ def assign_credit(
     references: Mapping[str, pa.Table],
     history: Sequence[MeanRewards],
 ) -> Credit:
-    """Assign credit to the tokens of all trajectories; groups that are too small are left out."""
+    """Assign credit to the tokens of all trajectories but those of groups that are too small.
+
+    In the reward, the penalties of a call's tokens are subtracted from the call's reward; in the
+    advantage, each token's own from its advantage. The entropy coefficient times -log q, which
+    estimates the entropy, is added to the advantage of each sampled token: in expectation this is
+    the entropy's gradient (Williams and Peng, 1991).
+    """
+    algorithm = credit.algorithm
     penalties = [
         (one, _of_tokens(trajectories, one, references))
-        for one in credit.penalties
+        for one in algorithm.penalties()
         if one.placement != "loss"
     ]
     in_reward = [
@@ -211,19 +218,19 @@ def assign_credit(
     advantages = compared
     for penalty, of_tokens in penalties:
         if penalty.placement == "advantage":
-            lost = penalty.from_advantages([of_tokens[index] for index in kept], masks)
+            lost = lessening_of(penalty, [of_tokens[index] for index in kept], masks)
             advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
-    scored = _in_loss(trajectories, credit, references)
+    scored = _in_loss(trajectories, algorithm, references)
     in_loss = None if scored is None else [scored[index] for index in kept]
     trajectories = trajectories.take(pa.array(kept, pa.int64()))
-    if credit.entropy_coefficient:
+    if algorithm.entropy_coefficient:
         logprobs = arrays(trajectories["logprobs"])
         advantages = [
-            value - credit.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
+            value - algorithm.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
             for value, log_q, mask in zip(advantages, logprobs, masks, strict=True)
         ]
-    if credit.trained_calls is not None:
-        masks = _draw_calls(trajectories, masks, credit.trained_calls, credit.seed)
+    if algorithm.trained_calls is not None:
+        masks = _draw_calls(trajectories, masks, algorithm.trained_calls, credit.seed)
         advantages = [value * mask for value, mask in zip(advantages, masks, strict=True)]
     return Credit(trajectories, masks, compared, advantages, in_loss)
 
@@ -256,8 +263,9 @@ def compare_rewards(
     baselines: Mapping[str, Baselines],
 ) -> dict[tuple[str, str], np.ndarray]:
     """Map role and rollout to the advantages of its sampled tokens; omit groups too small."""
-    row = find_advantage(credit.advantage)
-    by_token = row.by_token and any(one.placement == "reward" for one in credit.penalties)
+    algorithm = credit.algorithm
+    row = find_advantage(algorithm.advantage)
+    by_token = row.by_token and any(one.placement == "reward" for one in algorithm.penalties())
     unit = "token" if by_token else "call" if row.by_call else "rollout"
     groups: dict[tuple[str, str], dict[str, Played]] = defaultdict(dict)
     for given in rewards.to_pylist():
@@ -266,12 +274,12 @@ def compare_rewards(
     compared: dict[tuple[str, str], np.ndarray] = {}
     for role, baseline in baselines.items():
         earned = {
-            group: group_earnings(rollouts, credit.discount, unit)
+            group: group_earnings(rollouts, algorithm.discount, unit)
             for (of_role, group), rollouts in groups.items()
             if of_role == role and len(rollouts) >= credit.min_group_size
         }
         advantages = estimate_advantages(
-            earned, credit.advantage, credit.advantage_settings, baseline
+            earned, algorithm.advantage, algorithm.advantage_settings, baseline
         )
         for rollout, entries in rollouts_of(earned):
             counts = [entry.tokens for entry in entries]
@@ -360,6 +368,35 @@ def _draw_calls(
     ]
 
 
+def penalties_of(
+    penalty: Penalty, log_q: np.ndarray, log_ref: np.ndarray, mask: np.ndarray
+) -> np.ndarray:
+    """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
+    d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
+    return penalty.coefficient * find_estimator(penalty.estimator).estimate(d, penalty.beta)
+
+
+def lessening_of(
+    penalty: Penalty, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Compute what is subtracted from the advantage of each token, of all trajectories.
+
+    It is the token's own penalty and, with a `discount` γ, those of later tokens:
+    Σ γ^k penalty_(t+k). The baseline `mean`, of the step's tokens, is first subtracted from each.
+    """
+    mean = 0.0
+    if penalty.baseline == "mean":
+        count = sum(int(mask.sum()) for mask in masks)
+        mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
+    differences = [
+        np.where(mask != 0, values - mean, 0.0)
+        for values, mask in zip(penalties, masks, strict=True)
+    ]
+    if not penalty.discount:
+        return differences
+    return [discount_sums(values, penalty.discount) for values in differences]
+
+
 def _of_tokens(
     trajectories: pa.Table, penalty: Penalty, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray]:
@@ -367,19 +404,17 @@ def _of_tokens(
     of_reference = _scored(trajectories, penalty, references)
     lists = (arrays(trajectories[name]) for name in ("logprobs", "mask"))
     return [
-        penalty.of_tokens(log_q, log_ref, mask)
+        penalties_of(penalty, log_q, log_ref, mask)
         for log_ref, log_q, mask in zip(of_reference, *lists, strict=True)
     ]
 
 
 def _in_loss(
-    trajectories: pa.Table, credit: CreditAssignment, references: Mapping[str, pa.Table]
+    trajectories: pa.Table, algorithm: Algorithm, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray] | None:
-    """Return the log-probabilities that a penalty in the loss reads; None without a penalty."""
-    for penalty in credit.penalties:
-        if penalty.placement == "loss":
-            return _scored(trajectories, penalty, references)
-    return None
+    """Return the log-probabilities that a penalty in the loss reads; None if there is none."""
+    kl = algorithm.kl
+    return _scored(trajectories, kl, references) if kl.in_loss else None
 
 
 def _scored(

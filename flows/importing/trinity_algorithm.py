@@ -8,11 +8,11 @@ from adapters.errors import listed
 from flows.importing.translation import Translation
 from flows.importing.trinity_expert import EXPERTS, translate_expert
 from flows.importing.trinity_file import section
-from flows.recipe.presets import KL
 from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.divergences import LOSS_ESTIMATORS
 from tasks.algorithm.losses import advantage_factor, find_loss
 from tasks.algorithm.settings import Settings, used_settings
+from tasks.settings.presets import KL
 from tasks.storage.dotted_keys import Json, Section
 
 Setting = tuple[str, Callable[[Any], float | str]]

@@ -14,9 +14,9 @@ from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.plan import KINDS, Stage, StagesRecipe, SweepRecipe
-from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from tasks.settings.presets import PRESETS
 from tasks.settings.section import TABLES, explain
 from tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
 from tasks.storage.manifest import ByStep, lineage, recipe_of

@@ -18,7 +18,6 @@ from adapters.network.addresses import check_listener
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
-from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
@@ -26,6 +25,7 @@ from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
@@ -165,7 +165,7 @@ def is_finished(child: PlannedRun) -> bool:
         return False
     recipe = count_steps(child.recipe)
     check_binding(run, recipe)
-    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
 

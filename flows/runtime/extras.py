@@ -14,7 +14,7 @@ from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.open_rollouts import RolloutRunner, ask_judge
 from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
-from tasks.given.given import bind_given, draw_given
+from tasks.given.given import Drawing, bind_given, draw_given
 from tasks.given.texts import Texts
 from tasks.judging import draw_groups, measure_verdicts, record_verdicts
 from tasks.metrics import name_expert
@@ -65,7 +65,7 @@ class Extras:
         """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
         if self.texts is None:
             return []
-        drawing = self.recipe.algorithm.expert.drawing(self.recipe.seed)
+        drawing = Drawing(self.recipe.algorithm.expert, self.recipe.seed)
         return [draw_given(self.run.folder.expert(policy.name, step), self.texts, drawing, step)]
 
     def metrics(self, step: int, spans: Sequence[Path]) -> Metrics:

@@ -8,7 +8,6 @@ from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 
@@ -277,36 +276,6 @@ class Advantage:
     by_history: bool = False
     by_greedy: bool = False
     alone: bool = False
-
-
-@dataclass(frozen=True)
-class CreditAssignment:
-    """Method by which rewards become the advantages of sampled tokens.
-
-    `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation` the
-    factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A group
-    with fewer than `min_group_size` rollouts to train on is left out. A trajectory of zero
-    advantage is left out unless the loss is `regularized`, as it is with a penalty. `penalties` are
-    for divergence from a reference or from teachers, and `entropy_coefficient` times -log q, which
-    estimates the entropy, is added to the advantage of each sampled token: in expectation this is
-    the entropy's gradient (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards
-    first (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the
-    comparison, at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
-    """
-
-    advantage: str
-    aggregation: Aggregation = "sum"
-    min_group_size: int = 1
-    discount: float = 1.0
-    advantage_settings: Settings = field(default_factory=dict[str, float | str])
-    divisor: float | None = None
-    regularized: bool = False
-    penalties: tuple[Penalty, ...] = ()
-    entropy_coefficient: float = 0.0
-    rewards_query: str | None = None
-    judged: bool = False
-    trained_calls: int | None = None
-    seed: int = 0
 
 
 ADVANTAGES: Mapping[str, Advantage] = {

@@ -10,7 +10,7 @@ advantage, or its reward, the weight of the gradient of log p is the estimate it
 is the estimate's derivative by log p, its slope.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,48 +103,6 @@ def check_teaching(name: str) -> str:
     """Return the name of a divergence from a teacher; ValueError if there is no such row."""
     find_row("divergence from a teacher", name, TEACHER_ESTIMATORS)
     return name
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """Penalty of each sampled token for its divergence from another policy, by its `source`.
-
-    In the `reward`, the penalties of a call's tokens are subtracted from the call's reward. In the
-    `advantage`, each token's own penalty is subtracted from its advantage and, with a `discount` γ,
-    the penalties of later tokens, too: Σ γ^k penalty_(t+k). The `baseline` mean, of the step's
-    tokens, is first subtracted from each penalty. Only the estimator jsd reads `beta`. In the
-    `loss`, the penalty is a term of its own (`tasks.algorithm.losses`), which neither rewards nor
-    advantages have.
-    """
-
-    coefficient: float
-    estimator: str = "k1"
-    placement: Placement = "advantage"
-    discount: float = 0.0
-    baseline: Baseline = "none"
-    beta: float = 0.5
-    source: Source = "references"
-
-    def of_tokens(self, log_q: np.ndarray, log_ref: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
-        d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
-        return self.coefficient * find_estimator(self.estimator).estimate(d, self.beta)
-
-    def from_advantages(
-        self, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Compute what is subtracted from the advantage of each token, of all trajectories."""
-        mean = 0.0
-        if self.baseline == "mean":
-            count = sum(int(mask.sum()) for mask in masks)
-            mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
-        differences = [
-            np.where(mask != 0, values - mean, 0.0)
-            for values, mask in zip(penalties, masks, strict=True)
-        ]
-        if not self.discount:
-            return differences
-        return [discount_sums(values, self.discount) for values in differences]
 
 
 def discount_sums(values: np.ndarray, discount: float) -> np.ndarray:

@@ -1,8 +1,6 @@
-"""Learning rates, and what else a schedule says of each step: the share of a term of the loss."""
+"""Default learning rates, by a rule of thumb for LoRA."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import cos, pi
 
 FULL_TRAINING = 5e-5
 """Learning rate of full training at the hidden size CALIBRATED_WIDTH."""
@@ -48,26 +46,3 @@ def default_learning_rate(base: str) -> float:
         )
     hidden, exponent = CALIBRATED[base]
     return float(f"{FULL_TRAINING * LORA * (CALIBRATED_WIDTH / hidden) ** exponent:.3g}")
-
-
-@dataclass(frozen=True)
-class MixingSchedule:
-    """Share µ of an expert's texts in the loss of each step (Zhang et al., 2025, arXiv:2508.11408).
-
-    It rises linearly from 0 over `warmup` steps to the `peak`, falls by a cosine over `decay` steps
-    to the `valley`, and stays there.
-    """
-
-    peak: float
-    valley: float
-    warmup: int = 0
-    decay: int = 0
-
-    def at(self, step: int) -> float:
-        """Return the share of a step, which counts from 0."""
-        if step < self.warmup:
-            return self.peak * step / self.warmup
-        passed = step - self.warmup
-        if passed >= self.decay:
-            return self.valley
-        return self.valley + (self.peak - self.valley) * (1 + cos(pi * passed / self.decay)) / 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from tinker import Datum
 
-from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import DATUM_SCHEMA, build_datums, to_datums
 from tasks.judging import record_verdicts
@@ -15,6 +15,7 @@ from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
 from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
+from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import ByStep
@@ -42,7 +43,7 @@ class RolloutSteps(StepSource):
         if self.expert is not None:
             self.expert.restore(step)
         path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
-        sources = {penalty.source for penalty in credit.penalties}
+        sources = {penalty.source for penalty in credit.algorithm.penalties()}
         references = {s: self.run.references(self.policy.name, step, s) for s in sorted(sources)}
         lost = not all(map(is_written, references.values()))
         if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
@@ -52,7 +53,7 @@ class RolloutSteps(StepSource):
 
     def history(self, step: int) -> Sequence[Path]:
         """Return the rewards of all earlier steps, if the step's advantage reads them."""
-        if not find_advantage(self.credits.at(step).advantage).by_history:
+        if not find_advantage(self.credits.at(step).algorithm.advantage).by_history:
             return []
         return [self._rewards(earlier) for earlier in range(step)]
 
@@ -111,7 +112,7 @@ class RolloutSteps(StepSource):
             )
         credit = self.credits.at(step)
         verdicts = self._verdicts(step) if credit.judged else None
-        return compute_rewards.make(path, trajectories, credit.rewards_query, verdicts)
+        return compute_rewards.make(path, trajectories, credit.algorithm.rewards, verdicts)
 
     def _verdicts(self, step: int) -> Path:
         """Return what a judge said of a step, made again of its journals if missing."""

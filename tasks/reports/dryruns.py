@@ -11,10 +11,11 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
-from tasks.algorithm.advantages import CreditAssignment, find_advantage, is_uniform
+from tasks.algorithm.advantages import find_advantage, is_uniform
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
+from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
 from tasks.storage.tables import arrays, query_beside, read_table, select
@@ -178,7 +179,7 @@ def _find_cause(
     fewest = credit.min_group_size
     if all(len(rewards) < fewest for rewards in groups.values()):
         return f"no group has {counted(fewest, 'rollout')} with a reward"
-    advantage = find_advantage(credit.advantage)
+    advantage = find_advantage(credit.algorithm.advantage)
     if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
         return "in each group all rewards are equal"
     return f"every advantage ({advantage.formula}) is zero"

@@ -7,12 +7,13 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
 from tasks.checkpoints import Ledger
 from tasks.comparison.statistics import Gain
+from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, Views
@@ -37,9 +38,6 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
-
-if TYPE_CHECKING:  # it imports Prefect, which takes a second
-    from tasks.given.held_out import HeldOutMeasure
 
 FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
@@ -297,17 +295,14 @@ class RunFacts:
             return HeldOutValues(measure, {step: float(of["value"]) for step, of in files.items()})
         return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
-    def measures(self) -> "list[HeldOutMeasure]":
+    def measures(self) -> list[HeldOutMeasure]:
         """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
-        from tasks.given.held_out import read_measure
-
         return [read_measure(path) for path in self.run.measures()]
 
     @cached_property
     def gain(self) -> Gain | None:
         """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
-        from tasks.evaluations import find_reward_gain  # imports Prefect, as the others do
-        from tasks.given.held_out import find_measured_gain, read_measure
+        from tasks.evaluations import find_reward_gain  # imports Prefect, which takes a second
 
         if len(steps := [*self.held_out.by_step]) < 2:
             return None

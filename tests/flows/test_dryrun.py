@@ -14,17 +14,18 @@ from typer.testing import CliRunner
 from adapters.process.terminal import hanging
 from flows.cli.commands import app
 from flows.dry_runs import OfflineError, shrink, take_offline
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build_datums
 from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
 from tasks.rewards import compute_rewards
+from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
+from tests.support.credited import credited
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed
 
 ROOT = Path(__file__).parents[2]
-CENTRED = CreditAssignment("centred", min_group_size=2)
+CENTRED = credited("centred", min_group_size=2)
 EXAMPLE = {"attributes": {"example_id": 0, "example": {}}}
 CALL = said("?", "yes")
 
@@ -93,7 +94,7 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
         *(folder / f"{name}.parquet" for name in ("trajectories", "rewards", "datums"))
     )
     assemble_trajectories.make(of.trajectories, [spans])
-    compute_rewards.make(of.rewards, of.trajectories, credit.rewards_query)
+    compute_rewards.make(of.rewards, of.trajectories, credit.algorithm.rewards)
     build_datums.make(of.datums, of.trajectories, of.rewards, credit)
     report = describe_dryrun([spans], {"policy": of}, credit)
     return report.partition("# datums\n\n")[2].partition("\n\n#")[0]
@@ -115,7 +116,7 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
         (
             (1.0, 0.0),
             CALL,
-            {"rewards_query": "select rollout_id, role, reward from rewards where reward > 9"},
+            {"rewards": "select rollout_id, role, reward from rewards where reward > 9"},
             "algorithm.rewards left all out",
         ),
         ((0.0, 0.0), CALL, {"advantage": "none"}, "every advantage (r) is zero"),
@@ -126,7 +127,7 @@ def test_a_dry_run_without_datums_says_why(
 ) -> None:
     rollouts = [rollout(k, call, ended(r) | EXAMPLE) for k, r in enumerate(rewards)]
     credit = {"advantage": "centred", "min_group_size": 2} | credit
-    said = learn(tmp_path, CreditAssignment(**credit), *rollouts)
+    said = learn(tmp_path, credited(**credit), *rollouts)
     assert said == f"the policy would learn nothing: {why}"
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
 from tasks.references import REFERENCE_SCHEMA as REFERENCES
+from tasks.settings.presets import PRESETS
 from tasks.settings.section import TABLES
 from tasks.storage.dotted_keys import find_value, flatten, merge_values, nest_value
 from tests.support.credited import build
@@ -281,7 +281,7 @@ def trained(recipe: Recipe) -> list[Any]:
 def trained_by(text: str) -> list[Any]:
     recipe = Recipe.model_validate_json(text)
     credit, method = recipe.credit(), recipe.update_method()
-    scored = {penalty.source: references() for penalty in credit.penalties}
+    scored = {penalty.source: references() for penalty in credit.algorithm.penalties()}
     batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
     loss = method.terms(0)[0].service_loss()
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
@@ -299,10 +299,10 @@ def consumed(recipe: Recipe, key: str) -> Any:
     """Return what a run reads of the section of a key."""
     values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
     if key in OF_REFERENCES:
-        return find_value(values, key), recipe.credit().penalties
+        return find_value(values, key), recipe.algorithm.penalties()
     if key.startswith("algorithm.expert."):
         expert = recipe.algorithm.expert
-        return find_value(values, key), expert.term(), expert.drawing(recipe.seed)
+        return find_value(values, key), [*map(expert.share_at, range(recipe.steps))]
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)

@@ -70,7 +70,7 @@ def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_exp
         "dual_clip",
         "rollout_mean",
     )
-    assert made.kl.penalty() is None
+    assert made.kl.coefficient == 0
 
 
 def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does() -> None:

@@ -92,7 +92,7 @@ def test_the_recipe_has_the_values_of_the_example() -> None:
     load_agent(recipe.agent)
     assert recipe.policies() == {"policy": ("policy",)}
     assert (recipe.rollouts.groups, recipe.rollouts.group_size) == (32, 1)
-    assert (recipe.algorithm.loss, recipe.credit().trained_calls) == ("importance_sampling", 128)
+    assert (recipe.algorithm.loss, recipe.algorithm.trained_calls) == ("importance_sampling", 128)
     adam = recipe.update_method().request(0, []).optimizer
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.eps) == (4e-5, 0.9, 0.95, 1e-8)
     assert recipe.rollouts.temperature == 1.0

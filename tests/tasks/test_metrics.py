@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import read_datums
 from tasks.metrics import StepFiles, measure_divergence, measure_step
 from tasks.recording.spans import spans_table
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]
@@ -54,7 +53,7 @@ def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     spans = write_table(spans_table(rows), folder / "spans.parquet")
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     assemble_trajectories.make(trajectories, [spans])
-    write_datums(datums, trajectories, CreditAssignment("centred"))
+    write_datums(datums, trajectories, credited("centred"))
     return StepFiles([spans], trajectories, {}, datums)
 
 

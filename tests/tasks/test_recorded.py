@@ -12,7 +12,6 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import read_journal
 from tasks.recording.recorded_rollouts import recorded_calls
@@ -22,7 +21,7 @@ from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import ended
 
@@ -153,7 +152,7 @@ def sampled_twice(run: RunFolder) -> int:
 def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
     assemble_trajectories.make(trajectories, spans)
-    write_datums(datums, trajectories, CreditAssignment("centred"))
+    write_datums(datums, trajectories, credited("centred"))
     return measure_step(StepFiles(spans, trajectories, {}, datums))
 
 

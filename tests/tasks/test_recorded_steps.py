@@ -10,18 +10,18 @@ from adapters.tinker.live_policy import LoraSpec
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import build_datums
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rewards import compute_rewards
+from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import read_table, write_table
 from tasks.update_method import UpdateMethod
-from tests.support.credited import recorded_steps
+from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -29,7 +29,7 @@ from tests.tasks.test_datums import trajectory
 
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), steps=9)
-RUNNING = CreditAssignment("running_mean")
+RUNNING = credited("running_mean")
 POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 
 
@@ -68,7 +68,7 @@ def test_another_policy_s_files_are_made_in_its_own_folder(run: RunFolder, tmp_p
 def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(copytree(run.path, tmp_path / "run"))
     copy.datums(POLICY, 0).unlink()
-    credit = CreditAssignment("centred", min_group_size=3)
+    credit = credited("centred", min_group_size=3)
     assert recorded(copy, credit=credit).restored(0).request.passes == []
     assert recorded(copy).optimizer_steps(1) == 0
 

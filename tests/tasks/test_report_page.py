@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from flows.cli.commands import app
 from flows.runtime.forks import fork_run
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
@@ -32,7 +31,7 @@ from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from tasks.tracking.prefect_pages import describe_curves, describe_training, write_run_report
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.runs.whole_run import train_whole
@@ -121,9 +120,7 @@ def record_step(run: RunFolder, step: int, *rollouts: list[Span]) -> None:
     run.journal(f"train-{step:05d}.0").parent.mkdir(exist_ok=True)
     run.journal(f"train-{step:05d}.0").touch()
     assemble_trajectories.make(run.trajectories(POLICY, step), [spans])
-    write_datums(
-        run.datums(POLICY, step), run.trajectories(POLICY, step), CreditAssignment("centred")
-    )
+    write_datums(run.datums(POLICY, step), run.trajectories(POLICY, step), credited("centred"))
     record_metrics(
         run.metrics, step, {"reward/mean": 0.5, "tokens/sampled": 40, "calls": 4, "entropy": 0.7}
     )

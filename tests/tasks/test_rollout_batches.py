@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.calls import POLICY, JsonObject
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.scores import Score
@@ -21,7 +20,7 @@ from tasks.reports.rollouts import read_games, transcripts
 from tasks.storage.files import write_rows
 from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 GROUPS, GROUP_SIZE = 6, 3
@@ -91,7 +90,9 @@ class Step:
             )
             for number, (begin, end) in enumerate(zip(beginnings, ends, strict=True))
         ]
-        credit = CreditAssignment("standardized", "rollout_mean", min_group_size=2, discount=0.9)
+        credit = credited(
+            "standardized", aggregation="rollout_mean", min_group_size=2, discount=0.9
+        )
         trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
         assemble_trajectories.make(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)

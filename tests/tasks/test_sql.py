@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.queries import answer_query
 from tasks.recording.step_log import record_metrics
@@ -24,7 +23,7 @@ from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
 
@@ -60,7 +59,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ]
         trajectories = run.trajectories(POLICY, step)
         assemble_trajectories.make(trajectories, spans)
-        write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
+        write_datums(run.datums(POLICY, step), trajectories, credited("centred"))
         record_metrics(run.metrics, step, {"reward/mean": 0.5 + step / 2, "tokens/sampled": 7})
     held_out = score_outcomes([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
     write_json(run.evaluation("00002"), {"sampled": held_out.model_dump(mode="json")})

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tinker.live_policy import Pass
-from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.datums import (
     DATUM_SCHEMA,
     PAIR_DATUM_SCHEMA,
@@ -18,8 +17,10 @@ from tasks.datums import (
     to_datums,
     units_of,
 )
+from tasks.settings.algorithm import Divergence
+from tasks.settings.given import Expert
 from tasks.settings.optimizer import Optimizer, ScheduleName
-from tasks.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
+from tasks.update_method import UpdateMethod
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:
@@ -144,8 +145,8 @@ def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
     rows = pa.Table.from_pylist(
         [ROW | {"references": [0.0, -2.0]}] * 4, schema=REFERENCE_DATUM_SCHEMA
     )
-    penalty = DivergenceTerm("k2", 0.5)
-    expert = ExpertTerm("cross_entropy", MixingSchedule(0.2, 0.2))
+    penalty = Divergence(coefficient=0.5, estimator="k2")
+    expert = Expert(path="texts.jsonl", share=0.2)
     made = replace(method(2), divergence=penalty, expert=expert)
     main, kept, texts = made.terms(0)
     assert (kept.loss, kept.factor, kept.file) == ("kl", 0.4, 0)

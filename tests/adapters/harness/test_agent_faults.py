@@ -19,7 +19,6 @@ from openai import AsyncOpenAI
 
 from adapters.harness.agents import contained_task
 from adapters.harness.player import BatchRefused
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import Journal, JournalError
 from tasks.shards import BatchPlan
@@ -27,7 +26,7 @@ from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import rewards_by_group, write_datums
+from tests.support.credited import credited, rewards_by_group, write_datums
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until
 
@@ -313,5 +312,5 @@ def measured(folder: Path) -> dict[str, float]:
     spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
     assemble_trajectories.make(trajectories, spans)
     datums = folder / "datums.parquet"
-    write_datums(datums, trajectories, CreditAssignment("centred"))
+    write_datums(datums, trajectories, credited("centred"))
     return measure_step(StepFiles(spans, trajectories, {}, datums))

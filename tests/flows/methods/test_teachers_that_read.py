@@ -14,12 +14,12 @@ from adapters.errors import UserError
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import Service
 from engine.model.base_models import find
-from flows.recipe.algorithm import Teacher
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.examples.teachers import read_before
 from tasks.recording.spans import spans_table
 from tasks.references import Reads, References, UnreadableText, compute_references
+from tasks.settings.algorithm import Teacher
 from tasks.shards import read_shard
 from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder, folder_of
