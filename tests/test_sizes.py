@@ -23,12 +23,12 @@ MOST_LINES = {
     "engine/api": 1460, "engine/model": 1480, "engine/sampling": 1620, "engine/state": 580,
     "engine/training": 540, "flows": 1400, "flows/cli": 2140, "flows/comparison": 140,
     "flows/importing": 1400, "flows/recipe": 1920, "flows/runtime": 2800, "flows/server": 1040,
-    "ratchet": 120, "tasks": 3480, "tasks/algorithm": 1920, "tasks/comparison": 600,
+    "ratchet": 120, "tasks": 3500, "tasks/algorithm": 1900, "tasks/comparison": 600,
     "tasks/examples": 1160, "tasks/given": 2340, "tasks/recording": 1580, "tasks/recovery": 500,
-    "tasks/reports": 3600, "tasks/settings": 1420, "tasks/storage": 1720, "tasks/tracking": 880,
+    "tasks/reports": 3580, "tasks/settings": 1420, "tasks/storage": 1720, "tasks/tracking": 880,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 291, "classes": 486, "deferred imports": 189}
+MOST = {"files": 290, "classes": 485, "deferred imports": 189}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
