@@ -108,8 +108,8 @@ class CallId:
         """Derive the seed that this call is sampled with, of 31 bits: servers read 32, with a sign.
 
         It does not depend on the attempt: a rollout that is started anew samples the same tokens.
-        Nor does that of a held-out rollout depend on the checkpoint that plays it: two checkpoints
-        are compared on the same examples by the same seeds.
+        The seed of a held-out rollout does not depend on the checkpoint that plays it: two
+        checkpoints are compared on the same examples by the same seeds.
         """
         rollout = HELD_OUT.sub(r"\1-00000", self.rollout_id)
         return int(replace(self, rollout_id=rollout)._hash(str(run_seed))[:8], 16) >> 1
@@ -119,7 +119,7 @@ class CallId:
         return self._hash(kind)[:24]
 
     def name_tool_calls(self, message: Message) -> Message:
-        """Give each tool call that lacks an id one that is the same if this call is repeated."""
+        """Give each tool call without an id an id that is the same if this call is repeated."""
         name = self.name("tool call")
         named: list[ToolCall] = [
             {"id": f"call_{name}{index}", "type": "function", **call}
@@ -291,7 +291,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """A call that got no answer, and why. `number` counts those of its role and attempt from 0.
+    """A call that got no answer, and why. `number` counts the calls of its role and attempt from 0.
 
     It is not the number of a call: a request that cannot be read is no call of the role yet.
     """

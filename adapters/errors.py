@@ -90,12 +90,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which has an s unless there is one."""
+    """Return a number with its noun, which has an s unless the number is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 10) -> str:
-    """List names, of which `most` are said and the others counted."""
+    """List the first `most` names, and count the others."""
     said = [*map(str, names)]
     more = f" and {len(said) - most:,} more" if len(said) > most else ""
     return ", ".join(said[:most]) + more

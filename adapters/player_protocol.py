@@ -33,7 +33,7 @@ WAITED = ROLLOUT + "/waited"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
 
-CLOSED = "closed"
+BATCH_CLOSED = "closed"
 """Code of a refusal: the batch is closed, and what has not ended is left out."""
 OVER = "over"
 """Code of a refusal: the batch, or the attempt at a rollout, has ended."""
@@ -43,8 +43,8 @@ NOT_RECORDED = "not_recorded"
 """Code of a refusal: what was told could not be recorded."""
 
 LONGEST_MESSAGE = 10_000
-"""Characters that are kept of an error's message: few enough for the last line of a program. Of a
-longer one the middle is left out, since its last line often says most."""
+"""Characters that are kept of an error's message: few enough for the last line of a program. The
+middle of a longer message is left out, since its last line often says most."""
 CUT = "\n…\n"
 
 Seconds = Annotated[float, Field(ge=0, lt=1e9)]
@@ -135,7 +135,7 @@ class RolloutEnd(Record):
 
 @dataclass(frozen=True)
 class RecordedEnd(Record):
-    """Answer to the end of a rollout attempt, once that is recorded."""
+    """Answer to the end of a rollout attempt, once the end is recorded."""
 
     closed: bool
     """Whether the end closes the batch, so that what has not ended is left out."""

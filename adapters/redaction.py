@@ -14,7 +14,7 @@ SECRET_OF_URL = re.compile(
     r"|(?<=[?&])(?:[\w-]*(?:key|token|secret|password|signature)|sig)=[^&\s'\"]+",
     re.I,
 )
-"""A password of a URL, and a parameter of one that is named like a secret."""
+"""A password of a URL, and a URL's parameter that is named like a secret."""
 KNOWN_SHAPE = re.compile(
     r"\b(?:(?:sk|tml|glpat|nvapi|xox[abprs])-[A-Za-z0-9_-]{16,}"
     r"|(?:hf|gh[opsu]|github_pat|gsk|wandb_v1)_[A-Za-z0-9_]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{30,})"
@@ -79,7 +79,7 @@ def quote(value: object, name: str = "") -> str:
 
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Iterate over the keys and values in a value, each with its name, or with its secret one's."""
+    """Iterate over the keys and values in a value, each with its name or a secret's around it."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield "", key

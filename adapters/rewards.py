@@ -18,8 +18,7 @@ MEASURE = "measure/"
 """Prefix of a number that an agent returns beside its reward, such as measure/consistent."""
 
 BETTER = "better_rollout"
-"""Column of the example of a judge: the id of that of its two `rollouts` which is known to be the
-better one."""
+"""Column of the example of a judge: the id of the better one of its two `rollouts`."""
 
 
 class RewardError(ValueError):
@@ -30,10 +29,10 @@ class RewardError(ValueError):
 class Reward:
     """A rollout's reward.
 
-    `value` is the number that the agent returned, None if it returned none; of several roles it is
-    the policy's reward, or their mean if the policy has none. `roles` is empty if the agent named
-    none: then each role has earned `value`. A role with rewards of its `calls`, in their order, has
-    earned their sum. Measures are among the roles, and are no reward.
+    `value` is the number that the agent returned, or None. With rewards of several roles it is the
+    policy's reward, or the mean of all if the policy has no reward. `roles` is empty if the agent
+    named no role: then each role has earned `value`. A role with rewards of its `calls`, in their
+    order, has earned their sum. Measures are among the roles, and are no reward.
     """
 
     value: float | None
@@ -50,7 +49,7 @@ class Reward:
 def read_reward(value: object) -> Reward:
     """Read the value that an agent returned; RewardError if it is not a reward.
 
-    None and an empty mapping are no reward, as of an agent that has a judge, or one that abstains.
+    None and an empty mapping are no reward: a judge gives it, or the agent abstains.
     """
     if value is None or (isinstance(value, Mapping) and not value):
         return Reward(None)
@@ -74,9 +73,9 @@ def read_reward(value: object) -> Reward:
 
 
 def reward_verdict(verdict: Reward, example: Mapping[str, Any]) -> Reward:
-    """Return what a judge has earned by a verdict on two rollouts, of which BETTER is known.
+    """Reward a trained judge's verdict on two rollouts: 1 if it prefers the rollout named BETTER.
 
-    It is 1 if that one has the higher score, 0 if the other one has, and 1/2 if they are equal, or
+    The reward is 0 if the other rollout has the higher score, and 1/2 if the scores are equal, or
     if the judge says that it was not consistent. A judge that does not score both abstains.
     """
     roles = {name: number for name, number in verdict.roles.items() if name.startswith(MEASURE)}
@@ -93,9 +92,9 @@ def reward_verdict(verdict: Reward, example: Mapping[str, Any]) -> Reward:
 
 
 def check_reward(reward: Reward) -> None:
-    """Refuse a rollout that ended without a reward, of which no judge says how good it is.
+    """Refuse a rollout that ended without a reward, and that no judge scores.
 
-    One with measures alone abstains.
+    A rollout with measures alone abstains.
     """
     if reward.value is None and not reward.roles:
         raise RewardError(f"the agent returned no reward; {NEEDED}")
@@ -119,7 +118,7 @@ def check_roles(reward: Reward, calls: Mapping[str, int]) -> None:
 
 
 def read_number(value: object) -> float | None:
-    """Read a finite real number, or the only element of an array, as a float; None if it is none.
+    """Read a finite real number, or the only element of an array, as a float, or return None.
 
     The value knows itself how it is a float, so no library of arrays is imported for it.
     """

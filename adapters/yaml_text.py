@@ -17,7 +17,7 @@ Json = Any
 MOST_LETTERS = 1_000_000
 MOST_NODES = 20_000
 """Values of a text, where each alias counts as all values that it stands for."""
-DEEPEST = 50
+DEEPEST_YAML = 50
 MOST_DIGITS = 100
 
 CORE = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -38,9 +38,9 @@ FLOAT = re.compile(
 )
 OCTAL = re.compile(r"[-+]?0[0-9]+")
 """Integers that YAML 1.1 takes as octal numbers, and YAML 1.2 as decimal ones."""
-KINDS = {type(None): "null", bool: "bool", int: "int", float: "float"}
+TYPE_TAGS = {type(None): "null", bool: "bool", int: "int", float: "float"}
 LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-TAG = "tag:yaml.org,2002:"
+YAML_TAG = "tag:yaml.org,2002:"
 MERGE = "<<"
 
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -63,11 +63,11 @@ class _OneLine(_Dumper):
 
 for _kind, _pattern in (("float", FLOAT), ("int", PREFIXED), ("int", OCTAL)):
     _whole = re.compile(f"^(?:{_pattern.pattern})$")
-    _Dumper.add_implicit_resolver(f"{TAG}{_kind}", _whole, list("-+.0123456789"))
+    _Dumper.add_implicit_resolver(f"{YAML_TAG}{_kind}", _whole, list("-+.0123456789"))
 
 
 def _in_double_quotes(dumper: _OneLine, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(f"{TAG}str", text, style='"')  # pyright: ignore
+    return dumper.represent_scalar(f"{YAML_TAG}str", text, style='"')  # pyright: ignore
 
 
 _OneLine.add_representer(str, _in_double_quotes)
@@ -85,7 +85,9 @@ def read_yaml(text: str, truths: Mapping[str, bool] = CORE) -> Json:
         said = " ".join(str(error.problem or error.context).split())
         raise _error(said, error.problem_mark or error.context_mark) from None
     except yaml.reader.ReaderError as error:
-        raise YamlError(f"letter {error.position + 1} is none of YAML: {error.reason}") from None
+        raise YamlError(
+            f"letter {error.position + 1} is not allowed in YAML: {error.reason}"
+        ) from None
 
 
 def write_yaml(value: Json, *, in_one_line: bool = False) -> str:
@@ -133,8 +135,10 @@ class _Reader:
             return self.alias(event)
         before = self.nodes
         self.count(1, event)
-        if depth > DEEPEST:
-            raise _error(f"values lie in each other more than {DEEPEST} deep", event.start_mark)
+        if depth > DEEPEST_YAML:
+            raise _error(
+                f"values lie in each other more than {DEEPEST_YAML} deep", event.start_mark
+            )
         if isinstance(event, yaml.ScalarEvent):
             value = self.scalar(event)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -195,11 +199,11 @@ class _Reader:
 
     def scalar(self, event: Any) -> Json:
         text = _checked(event.value, event)
-        plain = event.implicit[0] or event.tag not in (None, "!", f"{TAG}str")
+        plain = event.implicit[0] or event.tag not in (None, "!", f"{YAML_TAG}str")
         value = self.word(text, event) if plain else text
-        if event.tag == f"{TAG}float" and type(value) is int:
+        if event.tag == f"{YAML_TAG}float" and type(value) is int:
             return float(value)
-        _check_tag(event, KINDS.get(type(value), "str"))
+        _check_tag(event, TYPE_TAGS.get(type(value), "str"))
         return value
 
     def word(self, text: str, event: Any) -> Json:
@@ -243,6 +247,6 @@ def _checked(text: str, event: Any) -> str:
 
 
 def _check_tag(event: Any, kind: str) -> None:
-    if event.tag not in (None, "!", TAG + kind):
+    if event.tag not in (None, "!", YAML_TAG + kind):
         said = "a tag (!…) stands before a value that it does not fit; leave it out"
         raise _error(said, event.start_mark)

@@ -17,14 +17,14 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from benchmarks.pictures.learning import read_held_out
-from flows.recipe.presets import PRESETS, Preset
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.divergences import ESTIMATORS
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Known
 from tasks.recording.step_log import read_metrics
+from tasks.settings.presets import PRESETS, Preset
 from tasks.settings.section import TABLES
-from tasks.storage.keys import flatten
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.run_folder import RunFolder
 
 BESIDE = "centred REINFORCE"

@@ -13,8 +13,8 @@ import psutil
 
 from durable.files import link_or_copy
 from flows.recipe.loading import named_recipe
-from tasks.evaluations import ScoredRollout, score
-from tasks.storage.json_files import append_row, write_json
+from tasks.evaluations import ScoredRollout, score_outcomes
+from tasks.storage.files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder
 
@@ -38,7 +38,7 @@ def write_runs(root: Path, runs: int, steps: int) -> None:
         append_row(first.metrics, {"step": step, **reward, **numbers})
     for step in (0, steps):
         rewards = [float(draw.random() < step / steps) for _ in range(EXAMPLES)]
-        scored = score([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
+        scored = score_outcomes([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
         scores = scored.model_dump(mode="json")
         write_json(first.evaluation(f"{step:05d}"), {"sampled": scores, "greedy": scores})
     shared = [first.metrics, *first.evaluations()]

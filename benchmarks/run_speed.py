@@ -33,7 +33,7 @@ from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from tasks.shards import choose
+from tasks.shards import choose_examples
 from tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +85,8 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
     chat = Chat(tokenizer, recipe.model.renderer, thinking=recipe.model.thinking)
     sampling, examples = recipe.rollouts.sampling(), recipe.train_split().examples()
     shards = [
-        choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
+        choose_examples(examples, recipe.seed, step, recipe.rollouts.groups)
+        for step in range(recipe.steps)
     ]
     return {
         "lora": {

@@ -10,10 +10,12 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 LONGEST_SILENCE = 25.0
 """Seconds that a client may take for its first request, and then between parts of a request."""
 LAST_LOOK = 1.0
-"""Seconds of it that begin anew after a delay of the event loop, in which a part may have come."""
+"""Seconds of it that begin anew after a delay of the event loop, since a part may have come
+meanwhile."""
 UNAUTHORIZED = 401
 PROTOCOL: Any = AutoHTTPProtocol
-"""The protocol by httptools or, where that is not installed, by h11; both have the same parts."""
+"""The protocol by httptools or, where httptools is not installed, by h11; both have the same
+parts."""
 
 
 def bounded_protocol() -> type[asyncio.Protocol]:
@@ -31,7 +33,7 @@ class _Bounded(PROTOCOL):
     """A connection, which is a stranger's until the application reads a body or answers not 401.
 
     A stranger's is closed LONGEST_SILENCE seconds after it began or was last refused, or earlier
-    for a newer one; another's if a request of its stands still for as long.
+    for a newer connection; another's if a request of its stands still for as long.
     """
 
     strangers: "dict[_Bounded, None]"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # torch takes seconds
 
 logger = logging.getLogger("engine")
 
-SHIPPED = "local/tiny-chat"
 REFUSED = 2
 """Exit status if the command cannot start as asked."""
 MOST_THREADS = 4
@@ -129,7 +128,7 @@ def default_threads() -> int:
 class ServeOptions:
     """Options of the command line, and their defaults."""
 
-    base_model: str = SHIPPED
+    base_model: str = base_models.TINY_CHAT
     host: str = "127.0.0.1"
     port: int = 0
     state: Path = Path("runs/engine")
@@ -157,9 +156,9 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
 def serve_each(options: ServeOptions) -> None:
     """Serve the folders that standard input names, one after the other, until it ends.
 
-    A line ends the serving of the folder before, and names the next one if it is not empty. The
-    libraries are loaded before the first line comes, and the base model is loaded once. A line
-    that says CLOSED follows on standard output when a folder is no longer used.
+    A line ends the serving of the folder before and, unless it is empty, names the next folder. The
+    libraries are loaded before the first line comes, and the base model is loaded once. A line that
+    says CLOSED follows on standard output when a folder is no longer used.
     """
     orders = Orders()
     threading.Thread(target=_follow_stdin, args=(orders.end, orders.add), daemon=True).start()
@@ -204,7 +203,7 @@ def _load(options: ServeOptions) -> "LanguageModel":
 
 
 class Orders:
-    """Lines of standard input, each of which ends the serving before it."""
+    """Lines of standard input; each line ends the serving before it."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()

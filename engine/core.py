@@ -14,8 +14,7 @@ from engine.futures import Futures
 from engine.model.base_models import BaseModel
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
-from engine.sampling.resident_weights import ResidentWeights
-from engine.sampling.scheduler import Scheduler
+from engine.sampling.scheduler import ResidentWeights, Scheduler
 from engine.state.checkpoints import (
     EXTERNAL,
     SAMPLER,
@@ -25,16 +24,14 @@ from engine.state.checkpoints import (
     CheckpointStore,
     Clock,
     SaveOptions,
-    utc_now,
-)
-from engine.state.registry import Registry, RunRecord, SamplerRecord
-from engine.state.weight_files import (
     load_lora,
     load_optimizer,
     save_external,
     save_lora,
     save_optimizer,
+    utc_now,
 )
+from engine.state.registry import Registry, RunRecord, SamplerRecord
 from engine.training.trainer import Trainer
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StoredRecord(BaseModel):
-    """A record on disk; `missing` is the error of one that is not there, and `{}` its key."""
+    """A record on disk; `missing` is the error for a missing entry, with `{}` for its key."""
 
     missing: ClassVar[str]
 
@@ -29,8 +29,7 @@ class Records(Generic[Record]):
 
     A key may contain slashes. A record is durable when `put` returns. Reading and writing are safe
     between threads, because the index is one dict and each file is replaced atomically. A file
-    carries the SHA-256 of its record; one that is damaged is left where it is, and counts as
-    missing.
+    carries the SHA-256 of its record; a damaged file is left where it is, and counts as missing.
     """
 
     def __init__(self, folder: Path, of: type[Record]) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 25.0  # a client gives up on a poll after 45
 KEEP_SECONDS = 600.0  # a client repeats a submission for up to 300
-KEEP_BYTES = 2**29
+KEPT_ANSWER_BYTES = 2**29
 
 
 def json_answer(content: dict[str, object]) -> Response:
@@ -28,7 +28,7 @@ def protobuf_answer(body: bytes) -> Response:
 
 
 class Futures:
-    """Running requests and, for a while, the answers of finished ones, on one event loop.
+    """Running requests and, for a while, the answers of finished requests, on one event loop.
 
     A request has an id and, if the client numbers its requests, a key: the same key again is the
     same request. Finished requests are dropped after `keep_seconds`, or earlier, oldest first, if
@@ -38,7 +38,7 @@ class Futures:
     def __init__(
         self,
         keep_seconds: float = KEEP_SECONDS,
-        keep_bytes: int = KEEP_BYTES,
+        keep_bytes: int = KEPT_ANSWER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep_seconds = keep_seconds
@@ -107,7 +107,7 @@ def _size(task: asyncio.Task[Response]) -> int:
 
 
 async def _run(work: Callable[[], Awaitable[Response]]) -> Response:
-    """Do the work; a failure is an answer, for which the SDK raises RequestFailedError.
+    """Do the work; a failure is an answer, and the SDK raises RequestFailedError for it.
 
     Its category "user" blames the request, "server" blames the engine.
     """

@@ -19,7 +19,7 @@ from adapters.door.door import Door
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import Answer
 from adapters.errors import UserError, counted
-from adapters.harness.debugger.alone import play_alone
+from adapters.harness.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
 from adapters.process.event_loop import run_event_loop
 from adapters.process.terminal import show
@@ -38,7 +38,7 @@ from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, fin
 from tasks.recording.spans import end_spans, scored_names
 from tasks.settings.rollouts import Judge
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
-from tasks.storage.run_folder import TRAINED, RunFolder
+from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 
 OTHER_PROCESSES = ("command:", "resident:", "verifiers:")
 """Prefixes of agents whose code runs in another process."""
@@ -196,7 +196,7 @@ def _onward(
         tokenizer, context = service.tokenizer_of(main), service.context(model.base)
         chat = Chat(tokenizer, model.renderer, context, model.thinking)
         backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
-        if parse_rollout(replayed.recorded.id).split not in TRAINED:
+        if parse_rollout(replayed.recorded.id).split not in TRAINED_SPLITS:
             backends |= recipe.evaluation.roles
         yield (
             chat,

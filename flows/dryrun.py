@@ -14,7 +14,7 @@ from flows.runtime.open_rollouts import open_rollouts, training_groups
 from flows.runtime.open_run import open_run
 from tasks.datums import build_datums
 from tasks.evaluations import score_spans
-from tasks.reports.dryruns import LearnedFrom, describe
+from tasks.reports.dryruns import LearnedFrom, describe_dryrun
 from tasks.rewards import compute_rewards
 from tasks.settings.run import Model
 from tasks.shards import ShardSize, draw_shard
@@ -69,5 +69,5 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe(spans, learned, recipe.credit(), context, tiny=tiny),
+        report=describe_dryrun(spans, learned, recipe.credit(), context, tiny=tiny),
     )

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
-from adapters.tinker.bases import is_here, read_origin
+from adapters.tinker.bases import is_here, read_licence, read_origin
 from adapters.tinker.engines import LOCAL, prepare_base
-from adapters.tinker.external_weights import fetch_weights
-from adapters.tinker.model_files import read_licence
+from adapters.tinker.live_policy import fetch_weights
 from adapters.weights.adapter import Adapter, read_adapter, write_adapter
 from adapters.weights.network import (
     Dtype,
@@ -31,9 +30,16 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.runtime.policies import recorded_steps
 from flows.runtime.serving import Weights, open_weights
 from tasks.checkpoints import Ledger
-from tasks.exports.card import Exported, Form, render_card
-from tasks.exports.parity import ExportRefused, Parity, largest_difference, sequences_of
 from tasks.recovery.rebuilding import Rebuilder
+from tasks.reports.exports import (
+    Exported,
+    ExportRefused,
+    Form,
+    Parity,
+    largest_difference,
+    render_card,
+    sequences_of,
+)
 from tasks.storage.files import appearing_folder, write_text
 from tasks.storage.run_folder import RunFolder
 

@@ -10,13 +10,13 @@ from prefect import flow
 
 from adapters.calls import POLICY
 from flows.learn_given import learn_given
-from flows.recipe.algorithm import BASE
 from flows.recipe.preferring import PreferRecipe
 from flows.runtime.bound_checkpoints import read_bound
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, name_of_run
 from flows.runtime.open_run import OpenRun
 from tasks.given.scores import score_references
 from tasks.references import Reference
+from tasks.settings.algorithm import BASE
 
 
 @flow(name="prefer", flow_run_name=name_of_run)

@@ -5,7 +5,7 @@ unless their seeds draw different ones. A run that fails is a result, and the ot
 that has finished is never repeated.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from flows.recipe.plan import (
     SweepRecipe,
     Values,
     as_overrides,
-    measured_by,
     name_child,
 )
 from flows.recipe.recipe import Recipe
@@ -43,13 +42,6 @@ from tasks.recording.step_log import read_metrics
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import RunError, folder_of
-
-MEASURES: Mapping[str, Sequence[str]] = {
-    "train": ("reward", "greedy", "judged"),
-    "finetune": ("loss",),
-    "prefer": ("accuracy",),
-}
-"""Flow → the measures by which its runs may be chosen; the first is the default."""
 
 
 def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -121,7 +113,7 @@ def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]
     if error:
         yield ChildResult(child.name, steps, error=error)
         return
-    if isinstance(child.recipe, Recipe):
+    if child.recipe.plays_rollouts:
         scores = read_evaluation(folder.evaluation(f"{steps:05d}"))
         found = headline(scores) if select == "reward" else scores[select].finished
         measured = found.mean
@@ -189,7 +181,7 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
             f"{unmeasured[0]} holds nothing out by which runs could be compared; give "
             "dataset.held_out a share"
         )
-    first, *others = (measured_by(child.recipe, select) for child in children)
+    first, *others = (child.recipe.measured_by(select) for child in children)
     for child, other in zip(children[1:], others, strict=True):
         if apart := differences(first, other):
             raise RecipeError(
@@ -207,11 +199,7 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
 
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
     """Return the measure by which a run is chosen; RecipeError if the runs do not have it."""
-    measures = MEASURES[child.flow]
-    if isinstance(child, Recipe):
-        evaluation = child.evaluation
-        lacking = {"greedy": not evaluation.greedy, "judged": not evaluation.judge.judges}
-        measures = [name for name in measures if not lacking.get(name)]
+    measures = child.measures()
     if (select := recipe.select or measures[0]) not in measures:
         raise RecipeError(
             f"select {select}: runs of flow {child.flow} are measured by {', '.join(measures)}; "

@@ -1,10 +1,10 @@
-"""The ledger of a policy's checkpoints: which were begun and saved."""
+"""The ledger of a policy's checkpoints: which ones were begun, and which were saved."""
 
 from dataclasses import asdict, dataclass
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow
+from tasks.storage.files import JsonRow
 from tasks.storage.owners import OwnedLog
 
 INTENT, SAVED = "intent", "saved"
@@ -35,12 +35,12 @@ def policy_version(policy: str, step: int) -> str:
 
 
 def sampled_step(version: str) -> int:
-    """Return how many updates, at least, made the weights that have a `policy_version`."""
+    """Return the step of a `policy_version`: at least as many updates made its weights."""
     return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
 
 
 def is_version_of(policy: str, version: str) -> bool:
-    """Return whether a version, as spans name what has answered, is one of a trained policy."""
+    """Return whether a span's `policy_version` names a checkpoint of this policy: `name@3`."""
     plain = version.removesuffix(OR_NEWER)
     step = plain.rpartition("@")[2]
     return step.isdecimal() and plain == policy_version(policy, int(step))
@@ -51,18 +51,18 @@ class Ledger(OwnedLog):
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
     weights are saved, which may be after the intent of the next one. A checkpoint exists when it is
-    `saved`, and an update is complete when `updates/<step>.json` exists: one that is killed between
-    the two is made again, on rebuilt weights, with the same result. A checkpoint that is made again
-    gets new lines, and the last ones count. Each line has the epoch of the run's owner.
+    `saved`, and an update is complete when `updates/<step>.json` exists: an update that is killed
+    between the two is made again, on rebuilt weights, with the same result. A checkpoint that is
+    made again gets new lines, and the last lines count. Each line has the epoch of the run's owner.
     """
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the saved checkpoints, in the order in which they were saved."""
+        """List the saved checkpoints, in the order of saving."""
         saved = [row for row in self.rows() if row["phase"] == SAVED]
         return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
 
     def last_step(self) -> int:
-        """Return the step of the newest checkpoint, 0 if there is none."""
+        """Return the step of the newest checkpoint, 0 without a checkpoint."""
         return max((checkpoint.step for checkpoint in self.checkpoints()), default=0)
 
     def in_doubt(self) -> int | None:

@@ -12,16 +12,22 @@ import pyarrow as pa
 import tinker
 
 from adapters.calls import POLICY
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.loss import Columns
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
-from tasks.rewards import Credit, MeanRewards, assign_credit, mean_rewards, rewards_of
+from tasks.rewards import (
+    Credit,
+    MeanRewards,
+    assign_credit,
+    mean_rewards,
+    rewards_of,
+)
+from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, read, write
-from tasks.trajectories import LISTS, trajectories_of
+from tasks.storage.tables import arrays, read_table, write_table
+from tasks.trajectories import TOKEN_LISTS, trajectories_of
 
-SCHEMA = pa.schema(
+DATUM_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("group_id", pa.string()),
@@ -41,9 +47,9 @@ SCHEMA = pa.schema(
     ]
 )
 
-OF_PAIRS = pa.schema(
+PAIR_DATUM_SCHEMA = pa.schema(
     [
-        *SCHEMA,
+        *DATUM_SCHEMA,
         # The place of the pair in the step, and of the side in SIDES.
         ("pair", pa.int32()),
         ("side", pa.int32()),
@@ -52,12 +58,12 @@ OF_PAIRS = pa.schema(
 )
 """Schema of the datums of pairs: each is a part of a side, with what the reference gives it."""
 
-OF_REFERRED = pa.schema([*SCHEMA, ("references", pa.list_(pa.float32()))])
+REFERENCE_DATUM_SCHEMA = pa.schema([*DATUM_SCHEMA, ("references", pa.list_(pa.float32()))])
 """Schema of the datums of rollouts with a KL penalty in the loss."""
 
-OF_TAUGHT = pa.schema(
+TAUGHT_DATUM_SCHEMA = pa.schema(
     [
-        *SCHEMA,
+        *DATUM_SCHEMA,
         # The teacher's likeliest tokens at each target in turn, equally many of each.
         ("top_tokens", pa.list_(pa.int32())),
         ("top_logprobs", pa.list_(pa.float32())),
@@ -75,36 +81,35 @@ def datums_of(
     references: Mapping[str, pa.Table] | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
-    """Build the training batch: one row in SCHEMA per trajectory with a non-zero advantage.
+    """Build the training batch: one row in DATUM_SCHEMA per trajectory with a non-zero advantage.
 
-    The rows are in OF_REFERRED where a penalty is in the loss, which is a regularized one. A
-    trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
-    trained, moves no weight and is left out, and so are the trajectories of a group with fewer than
-    `credit.min_group_size` rollouts to train on.
+    The rows are in REFERENCE_DATUM_SCHEMA where a penalty is in the loss: the loss is regularized.
+    A trajectory whose advantages are zero, unless the loss is regularized, or in which nothing is
+    trained, moves no weight and is left out. The trajectories of a group with fewer than
+    `credit.min_group_size` rollouts to train on are left out, too.
 
     A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties
-    (`credit.penalties`, which read the `references`, by their source) and the entropy bonus
-    (`credit.entropy_coefficient`) change `advantages`, not `advantage`.
+    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties,
+    which read the `references`, by their source, and the entropy bonus change `advantages`, not
+    `advantage`.
 
-    Tinker sums its losses over tokens and datums, so `credit.aggregation` divides each datum's
-    loss, by its `scale`: a `sum` by 1; a `token_mean` by the step's trained tokens; a
-    `rollout_mean`, of means over tokens, by the rollout's trained tokens × the step's rollouts; a
-    `rollout_sum`, the mean of sums over tokens, by the step's rollouts; `fixed` by the divisor.
-    The divisors count rollouts of zero advantage too.
+    Tinker sums its losses over tokens and datums. The `aggregation` divides each datum's loss by
+    its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
+    rollout's trained tokens × the step's rollouts; `rollout_sum` by the step's rollouts; `fixed` by
+    the divisor. These counts include rollouts of zero advantage.
 
-    With `credit.trained_calls`, at most so many calls are trained; the masks of others are 0.
+    At most `trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
     assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
-    scales, kept = _scales(assigned, credit), assigned.trajectories
+    scales, kept = _scales(assigned, credit.algorithm), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
-    described = kept.drop_columns([*LISTS]).to_pylist()
+    described = kept.drop_columns([*TOKEN_LISTS]).to_pylist()
     referred = assigned.references or repeat(None, kept.num_rows)
     columns = zip(described, *lists, assigned.compared, referred, strict=True)
     rows = []
     for row, tokens, logprobs, mask, advantages, compared, reference in columns:
-        if not mask.any() or not (advantages.any() or credit.regularized):
+        if not mask.any() or not (advantages.any() or credit.algorithm.regularized):
             continue
         if mask[0]:
             rollout = row["rollout_id"]
@@ -117,7 +122,8 @@ def datums_of(
         if reference is not None:
             row["references"] = reference[1:]
         rows.append(row)
-    return pa.Table.from_pylist(rows, schema=SCHEMA if assigned.references is None else OF_REFERRED)
+    schema = DATUM_SCHEMA if assigned.references is None else REFERENCE_DATUM_SCHEMA
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 @durable
@@ -129,23 +135,25 @@ def build_datums(
     references: Mapping[str, Path] | None = None,
     history: Sequence[Path] = (),
 ) -> None:
-    """Write the datums of a step; there may be none. `history` has the rewards of earlier steps."""
-    scored = {source: read(file) for source, file in (references or {}).items()}
-    means = [mean_rewards(read(earlier)) for earlier in history]
-    write(datums_of(read(trajectories), read(rewards), credit, scored, means), path)
+    """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
+    scored = {source: read_table(file) for source, file in (references or {}).items()}
+    means = [mean_rewards(read_table(earlier)) for earlier in history]
+    write_table(
+        datums_of(read_table(trajectories), read_table(rewards), credit, scored, means), path
+    )
 
 
 def read_datums(
     path: Path, loss: str, settings: Settings | None = None, factor: float = 1.0
 ) -> list[tinker.Datum]:
     """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read(path), loss, settings, factor)
+    return to_datums(read_table(path), loss, settings, factor)
 
 
 def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:
-    """Build the datums of one rollout batch, which are those that the whole step has for it.
+    """Build the datums of one rollout batch, equal to the whole step's datums for this batch.
 
-    That holds as long as credit is assigned within groups, and losses are summed.
+    They are equal as long as credit is assigned within groups, and losses are summed.
     """
     trajectories = trajectories_of([spans], roles)
     return datums_of(trajectories, rewards_of(trajectories), credit)
@@ -154,7 +162,7 @@ def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment)
 def to_datums(
     batch: pa.Table, loss: str, settings: Settings | None = None, factor: float = 1.0
 ) -> list[tinker.Datum]:
-    """Convert rows in SCHEMA to Tinker's datums, with exactly the inputs that the loss takes.
+    """Convert rows in DATUM_SCHEMA to Tinker's datums, with exactly the inputs that the loss takes.
 
     Their losses are multiplied by the `factor`.
     """
@@ -185,7 +193,7 @@ def columns_of(batch: pa.Table, factor: float = 1.0) -> list[Columns]:
 
 
 def given_datum(name: str, group: str, tokens: np.ndarray) -> dict[str, Any]:
-    """Return the columns of a datum that no policy sampled, all but what its loss reads."""
+    """Return the columns of a datum that no policy sampled, without the columns of its loss."""
     return {
         "rollout_id": name,
         "group_id": group,
@@ -210,7 +218,7 @@ def units_of(datums: Sequence[tinker.Datum], loss: str) -> list[list[tinker.Datu
     return [*units.values()]
 
 
-def _scales(assigned: Credit, credit: CreditAssignment) -> dict[str, float]:
+def _scales(assigned: Credit, algorithm: Algorithm) -> dict[str, float]:
     """Map each rollout to the factor of its loss."""
     tokens: dict[str, int] = defaultdict(int)
     rollouts = assigned.trajectories["rollout_id"].to_pylist()
@@ -222,7 +230,7 @@ def _scales(assigned: Credit, credit: CreditAssignment) -> dict[str, float]:
         "token_mean": lambda _: sum(trained.values()),
         "rollout_mean": lambda count: count * len(trained),
         "rollout_sum": lambda _: len(trained),
-        "fixed": lambda _: credit.divisor or 1.0,
+        "fixed": lambda _: algorithm.divisor or 1.0,
     }
-    divisor = divisors[credit.aggregation]
+    divisor = divisors[algorithm.aggregation]
     return {rollout: 1.0 / divisor(count) for rollout, count in trained.items()}

@@ -10,10 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
 from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
-from tasks.storage.json_files import write_json
+from tasks.storage.files import is_written, verified, write_json
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, select
@@ -26,7 +24,7 @@ QUERY = query_beside(__file__)
 class ScoredRollout(NamedTuple):
     """End of a rollout, its usage by role, and its agent's measures; a failed one has no reward.
 
-    Nor has one that has `ended`, and that its agent or a judge gives none.
+    A rollout that has `ended` has no reward either if its agent, or its judge, gives none.
     """
 
     group_id: str
@@ -42,13 +40,13 @@ def score_spans(spans: Sequence[Path], shard: Path, threshold: float = 1.0) -> S
 
     A rollout passes if its reward is at least `threshold`.
     """
-    return score([*_outcomes(spans, shard).values()], threshold)
+    return score_outcomes([*_outcomes(spans, shard).values()], threshold)
 
 
 def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
     """Score held-out rollouts by what a judge said of them, and what the judge came to.
 
-    One that has ended and got no verdict counts as one without a reward.
+    A rollout that has ended and got no verdict has no reward.
     """
     played, verdicts = judged.played, judged.verdicts
     outcomes = [
@@ -59,7 +57,7 @@ def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
     ]
     asked = judged.by
     spent = [one.spent for one in _outcomes(asked.spans, asked.shard).values()] if asked else []
-    return score(outcomes, threshold).model_copy(update={"spent": _by_name(spent, _sum)})
+    return score_outcomes(outcomes, threshold).model_copy(update={"spent": _by_name(spent, _sum)})
 
 
 def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
@@ -78,7 +76,7 @@ def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
     }
 
 
-def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
+def score_outcomes(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
     """Score rollouts, as a whole and by category."""
     categories: dict[str, list[ScoredRollout]] = defaultdict(list)
     for outcome in outcomes:
@@ -94,7 +92,9 @@ def score(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
         failed_as_zero=_estimate([*finished, *failed], threshold),
         spent=_by_name((outcome.spent for outcome in outcomes), _sum),
         measures=_by_name((outcome.measures for outcome in outcomes), fmean),
-        categories={name: score(categories[name], threshold) for name in sorted(categories)},
+        categories={
+            name: score_outcomes(categories[name], threshold) for name in sorted(categories)
+        },
     )
 
 
@@ -110,7 +110,7 @@ class PlayedShard:
 class JudgedShard:
     """A held-out shard, the verdicts on its rollouts by their ids, and the judge's own shard.
 
-    Without `verdicts` each rollout is compared with itself, which is a 0.
+    Without `verdicts` each rollout is compared with itself: its score is 0.
     """
 
     played: PlayedShard
@@ -127,7 +127,7 @@ def score_rollouts(
 ) -> None:
     """Write the scores of held-out shards, by how they were sampled (`sampled`, `greedy`).
 
-    A judge's scores of those that were sampled are beside them, as `judged`.
+    A judge's scores of the sampled rollouts are beside them, as `judged`.
     """
     scores = {how: score_spans(p.spans, p.shard, threshold) for how, p in played.items()}
     if judged is not None:
@@ -138,7 +138,7 @@ def score_rollouts(
 def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
     """Find the gain of the held-out reward between two checkpoints; None if it is not known.
 
-    It is over the examples that both have a reward of, where the rollouts are those of the scores.
+    The gain is over the examples for which both checkpoints have a reward.
     """
     ends = [headline(read_evaluation(run.evaluation(f"{step:05d}"))) for step in (first, last)]
     before, after = (_sampled_means(run, step) for step in (first, last))

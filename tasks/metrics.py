@@ -21,10 +21,8 @@ from tasks.datums import columns_of
 from tasks.recording.step_log import COST, Metrics
 from tasks.references import TEACHER
 from tasks.rewards import read_verdicts, rewards_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
-from tasks.storage.tables import arrays, flat, query_beside, read, select
+from tasks.storage.files import is_written, read_json, verified
+from tasks.storage.tables import arrays, flat_values, query_beside, read_table, select
 from tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
@@ -32,10 +30,10 @@ QUERY = query_beside(__file__)
 DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
-PAID = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
-"""Metrics of what sampling costs, beside those of COST."""
+COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
+"""Metrics of what sampling costs, beside the metrics whose names begin with COST."""
 
-OF_ROLLOUTS = (
+ROLLOUT_METRICS = (
     "rollouts/",
     "stragglers/",
     "reward/",
@@ -62,7 +60,7 @@ class StepFiles:
     """What a judge says of the step's rollouts, if there is one."""
 
 
-def measure(
+def measure_step(
     files: StepFiles,
     trained_roles: Sequence[str] = TRAINED_ROLES,
     min_group_size: int = 1,
@@ -70,25 +68,27 @@ def measure(
 ) -> Metrics:
     """Measure what a policy made of a step that a loss trains, by the files that the step has.
 
-    A metric without a value is left out. `reward/…` is over the rollouts that have a reward;
-    `groups/…` counts only rollouts that called the policy, for each of its roles, by the scores of
-    the judge, if there is one; `entropy` is the
-    mean of -log q over their sampled tokens, q being the policy that sampled them, and
-    `kl_reference_v1` and `_v2` estimate its divergence from the reference, as `divergence` does,
-    and `teacher/kl` the same as v1 from the teachers, with several as `teacher/kl/<name>` too;
-    `seconds/sampling` lasts from the first call's start to the last rollout's end, and
-    `seconds/rollout` is the mean length of an attempt. `stragglers/…` is over the rollouts that
-    were left out and, as `kept_…`, over those with a reward: the mean calls and sampled tokens of
-    the trained roles, up to where each was cut off.
+    A metric without a value is left out.
+
+    - `reward/…`: over the rollouts that have a reward.
+    - `groups/…`: over the rollouts that called the policy, by role; a judge's scores are the
+      rewards if there is a judge.
+    - `entropy`: the mean of -log q over sampled tokens, q being the policy that sampled them.
+    - `kl_reference_v1`, `_v2`: its divergence from the reference, as `measure_divergence`.
+    - `teacher/kl`, `teacher/kl/<name>`: as v1, from the teachers, and from each of several.
+    - `seconds/sampling`: from the first call's start to the last rollout's end.
+    - `seconds/rollout`: the mean length of an attempt.
+    - `stragglers/…`: the mean calls and sampled tokens of the trained roles in the rollouts that
+      were left out, up to the cut; `stragglers/kept_…`: the same in the rollouts with a reward.
     """
     measures: dict[str, float | None] = {}
     sizes: Mapping[str, int] = {}
     if files.spans:
         of_rollouts, sizes = _rollouts(files.spans, trained_roles)
         measures |= of_rollouts
-    datums = read(files.datums)
+    datums = read_table(files.datums)
     if files.trajectories is not None:
-        trajectories = read(files.trajectories)
+        trajectories = read_table(files.trajectories)
         trained = [mask.any() for mask in arrays(trajectories["mask"])]
         judged = read_verdicts(files.verdicts)
         measures |= {
@@ -127,7 +127,7 @@ def _rollouts(
     return measured, {group["group_id"]: group["size"] for group in sizes or []}
 
 
-def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
+def measure_divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
     """Estimate the KL divergence of the training policy from the sampling one, over sampled tokens.
 
     A datum without a `policy_version`, which no policy sampled, has no part in it. `logprobs` is
@@ -140,7 +140,7 @@ def divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metri
     `lag` is the mean number of updates by which sampling was behind; if it is not 0, each of the
     others is also given for each lag alone, as `…/lag_2`.
     """
-    batch = read(datums, columns=["rollout_id", "policy_version", "logprobs", "mask"])
+    batch = read_table(datums, columns=["rollout_id", "policy_version", "logprobs", "mask"])
     sampled = arrays(batch["logprobs"])
     if len(sampled) != len(logprobs):
         raise ValueError(f"{datums} has {len(sampled)} datums, but {len(logprobs)} came back")
@@ -176,12 +176,14 @@ def measure_loss(
     datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
 ) -> Metrics:
     """Measure a loss over the datums of a step before their update, as the loss's row does."""
-    return loss_of(loss).measure(complete_of(loss, settings), columns_of(read(datums)), logprobs)
+    return loss_of(loss).measure(
+        complete_of(loss, settings), columns_of(read_table(datums)), logprobs
+    )
 
 
 def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> dict[str, list[float]]:
     """Sum each datum's log-probabilities by the weights that the loss's row gives, if any."""
-    weights = loss_of(loss).weights(columns_of(read(datums)))
+    weights = loss_of(loss).weights(columns_of(read_table(datums)))
     if weights is None:
         return {}
     sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]
@@ -195,7 +197,7 @@ def _reference_divergence(
     log_q = _masked(trajectories["logprobs"], trajectories["mask"]).astype(np.float64)
     measured: dict[str, float | None] = {}
     for source, path in references.items() if len(log_q) else ():
-        scored = read(path)
+        scored = read_table(path)
         apart = log_q - _masked(scored["logprobs"], trajectories["mask"])
         if source == "references":
             found = _divergence(apart)
@@ -224,7 +226,7 @@ def name_metrics(name: str, metrics: Metrics) -> Metrics:
     """Name the metrics of a policy: `policies/<name>/…`, or the plain names for the main policy."""
     if name == POLICY:
         return metrics
-    own = {key: value for key, value in metrics.items() if not key.startswith(OF_ROLLOUTS)}
+    own = {key: value for key, value in metrics.items() if not key.startswith(ROLLOUT_METRICS)}
     return {f"policies/{name}/{key}": value for key, value in own.items()}
 
 
@@ -234,9 +236,9 @@ def name_expert(metrics: Metrics) -> Metrics:
 
 
 def drop_costs(metrics: Metrics) -> Metrics:
-    """Set what the rollouts cost to 0, for a step whose rollouts another run has paid for."""
+    """Set the costs of the rollouts to 0: another run has paid for them."""
     return {
-        name: 0 if name in PAID or name.startswith(COST) else value
+        name: 0 if name in COST_METRICS or name.startswith(COST) else value
         for name, value in metrics.items()
     }
 
@@ -244,7 +246,7 @@ def drop_costs(metrics: Metrics) -> Metrics:
 def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
     """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price.
 
-    Measures of the agent's own are under their names.
+    The agent's own measures have their own names.
     """
     earned = {_name_reward(of["role"]): fmean(of["rewards"]) for of in roles if of["rewards"]}
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
@@ -280,7 +282,7 @@ def _count_not_kept(trajectories: pa.Table) -> Metrics:
 
 
 def _masked(values: pa.ChunkedArray, masks: pa.ChunkedArray) -> np.ndarray:
-    return flat(values)[flat(masks).astype(bool)]
+    return flat_values(values)[flat_values(masks).astype(bool)]
 
 
 def _mean(values: np.ndarray) -> float | None:

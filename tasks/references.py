@@ -17,15 +17,15 @@ import pyarrow as pa
 from adapters.calls import Refused
 from adapters.errors import UserError
 from adapters.rendering.chat import Chat
-from tasks.examples.teaching import SYSTEM, choose_teacher, fill_reads, read_before
+from tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
 from tasks.shards import read_shard
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
+from tasks.storage.files import verified
 from tasks.storage.names import group_name
-from tasks.storage.tables import arrays, query_beside, read, select, write
+from tasks.storage.tables import arrays, query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
-SCHEMA = pa.schema(
+REFERENCE_SCHEMA = pa.schema(
     [
         ("rollout_id", pa.string()),
         ("role", pa.string()),
@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 TEACHER = "teacher"
-"""Column after those of SCHEMA where there are several teachers: the name of the row's own."""
+"""Last column where there are several teachers: the name of the row's own teacher."""
 
 
 class UnreadableText(UserError):
@@ -46,7 +46,7 @@ class Reference(Protocol):
     """Policy that gives log-probabilities, as `adapters.tinker.service.PatientSampler` does."""
 
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens of each sequence."""
+        """Return the log-probabilities of the `last[i]` last tokens of sequence i."""
         ...
 
 
@@ -60,11 +60,11 @@ class Reads:
     def prompt(self, example: Mapping[str, Any], origin: Mapping[str, Any]) -> list[int]:
         """Render the prompt of a recorded call with the text before its messages.
 
-        UnreadableText if the renderer takes no such messages, or is not the one of the record.
+        UnreadableText if the renderer takes no such messages, or is not the recorded renderer.
         """
         messages, tools = json.loads(origin["messages"]), json.loads(origin["tools"])
         if origin["instructions"] is not None:
-            messages.append({"role": SYSTEM, "content": origin["instructions"]})
+            messages.append({"role": SYSTEM_ROLE, "content": origin["instructions"]})
         if self.chat.render(messages, tools) != origin["prompt_token_ids"]:
             raise UnreadableText(
                 f"the renderer {self.chat.renderer} writes a recorded prompt otherwise than it was "
@@ -85,8 +85,8 @@ class Reads:
 class References:
     """Policies that score the trajectories of a run, by name.
 
-    Where there are several, the column `by` of an example names its own. What they read before a
-    conversation, the policy has not read.
+    Where there are several policies, the column `by` of an example names its policy. They may read
+    a text before a conversation that the trained policy does not read.
     """
 
     policies: Mapping[str, Reference]
@@ -96,7 +96,7 @@ class References:
     def score(
         self, tokens: Sequence[Sequence[int]], last: Sequence[int], names: Sequence[str]
     ) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens, each by the policy named."""
+        """Return the log-probabilities of the `last[i]` last tokens of sequence i by `names[i]`."""
         own: dict[str, list[int]] = defaultdict(list)
         for index, name in enumerate(names):
             own[name].append(index)
@@ -116,8 +116,8 @@ def score_rows(
 ) -> list[np.ndarray]:
     """Return another policy's log-probabilities of the trained tokens, 0 at the others.
 
-    They are aligned with the masks. The tokens that the other policy reads end with those of the
-    masks, and may begin with more; they are scored in parallel, from the first trained one on.
+    They are aligned with the masks. The tokens that the other policy reads end with the tokens of
+    the masks, and may begin with more. They are scored in parallel, from the first trained one on.
     """
     trained = [at for at, mask in enumerate(masks) if mask.any()]
     last = from_first([masks[at] for at in trained])
@@ -144,12 +144,12 @@ def compute_references(
 ) -> None:
     """Write the log-probabilities of a file of trajectories under the references, in its order.
 
-    The `shards` have the examples, by which the teacher of a trajectory is chosen; the `spans` have
-    the conversations, of which its prompt is made if it reads more than the policy. A ValueError
-    names a trajectory with a token that its reference can never sample, since the divergence is
-    infinite.
+    The `shards` have the examples, which name the teacher of a trajectory. The `spans` have the
+    conversations: a teacher that reads more than the policy has its prompt made from them. A
+    ValueError names a trajectory with a token that its reference can never sample, since the
+    divergence is infinite.
     """
-    table = read(trajectories)
+    table = read_table(trajectories)
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
     examples = _examples(table, shards) if references.by or references.reads else []
     names = _names(table, references, examples)
@@ -169,12 +169,12 @@ def compute_references(
                 f"{names[index]} gives a token of {table['rollout_id'][index]} no finite "
                 "log-probability; give another algorithm.kl.reference or algorithm.teacher"
             )
-    columns = [table[name].combine_chunks() for name in SCHEMA.names[:-1]]
-    columns.append(pa.array(scored, SCHEMA.field("logprobs").type))
-    made = pa.table(columns, schema=SCHEMA)
+    columns = [table[name].combine_chunks() for name in REFERENCE_SCHEMA.names[:-1]]
+    columns.append(pa.array(scored, REFERENCE_SCHEMA.field("logprobs").type))
+    made = pa.table(columns, schema=REFERENCE_SCHEMA)
     if references.by is not None:
         made = made.append_column(TEACHER, pa.array(names, pa.string()))
-    write(made, path)
+    write_table(made, path)
 
 
 def _examples(table: pa.Table, shards: Sequence[Path]) -> list[Mapping[str, Any]]:
@@ -200,15 +200,15 @@ def _names(
 def reference_logprobs(references: pa.Table, trajectories: pa.Table) -> list[np.ndarray]:
     """Return the log-probabilities of each trajectory's tokens under its reference.
 
-    Raises ValueError if the references are not those of the trajectories.
+    Raises ValueError if the references belong to other trajectories.
     """
-    names = SCHEMA.names[:-1]
+    names = REFERENCE_SCHEMA.names[:-1]
     logprobs = arrays(references["logprobs"])
     lengths = [len(mask) for mask in arrays(trajectories["mask"])]
     same = references.select(names).to_pylist() == trajectories.select(names).to_pylist()
     if not same or [len(values) for values in logprobs] != lengths:
         raise ValueError(
-            "the references of a step are not those of its trajectories; remove the file of the "
+            "the references of a step belong to other trajectories; remove the file of the "
             "references, and it is made again"
         )
     return logprobs

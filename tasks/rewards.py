@@ -19,21 +19,21 @@ import pyarrow as pa
 
 from tasks.algorithm.advantages import (
     Baselines,
-    CreditAssignment,
     Earned,
     estimate_advantages,
     find_advantage,
     rollouts_of,
 )
-from tasks.algorithm.divergences import Penalty
+from tasks.algorithm.divergences import discount_sums, find_estimator
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
+from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
 from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, flat, read, write
+from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
-Unit = Literal["rollout", "call", "token"]
+CreditUnit = Literal["rollout", "call", "token"]
 
-SCHEMA = pa.schema(
+REWARD_SCHEMA = pa.schema(
     [
         ("role", pa.string()),
         ("group_id", pa.string()),
@@ -46,7 +46,7 @@ MeanRewards = Mapping[str, float]
 """Role → its mean reward in a step."""
 
 Verdicts = Mapping[str, float]
-"""Rollout → the score that a judge gives it; none of those of which it says nothing."""
+"""Rollout → the score that a judge gives it; rollouts without a score are left out."""
 
 
 @durable
@@ -55,30 +55,30 @@ def compute_rewards(
 ) -> None:
     """Write the reward of each trained role of each rollout, shaped and filtered by the `query`.
 
-    A judge's `verdicts` take the place of the agent's rewards; what it gives no score, or what the
-    query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
+    A judge's `verdicts` take the place of the agent's rewards; a rollout without a score, or one
+    that the query leaves out, is neither compared nor trained (`tasks.algorithm.shaping`).
     """
-    write(rewards_of(read(trajectories), query, read_verdicts(verdicts)), path)
+    write_table(rewards_of(read_table(trajectories), query, read_verdicts(verdicts)), path)
 
 
 def read_verdicts(path: Path | None) -> Verdicts | None:
     """Read the scores that a judge gave to rollouts of a step; None if there is no judge."""
     if path is None:
         return None
-    rows = read(path, ["rollout_id", "verdict"]).to_pylist()
+    rows = read_table(path, ["rollout_id", "verdict"]).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
 
 
 def rewards_of(
     trajectories: pa.Table, shaping: str | None = None, verdicts: Verdicts | None = None
 ) -> pa.Table:
-    """Return the rewards of the trajectories in which something is trained, a row in SCHEMA each.
+    """Return a row in REWARD_SCHEMA for each trajectory in which something is trained.
 
-    The rows are in the order of the trajectories, role by role. The scores of a judge, if there is
-    one, are those of all roles of their rollouts.
+    The rows are in the order of the trajectories, role by role. The score of a judge, if there
+    is one, is the reward of every role of its rollout.
 
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
-    reward of a role whose calls have rewards, from which the returns are computed.
+    reward of a role whose calls have rewards: the returns are computed from these rewards.
     """
     given, by_call = _role_rewards(trajectories, verdicts)
     shaped = shape_rewards([*given.values()], shaping) if shaping else None
@@ -95,13 +95,15 @@ def rewards_of(
                 "let the agent reward whole rollouts"
             )
         roles[row.role].append({**vars(row), "reward": reward})
-    return pa.Table.from_pylist([row for rows in roles.values() for row in rows], schema=SCHEMA)
+    return pa.Table.from_pylist(
+        [row for rows in roles.values() for row in rows], schema=REWARD_SCHEMA
+    )
 
 
 def _role_rewards(
     trajectories: pa.Table, verdicts: Verdicts | None
 ) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map role and rollout to the reward; return also those of them whose calls have rewards."""
+    """Map (role, rollout) to the reward; return also the keys whose calls have rewards."""
     columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
     rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -144,10 +146,10 @@ def mean_rewards(rewards: pa.Table) -> MeanRewards:
 
 @dataclass(frozen=True)
 class TrainedCall:
-    """A call of a trained role: a row of the table by which credit is assigned.
+    """A call of a trained role: a row of the table that assigns credit.
 
     `reward` is the call's own, if it has one. `sampled` has the indices of its sampled tokens among
-    the tokens of all trajectories; each of its `penalties`, one for each of them, lessens the
+    the tokens of all trajectories; its `penalties`, one a sampled token, lessen the
     reward. `state` is a hash of the tokens that the call observed.
     """
 
@@ -170,8 +172,8 @@ class Credit:
     """Trajectories that are compared with others, and what each of their tokens earned.
 
     `compared` is what the comparison gave, 0 where a token was not sampled; `advantages` has the
-    penalties and the entropy bonus as well. Both are lists of arrays of shape [tokens], and so are
-    the `references`, the log-probabilities that a penalty in the loss reads, if there is one.
+    penalties and the entropy bonus as well. `references` has the log-probabilities that a penalty
+    in the loss reads, if there is one. All three are lists of arrays of shape [tokens].
     """
 
     trajectories: pa.Table
@@ -188,10 +190,17 @@ def assign_credit(
     references: Mapping[str, pa.Table],
     history: Sequence[MeanRewards],
 ) -> Credit:
-    """Assign credit to the tokens of all trajectories but those of groups that are too small."""
+    """Assign credit to the tokens of all trajectories but those of groups that are too small.
+
+    In the reward, the penalties of a call's tokens are subtracted from the call's reward; in the
+    advantage, each token's own from its advantage. The entropy coefficient times -log q, which
+    estimates the entropy, is added to the advantage of each sampled token: in expectation this is
+    the entropy's gradient (Williams and Peng, 1991).
+    """
+    algorithm = credit.algorithm
     penalties = [
         (one, _of_tokens(trajectories, one, references))
-        for one in credit.penalties
+        for one in algorithm.penalties()
         if one.placement != "loss"
     ]
     in_reward = [
@@ -204,24 +213,24 @@ def assign_credit(
         role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
         for role in rewards["role"].unique().to_pylist()
     }
-    earned = compare(calls, rewards, credit, baselines)
+    earned = compare_rewards(calls, rewards, credit, baselines)
     kept, masks, compared = _place(earned, calls, trajectories)
     advantages = compared
     for penalty, of_tokens in penalties:
         if penalty.placement == "advantage":
-            lost = penalty.from_advantages([of_tokens[index] for index in kept], masks)
+            lost = lessening_of(penalty, [of_tokens[index] for index in kept], masks)
             advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
-    scored = _in_loss(trajectories, credit, references)
+    scored = _in_loss(trajectories, algorithm, references)
     in_loss = None if scored is None else [scored[index] for index in kept]
     trajectories = trajectories.take(pa.array(kept, pa.int64()))
-    if credit.entropy_coefficient:
+    if algorithm.entropy_coefficient:
         logprobs = arrays(trajectories["logprobs"])
         advantages = [
-            value - credit.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
+            value - algorithm.entropy_coefficient * np.where(mask != 0, log_q, 0.0)
             for value, log_q, mask in zip(advantages, logprobs, masks, strict=True)
         ]
-    if credit.trained_calls is not None:
-        masks = _draw_calls(trajectories, masks, credit.trained_calls, credit.seed)
+    if algorithm.trained_calls is not None:
+        masks = _draw_calls(trajectories, masks, algorithm.trained_calls, credit.seed)
         advantages = [value * mask for value, mask in zip(advantages, masks, strict=True)]
     return Credit(trajectories, masks, compared, advantages, in_loss)
 
@@ -229,7 +238,7 @@ def assign_credit(
 def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Calls:
     """List the calls of the trajectories; `penalties` are of the tokens of all trajectories."""
     columns = ["role", "rollout_id", "call_numbers", "call_tokens", "call_rewards"]
-    tokens, mask = flat(trajectories["tokens"]), flat(trajectories["mask"])
+    tokens, mask = flat_values(trajectories["tokens"]), flat_values(trajectories["mask"])
     calls: dict[tuple[str, str], list[TrainedCall]] = defaultdict(list)
     end = 0
     for row in trajectories.select(columns).to_pylist():
@@ -247,15 +256,16 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
     return {name: sorted(of, key=lambda call: call.number) for name, of in calls.items()}
 
 
-def compare(
+def compare_rewards(
     calls: Calls,
     rewards: pa.Table,
     credit: CreditAssignment,
     baselines: Mapping[str, Baselines],
 ) -> dict[tuple[str, str], np.ndarray]:
     """Map role and rollout to the advantages of its sampled tokens; omit groups too small."""
-    row = find_advantage(credit.advantage)
-    by_token = row.by_token and any(one.placement == "reward" for one in credit.penalties)
+    algorithm = credit.algorithm
+    row = find_advantage(algorithm.advantage)
+    by_token = row.by_token and any(one.placement == "reward" for one in algorithm.penalties())
     unit = "token" if by_token else "call" if row.by_call else "rollout"
     groups: dict[tuple[str, str], dict[str, Played]] = defaultdict(dict)
     for given in rewards.to_pylist():
@@ -264,12 +274,12 @@ def compare(
     compared: dict[tuple[str, str], np.ndarray] = {}
     for role, baseline in baselines.items():
         earned = {
-            group: group_earnings(rollouts, credit.discount, unit)
+            group: group_earnings(rollouts, algorithm.discount, unit)
             for (of_role, group), rollouts in groups.items()
             if of_role == role and len(rollouts) >= credit.min_group_size
         }
         advantages = estimate_advantages(
-            earned, credit.advantage, credit.advantage_settings, baseline
+            earned, algorithm.advantage, algorithm.advantage_settings, baseline
         )
         for rollout, entries in rollouts_of(earned):
             counts = [entry.tokens for entry in entries]
@@ -278,7 +288,7 @@ def compare(
 
 
 def group_earnings(
-    rollouts: Mapping[str, Played], discount: float = 1.0, unit: Unit = "rollout"
+    rollouts: Mapping[str, Played], discount: float = 1.0, unit: CreditUnit = "rollout"
 ) -> dict[str, list[Earned]]:
     """Compute the earnings of a role in each rollout of a group.
 
@@ -294,7 +304,9 @@ def group_earnings(
     return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
 
 
-def _earn(reward: float, calls: Sequence[TrainedCall], discount: float, unit: Unit) -> list[Earned]:
+def _earn(
+    reward: float, calls: Sequence[TrainedCall], discount: float, unit: CreditUnit
+) -> list[Earned]:
     left = reward - fsum(penalty for call in calls for penalty in call.penalties)
     if unit == "rollout":
         return [Earned(left, left, sum(len(call.sampled) for call in calls))]
@@ -324,7 +336,8 @@ def _place(
 ) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
     """Place the advantages of sampled tokens among the tokens of their trajectories.
 
-    Returns the indices of the trajectories that earned any, their masks and their advantages.
+    Returns the indices of the trajectories that earned advantages, their masks and their
+    advantages.
     """
     masks = arrays(trajectories["mask"])
     ends = np.cumsum([len(mask) for mask in masks], dtype=int)
@@ -340,7 +353,7 @@ def _place(
 def _draw_calls(
     trajectories: pa.Table, masks: Sequence[np.ndarray], count: int, seed: int
 ) -> list[np.ndarray]:
-    """Return the masks with `count` calls of all: those whose names have the smallest hashes."""
+    """Return the masks with `count` of all calls: the calls with the smallest hashes."""
     names = ("rollout_id", "call_numbers", "call_tokens")
     rows = [*zip(*(trajectories[name].to_pylist() for name in names), strict=True)]
     calls = [(rollout, number) for rollout, numbers, _ in rows for number in numbers]
@@ -355,6 +368,35 @@ def _draw_calls(
     ]
 
 
+def penalties_of(
+    penalty: Penalty, log_q: np.ndarray, log_ref: np.ndarray, mask: np.ndarray
+) -> np.ndarray:
+    """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
+    d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
+    return penalty.coefficient * find_estimator(penalty.estimator).estimate(d, penalty.beta)
+
+
+def lessening_of(
+    penalty: Penalty, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Compute what is subtracted from the advantage of each token, of all trajectories.
+
+    It is the token's own penalty and, with a `discount` γ, those of later tokens:
+    Σ γ^k penalty_(t+k). The baseline `mean`, of the step's tokens, is first subtracted from each.
+    """
+    mean = 0.0
+    if penalty.baseline == "mean":
+        count = sum(int(mask.sum()) for mask in masks)
+        mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
+    differences = [
+        np.where(mask != 0, values - mean, 0.0)
+        for values, mask in zip(penalties, masks, strict=True)
+    ]
+    if not penalty.discount:
+        return differences
+    return [discount_sums(values, penalty.discount) for values in differences]
+
+
 def _of_tokens(
     trajectories: pa.Table, penalty: Penalty, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray]:
@@ -362,19 +404,17 @@ def _of_tokens(
     of_reference = _scored(trajectories, penalty, references)
     lists = (arrays(trajectories[name]) for name in ("logprobs", "mask"))
     return [
-        penalty.of_tokens(log_q, log_ref, mask)
+        penalties_of(penalty, log_q, log_ref, mask)
         for log_ref, log_q, mask in zip(of_reference, *lists, strict=True)
     ]
 
 
 def _in_loss(
-    trajectories: pa.Table, credit: CreditAssignment, references: Mapping[str, pa.Table]
+    trajectories: pa.Table, algorithm: Algorithm, references: Mapping[str, pa.Table]
 ) -> list[np.ndarray] | None:
     """Return the log-probabilities that a penalty in the loss reads; None if there is none."""
-    for penalty in credit.penalties:
-        if penalty.placement == "loss":
-            return _scored(trajectories, penalty, references)
-    return None
+    kl = algorithm.kl
+    return _scored(trajectories, kl, references) if kl.in_loss else None
 
 
 def _scored(

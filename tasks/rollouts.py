@@ -23,10 +23,9 @@ from adapters.errors import ServiceError, UserError, counted
 from adapters.player_protocol import PlaySettings, RolloutEnd
 from adapters.process.event_loop import run_event_loop
 from adapters.rewards import Reward
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 from tasks.recording.journal import Journal, read_journal, seal
-from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import (
     CLOSED,
     ERROR,
@@ -42,27 +41,26 @@ from tasks.recording.spans import (
     scored_names,
 )
 from tasks.shards import BatchPlan
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
+from tasks.storage.files import is_written, verified
 from tasks.storage.names import BASELINE, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read, select
+from tasks.storage.tables import query_beside, read_table, select
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
 
 QUERY = query_beside(__file__)
 
-ENDS = ("rollout_id", "shard", "kind", "error_type", "error_message")
+END_COLUMNS = ("rollout_id", "shard", "kind", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended."""
 
-ANSWERED = """
+ANSWERED_QUERY = """
 select exists (from parquet_rows($spans) where len(response_token_ids) > 0) as answered
 """
 """Query of whether a policy has answered a call."""
 
-CALLED = """
+CALLED_QUERY = """
 select exists (from parquet_rows($spans) where kind = 'llm') as called
 """
 """Query of whether any model has answered a call."""
@@ -73,7 +71,7 @@ log = logging.getLogger(__name__)
 class RolloutHost:
     """Host of a run's rollouts: the door that answers the agents, and the service behind it.
 
-    Rollouts that are `judged` need no reward of the agent's.
+    `judged` rollouts need no reward from the agent.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class JournalRecorder:
         self._answered = False
         self._held: list[RolloutEnd] = []
         self.fault: ServiceError | None = None
-        """Why the service answers no call of the batch, of which nothing more is recorded."""
+        """Why the service answers no call of the batch; nothing more of the batch is recorded."""
         self.plan()
 
     @property
@@ -157,7 +155,7 @@ class JournalRecorder:
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
-        A batch of which enough has ended is closed, if a crash came before that was recorded.
+        If a crash came before the end of a batch was recorded, a batch with enough ends is closed.
         Raises TakenOver if the run has another owner by now.
         """
         self._host.run.check_owner()
@@ -228,7 +226,7 @@ class JournalRecorder:
     def _waits_for_service(self, end: RolloutEnd) -> bool:
         """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
 
-        The service may have refused one request alone. That is known once it has answered another.
+        The service may have refused only this request: it has if it answers another one.
         """
         refused = end.unanswered
         if refused is None or (refused.kind == SAMPLER_REFUSED and self._answered):
@@ -309,13 +307,13 @@ class Yield:
 
 
 def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure what sealed batches have yielded."""
+    """Measure the yield of sealed batches."""
     (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     return Yield(**row)
 
 
 class StepStopped(UserError):
-    """Stop at a step, or an evaluation, of which too few rollouts have a reward."""
+    """Stop at a step, or an evaluation, whose rollouts have too few rewards."""
 
     status = 1
 
@@ -333,7 +331,7 @@ class Ends:
 
     @classmethod
     def of(cls, spans: Sequence[Path]) -> Self:
-        rows = [row for path in spans for row in read(path, ENDS).to_pylist()]
+        rows = [row for path in spans for row in read_table(path, END_COLUMNS).to_pylist()]
         played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
         ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
         failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
@@ -362,7 +360,7 @@ class Ends:
 
 
 def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
-    """Raise StepStopped if no rollout of a step has a reward, or a larger share than this failed.
+    """Raise StepStopped if no rollout of a step has a reward, or if too large a share failed.
 
     `spans` are the sealed batches of the step.
     """
@@ -379,7 +377,7 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
 def check_step(spans: Sequence[Path], most_failed: float) -> None:
     """Raise StepStopped if `check_rewards` does, or if no call of a step has been answered."""
     check_rewards(spans, most_failed)
-    (row,) = select(ANSWERED, spans=[verified(path) for path in spans]).to_pylist()
+    (row,) = select(ANSWERED_QUERY, spans=[verified(path) for path in spans]).to_pylist()
     if not row["answered"]:
         raise StepStopped(
             f"the rollouts of {spans[0].stem} have rewards, and none has a call that a policy "
@@ -391,10 +389,10 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
 def check_held_out(spans: Sequence[Path]) -> None:
     """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
 
-    There is nothing if all have failed, or if no model has answered a call of any.
+    Rollouts have nothing to score if all have failed, or if no model has answered a call.
     """
     ends = Ends.of(spans)
-    (row,) = select(CALLED, spans=[verified(path) for path in spans]).to_pylist()
+    (row,) = select(CALLED_QUERY, spans=[verified(path) for path in spans]).to_pylist()
     if not ends.ended or not row["called"]:
         fact = (
             f"the rollouts of {ends.shard} have ended, and none has a call that a model answered"

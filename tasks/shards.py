@@ -8,7 +8,7 @@ from typing import cast
 from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import SHUFFLED, Example, Source
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_rows, write_rows
+from tasks.storage.files import read_rows, write_rows
 from tasks.storage.names import batch_name, rollout_name
 
 
@@ -21,7 +21,7 @@ class ShardRow(Example):
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Size of a shard: in each of its `rounds` so many groups, split into so many batches."""
+    """Size of a shard: `groups` examples a round, played in `batches` tasks."""
 
     groups: int
     batches: int = 1
@@ -74,7 +74,9 @@ def draw_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize
     a shard that was drawn keeps its own.
     """
     count = size.groups * size.rounds
-    write_rows(path, size.rows(choose(source.examples(), seed, step, count, source.curriculum)))
+    write_rows(
+        path, size.rows(choose_examples(source.examples(), seed, step, count, source.curriculum))
+    )
 
 
 def read_shard(path: Path) -> list[ShardRow]:
@@ -82,7 +84,7 @@ def read_shard(path: Path) -> list[ShardRow]:
     return cast(list[ShardRow], read_rows(path))
 
 
-def choose(
+def choose_examples(
     examples: Sequence[Example],
     seed: int,
     step: int,
@@ -91,8 +93,8 @@ def choose(
 ) -> list[Example]:
     """Choose the `size` examples of step `step`.
 
-    With `pass_rate` these are the first of a ranking, from its begin again if it is too short.
-    Any other order is an endless series of passes, in which the end of a pass drops nothing: the
+    With `pass_rate` these are the first examples of a ranking, which starts again at its end.
+    Any other order is an endless series of passes. The end of a pass drops no example: the
     next pass begins within the same shard, so a shard may hold an example twice. No state is kept:
     any step can be asked for at any time.
     """

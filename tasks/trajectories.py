@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from adapters.calls import POLICY
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.tables import query_beside, select, write
+from tasks.storage.files import verified
+from tasks.storage.tables import query_beside, select, write_table
 
 QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
-LISTS = ("tokens", "logprobs", "mask")
+TOKEN_LISTS = ("tokens", "logprobs", "mask")
 
 
 def trajectories_of(
@@ -23,11 +23,11 @@ def trajectories_of(
     `tokens`, `logprobs` and `mask` are aligned: the mask is 1 exactly where a token was sampled by
     one of `trained_roles`, and the log-probability of a token nobody sampled is 0. Rollouts without
     a reward and superseded attempts do not appear. `call_numbers`, `call_tokens` (how many of the
-    tokens a call added) and `call_rewards` (null if its role has none) are aligned too.
+    tokens a call added) and `call_rewards` (null if its role has no call rewards) are aligned too.
 
     `reward` is the reward of the trajectory's role if the agent rewards roles, null if it rewards
-    other roles only, and the rollout's reward otherwise; `baseline` is that of the group's greedy
-    rollout, null if there is none. `truncated` is whether an answer ended at
+    other roles only, and the rollout's reward otherwise; `baseline` is the reward of the
+    group's greedy rollout, null without such a rollout. `truncated` is whether an answer ended at
     its limit of tokens. Calls that no policy answered have no tokens.
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation
@@ -45,12 +45,12 @@ def trajectories_of(
 def assemble_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    write(trajectories_of(spans, trained_roles), path)
+    write_table(trajectories_of(spans, trained_roles), path)
 
 
 def _check_aligned(table: pa.Table) -> None:
     """Refuse (ValueError) a call that was recorded without its tokens or log-probabilities."""
-    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in LISTS)
+    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in TOKEN_LISTS)
     for rollout, *counts in zip(table["rollout_id"].to_pylist(), *lengths, strict=True):
         if len(set(counts)) > 1:
             raise ValueError(

@@ -1,16 +1,17 @@
 """The method of an update: what a step's datums become at the service."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tinker import AdamParams, Datum
 
 from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
 from tasks.algorithm.divergences import DIVERGENCE
-from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.algorithm.losses import service_loss
 from tasks.algorithm.settings import Settings
+from tasks.settings.algorithm import Divergence
+from tasks.settings.given import Expert
 from tasks.settings.optimizer import Optimizer
 
 Units = Sequence[Sequence[Datum]]
@@ -21,7 +22,7 @@ Units = Sequence[Sequence[Datum]]
 class Term:
     """A term of a step's loss: a loss of the datums of one file, and the term's factor.
 
-    `file` numbers the file among those of the step.
+    `file` numbers the file among the step's files of datums.
     """
 
     loss: str
@@ -34,31 +35,15 @@ class Term:
 
 
 @dataclass(frozen=True)
-class ExpertTerm:
-    """Loss of an expert's texts, and its share µ: the loss of rollouts has the factor 1 - µ."""
-
-    loss: str
-    share: MixingSchedule
-
-
-@dataclass(frozen=True)
-class DivergenceTerm:
-    """KL penalty in the loss of a step's own datums: its estimator and its coefficient."""
-
-    estimator: str
-    coefficient: float
-
-
-@dataclass(frozen=True)
 class UpdateMethod:
     """Method of an update: the loss with its settings, and the optimizer, in a run of `steps`.
 
     The datums are split evenly, in their order, into the optimizer's `substeps` minibatches with an
-    optimizer step each, `epochs` times over; those of a pair stay together. `by_batch` makes a
+    optimizer step each, `epochs` times over; datums of a pair stay together. `by_batch` makes a
     forward-backward pass of each rollout batch instead, and one optimizer step. With an `expert`, a
-    step has a second file of datums, which each minibatch has its part of. A `divergence` is a
-    second term of the datums of the first one, of the log-probabilities that the pass of the first
-    term returns.
+    step has a second file of datums, which each minibatch has its part of, and the loss of the
+    first one has the factor 1 - µ. A `divergence` in the loss is a second term of the datums of the
+    first file, of the log-probabilities that the pass of the first term returns.
     """
 
     loss: str
@@ -66,22 +51,22 @@ class UpdateMethod:
     optimizer: Optimizer
     steps: int
     by_batch: bool = False
-    expert: ExpertTerm | None = None
-    divergence: DivergenceTerm | None = None
+    expert: Expert = field(default_factory=Expert)
+    divergence: Divergence = field(default_factory=Divergence)
 
     @property
     def files(self) -> int:
         """Number of the files of datums that a step has."""
-        return 1 if self.expert is None else 2
+        return 2 if self.expert.given_texts else 1
 
     def terms(self, step: int) -> list[Term]:
         """Return the terms of the loss of a step; the first is of the datums of the first file."""
-        share = 0.0 if self.expert is None else self.expert.share.at(step)
+        share = self.expert.share_at(step) if self.expert.given_texts else 0.0
         terms = [Term(self.loss, self.loss_settings, 1 - share)]
-        if (penalty := self.divergence) is not None:
+        if (penalty := self.divergence).in_loss:
             factor = penalty.coefficient * (1 - share)
             terms.append(Term(DIVERGENCE, {"estimator": penalty.estimator}, factor))
-        if self.expert is not None:
+        if self.expert.given_texts:
             terms.append(Term(self.expert.loss, {}, share, file=1))
         return terms
 

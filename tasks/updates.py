@@ -16,19 +16,26 @@ import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
 from adapters.calls import Sampler
-from adapters.errors import ServiceError
-from adapters.tinker.faults import ServiceFailed, ServiceRefused
+from adapters.errors import ServiceError, UserError
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
-from adapters.tinker.service import PatientSampler, Service
+from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import to_datums
-from tasks.metrics import DATUM_LOGPROBS, divergence, measure_loss, name_expert, sum_logprobs
+from tasks.metrics import (
+    DATUM_LOGPROBS,
+    measure_divergence,
+    measure_loss,
+    name_expert,
+    sum_logprobs,
+)
 from tasks.recording.step_log import Metrics
 from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
-from tasks.recovery.scored_datums import MOST_SCORED, compare_sampler, score_datums
 from tasks.storage.durability import durable
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import read_json, write_json
+
+MOST_SCORED = 4
+"""Datums of a step that are scored."""
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +53,9 @@ class _Submitted:
 class Update:
     """Measurements of an update.
 
-    `logprobs` are those of each datum of each term, in its first pass; `probe_metrics` those of the
-    rebuild before it (`RebuiltPolicy`), empty if the client was live; `at_start` compares the
-    first update with its sampler.
+    `logprobs` has the log-probabilities of each datum of each term in its first pass.
+    `probe_metrics` has what the rebuild before it measured (`RebuiltPolicy`), nothing if the client
+    was live. `at_start` compares the first update with its sampler.
     """
 
     logprobs: list[list[np.ndarray]]
@@ -57,14 +64,14 @@ class Update:
 
 
 class PolicyUpdater:
-    """The one owner of a policy's training client, to which no other process can attach.
+    """The only owner of a policy's training client; no other process can attach to that client.
 
-    It knows the step of its live weights. The weights of any other step are rebuilt: the last
-    state saved before that step, and the recorded datums since, each applied once. The update that
-    is planned is submitted before the result of the one before it is awaited; a client that is
-    given up takes it along, and it is made again with the datums that are recorded.
-    `saves_state` says which checkpoints save the training state, and `probe_tolerance` bounds how
-    far rebuilt weights may be off the recorded log-probabilities.
+    It knows the step of its live weights. The weights of any other step are rebuilt: the last state
+    saved before that step, and the recorded datums since, each applied once. A planned update is
+    submitted before the result of the update before it is awaited. If the client is given up, the
+    planned update is lost with it, and is made again from the recorded datums. `saves_state` says
+    which checkpoints save the training state, and `probe_tolerance` bounds how far rebuilt weights
+    may be off the recorded log-probabilities.
     """
 
     def __init__(
@@ -89,14 +96,14 @@ class PolicyUpdater:
         self._planned: tuple[int, Sequence[Path]] | None = None
         """The step of an update to come, and the files of its datums."""
         self._ahead: _Submitted | None = None
-        """The update after the last one whose result was awaited, if the live client has it."""
+        """The first update whose result was not awaited yet, if the live client has it."""
         self._inflight: Sampler | None = None
         """The live client's newest in-flight sampler, once one was asked for."""
         self._owning = RLock()
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
     def make_initial(self) -> Checkpoint:
-        """Return checkpoint 0, the initial weights; make and save it if the ledger has none."""
+        """Return checkpoint 0, the initial weights; make and save it if it is not in the ledger."""
         if self.ledger.checkpoints():
             return self.ledger.at(0)
         live = self._rebuilder().initial()
@@ -107,9 +114,9 @@ class PolicyUpdater:
         return checkpoint
 
     def sampler(self, step: int) -> PatientSampler:
-        """Return a sampler of a checkpoint, whose weights are made again if they are lost.
+        """Return a sampler of a checkpoint; lost weights are made again.
 
-        They may be lost at once, or later, while they are asked.
+        Weights may be lost before the sampler is made, or while it is asked.
         """
         opened = self._open(step)
         opened.reopen = partial(self._open, step)
@@ -137,7 +144,7 @@ class PolicyUpdater:
         return made
 
     def inflight_sampler(self) -> Sampler:
-        """Return a sampler of the newest weights, whichever they are at each of its calls."""
+        """Return a sampler that answers each call by the weights that are the newest then."""
         self._open_inflight()
         return _InflightSampler(self)
 
@@ -214,9 +221,9 @@ class PolicyUpdater:
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None
     ) -> tuple[Evidence | None, list[Evidence]]:
-        """Return what is recorded of the weights a step begins with or, without, their scores.
+        """Return recorded evidence of the weights a step begins with, or else scores by them.
 
-        Neither is read of a live client, but for its first step.
+        A live client needs neither, except at its first step.
         """
         if rebuilt is None and datums.step > 0:
             return None, []
@@ -227,7 +234,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _refusals_explained(self, step: int) -> Iterator[None]:
-        """Raise a refusal of a client that the service has forgotten as one that a retry mends."""
+        """Raise ServiceFailed, which a retry mends, if the service has forgotten the client."""
         was_live = self._is_at(step)
         try:
             yield
@@ -246,7 +253,7 @@ class PolicyUpdater:
 
     @contextmanager
     def _client(self, step: int) -> Iterator[LivePolicy]:
-        """Own the client of a step for the block; one whose request fails is given up."""
+        """Own the client of a step for the block; give the client up if a request fails."""
         with self._owning:
             live = self._at(step)
             self._live = None
@@ -299,7 +306,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
     first = datums[term.file]
     measured: dict[str, object] = {
-        **divergence(first, logprobs, step),
+        **measure_divergence(first, logprobs, step),
         **measure_loss(first, logprobs, term.loss, term.settings),
         **sum_logprobs(first, logprobs, term.loss),
     }
@@ -313,7 +320,7 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
 
 
 def read_update(path: Path) -> Metrics:
-    """Read what an update measured, without the probe of a rebuild and what is of single datums."""
+    """Read an update's metrics; skip `probe/…` and the log-probabilities of single datums."""
     measured = read_json(path)
     return {
         name: value
@@ -325,3 +332,67 @@ def read_update(path: Path) -> Metrics:
 def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:
     sampler, state = live.saved(step, saving)
     return Checkpoint(step, sampler, state)
+
+
+class SamplerApart(UserError):
+    """Refusal to train a policy that is sampled by other probabilities than it is trained by."""
+
+
+def score_datums(
+    service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
+) -> list[Evidence]:
+    """Have the sampler of the checkpoint that a step begins with score the step's first datums.
+
+    Datums that no policy sampled have no recorded log-probabilities: the trainer must give the
+    sampler's. All scored datums are of the step's first file. There is no evidence if the loss has
+    no weights, which tell what is trained, if it has several targets a place, as with a teacher, or
+    if the checkpoint is gone.
+    """
+    scored = [datum for one in datums.request.passes[:1] if one.term == 0 for datum in one.datums]
+    scored = scored[:most]
+    inputs = [datum.loss_fn_inputs for datum in scored]
+    targets = [given["target_tokens"].to_numpy() for given in inputs]
+    comparable = all("weights" in given for given in inputs)
+    comparable &= all(own.ndim == 1 for own in targets)
+    if checkpoint is None or not scored or not comparable:
+        return []
+    tokens = [
+        [*datum.model_input.to_ints(), int(own[-1])]
+        for datum, own in zip(scored, targets, strict=True)
+    ]
+    try:
+        sampler = service.sampler(checkpoint.sampler)
+        found = sampler.score(tokens, [len(own) for own in targets])
+    except ServiceRefused as error:
+        log.warning("%s. The first datums of step %d are not scored", error, datums.step)
+        return []
+    masks = [(given["weights"].to_numpy() != 0).astype(np.int8) for given in inputs]
+    return [Evidence(*one) for one in zip(scored, found, masks, strict=True)]
+
+
+def compare_sampler(
+    evidence: Sequence[Evidence], logprobs: Sequence[np.ndarray], tolerance: float | None
+) -> dict[str, float]:
+    """Measure how far the first update's log-probabilities are off the sampler's.
+
+    `sampler/apart` is the largest difference over the trained tokens of the scored datums;
+    SamplerApart refuses a difference above the tolerance. `sampler/kl` is the mean of log q - log
+    p, q being the sampler. Both are 0 if the service samples what it trains.
+    """
+    if not evidence:
+        return {}
+    differences = np.concatenate(
+        [
+            (one.logprobs.astype(np.float64) - trained)[one.mask != 0]
+            for one, trained in zip(evidence, logprobs, strict=False)
+        ]
+    )
+    apart = float(np.abs(differences).max())
+    if tolerance is not None and not apart <= tolerance:
+        raise SamplerApart(
+            f"the untrained policy gives log-probabilities that are up to {apart:.3g} off those of "
+            f"its sampler, and checkpoints.probe_tolerance is {tolerance:g}: the service trains in "
+            "another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
+            "measures by the sampler may be that rough"
+        )
+    return {"sampler/apart": apart, "sampler/kl": float(differences.mean())}

@@ -61,7 +61,6 @@ ARROWS = {
             "given",
         },
         "tracking": {MODULES, "settings", "algorithm", "recording", "reports", "storage"},
-        "exports": {MODULES, "settings", "recording", "reports", "storage"},
     },
     "adapters": {
         MODULES: set(),
@@ -119,6 +118,8 @@ ONLY_IN = {
 """Framework → the layers, and the parts of layers, that may import it."""
 LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support": 12, "tests": 40}
 """Tree → how many modules each of its folders may hold."""
+ONE_MEANING = ("adapters", "engine", "durable")
+"""Layers in which a constant's name has one value; flows and tasks are to follow."""
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 600
 MOST_PARAMETERS = 6
@@ -141,7 +142,7 @@ OUTSIDE_A_RUN = {
 OWN_LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop"}
 FOREIGN = {
     "adapters/process/event_loop.py",  # makes our loops
-    "adapters/harness/environments/verifiers_program.py",  # a Python without our packages runs it
+    "adapters/harness/verifiers_program.py",  # a Python without our packages runs it
     "flows/cli/template/crewai/tests/test_introduce.py",  # is a project of the user's
 }
 
@@ -294,6 +295,30 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(path)
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def constants_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the upper-case names that a module binds, each with its value as it is written."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = [*zip(target.elts, node.value.elts, strict=True)]
+            for name, value in pairs:
+                if isinstance(name, ast.Name) and name.id.isupper():
+                    yield name.id, ast.unparse(value)
+
+
+@pytest.mark.parametrize("layer", ONE_MEANING)
+def test_a_constants_name_has_one_value_in_a_layer(layer: str) -> None:
+    bound: dict[str, dict[str, Path]] = defaultdict(dict)
+    for path in modules_of(layer):
+        for name, value in constants_of(path):
+            bound[name][value] = path
+    several = {name: [*homes.values()] for name, homes in bound.items() if len(homes) > 1}
+    assert several == {}, "name each constant by what it is of"
 
 
 @every_module

@@ -26,7 +26,7 @@ _roles: ContextVar[Roles] = ContextVar("roles")
 
 @contextmanager
 def rollout_context(roles: Roles) -> Iterator[None]:
-    """Make `roles` those of the rollout that the block plays, tasks and copied contexts included.
+    """Have the block, its tasks and its copied contexts play a rollout with these `roles`.
 
     A program in the block reaches each of its roles as LiteLLM's model `ratchet/<role>`.
     """

@@ -1,10 +1,10 @@
-"""The libraries by which agents call models, and what each import of one is made to do.
+"""The libraries by which agents call models, and what happens at the import of each library.
 
 They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic leave it to a
 response model's first use to build its validator, and Pydantic builds without a lock: a thread that
-uses the model meanwhile finds none, and raises a PydanticUserError. Agents of one process play in
-several threads, so that error would end a rollout, now and then. Both clients also read the
-certificates, which takes tens of milliseconds, whenever one is created, and an agent creates one in
+uses the model meanwhile finds no validator, and raises a PydanticUserError. Agents of one process
+play in several threads, so that error would end a rollout, now and then. A client also reads the
+certificates when it is created, which takes tens of milliseconds, and an agent creates a client in
 each rollout.
 """
 
@@ -142,7 +142,7 @@ def tls() -> ssl.SSLContext:
 
 
 class SharedContext(ssl.SSLContext):
-    """TLS context of all clients that give none of their own, which none of them can change."""
+    """TLS context of all clients without a context of their own. No client can change it."""
 
     def __getattribute__(self, name: str) -> object:
         if name.startswith(("load_", "set_")) and name != "set_alpn_protocols":
@@ -177,7 +177,7 @@ def _share(module: ModuleType) -> None:
 def _shared_context(
     create: Callable[..., ssl.SSLContext], trust_env: object, _environment: tuple[object, ...]
 ) -> ssl.SSLContext | bool:
-    """Create the context of clients that give none; True where the system's own is cheap."""
+    """Create the context of clients without a context; True where the system's own is cheap."""
     context = create(trust_env=trust_env)
     if type(context) is not ssl.SSLContext:
         return True

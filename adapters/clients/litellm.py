@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
 
-PASSED_ON = (
+PASSED_FIELDS = (
     "frequency_penalty",
     "logit_bias",
     "max_tokens",
@@ -77,7 +77,7 @@ async def complete(
     failure of each kind is logged, since only the rollouts' rows have the others.
     """
     litellm = await asyncio.to_thread(import_litellm)
-    asked = {name: fields[name] for name in PASSED_ON if fields.get(name) is not None}
+    asked = {name: fields[name] for name in PASSED_FIELDS if fields.get(name) is not None}
     try:
         response = await litellm.acompletion(
             model=model,
@@ -158,7 +158,7 @@ def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:
 
 
 def _refusal(model: str, error: openai.OpenAIError) -> Refused:
-    """Translate an error; the text of one about the key is left out, as it may show part of it."""
+    """Translate an error, but leave out the text of an error about the key, which may show it."""
     status = getattr(error, "status_code", 503)
     if status in (401, 403):
         text = f"The helper {model} refused its API key; set the right one in the environment."

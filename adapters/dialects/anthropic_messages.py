@@ -28,15 +28,15 @@ from adapters.dialects.fields import (
     read_text,
     read_thinking,
     type_of,
+    write_named,
     write_token_ids,
 )
-from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat, stop_string
 from adapters.rendering.messages import create_tool_call, read_tool
 
-MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+MODE_OF_CHOICE = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -84,7 +84,7 @@ def stream(completion: Completion, chat: Chat) -> Iterator[str]:
 
 
 def write_error(refused: Refused) -> JsonObject:
-    shown = {"type": KINDS.get(refused.status, "api_error"), "message": refused.message}
+    shown = {"type": ERROR_TYPES.get(refused.status, "api_error"), "message": refused.message}
     return {"type": "error", "error": shown, "request_id": None}
 
 
@@ -107,7 +107,7 @@ def _read_messages(sent: Fields) -> list[Message]:
 
 
 def _read_message(sent: Fields) -> list[Message]:
-    """Read a message into those of chat completions, where a tool's result is its own message."""
+    """Read a message into messages of chat completions, where each tool's result is one."""
     role, content = sent.get("role"), sent.get("content")
     if not isinstance(role, str) or role not in ("user", "assistant", "system"):
         raise bad_field(sent.path_of("role"), f"is {role!r}; it is user or assistant.")
@@ -178,16 +178,16 @@ def _read_tool(tool: object, path: str) -> Tool:
 def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     chosen = sent.read_object("tool_choice")
     mode = chosen.get("type", "auto")
-    if not isinstance(mode, str) or mode not in MODES:
-        text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODES)}."
+    if not isinstance(mode, str) or mode not in MODE_OF_CHOICE:
+        text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODE_OF_CHOICE)}."
         raise bad_request(text, "tool_choice")
     name = chosen.read("name", str)
     if mode == "tool" and not name:
         raise bad_field("tool_choice", "names no tool; give its name.")
     names = (name,) if mode == "tool" and name else ()
-    check_offered(MODES[mode], names, tools)
+    check_offered(MODE_OF_CHOICE[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
-    return Choice(MODES[mode], names, parallel=not single)
+    return Choice(MODE_OF_CHOICE[mode], names, parallel=not single)
 
 
 def _read_disabled(sent: Fields) -> Thinking | None:
@@ -197,7 +197,7 @@ def _read_disabled(sent: Fields) -> Thinking | None:
 
 
 def _read_format(sent: Fields) -> Format | None:
-    """Read the format of the answer from its current field, or from that of the earlier beta."""
+    """Read the format of the answer from its current field, or from the earlier beta's field."""
     today = _read_schema(sent.read_object("output_config").get("format"), "output_config.format")
     before = _read_schema(sent.get("output_format"), "output_format")
     return today or before
@@ -265,7 +265,7 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
 
 
 def _split(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Split a block into the empty one that begins it in a stream, and its content."""
+    """Split a block into the empty block that begins it in a stream, and its content."""
     if block["type"] == "tool_use":
         written = json.dumps(block["input"], ensure_ascii=False)
         return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}

@@ -29,7 +29,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The fate of fields, and why; of a refused one, `unless` are values that ask for nothing."""
+    """The fate of fields, and why; values of `unless` ask for nothing, so they are not refused."""
 
     names: tuple[str, ...]
     fate: Fate
@@ -61,7 +61,7 @@ def rules_of(api: Api) -> dict[str, Rule]:
 
 
 def check_fields(sent: Fields, api: Api, passed: Collection[str] = ()) -> None:
-    """Refuse by its name a field that is not honoured; `passed` are those that the model takes."""
+    """Refuse by its name a field that is not honoured; `passed` are fields that the model takes."""
     rules = rules_of(api)
     for name, value in sent.items():
         rule = rules.get(name)

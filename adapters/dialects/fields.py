@@ -1,11 +1,12 @@
-"""Fields of a client's body: each has the type it must have, or is refused by name."""
+"""Fields of a client's body, each of its type or refused by name, and what all dialects write."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
 from adapters.rendering.messages import json_type, read_content
-from adapters.rendering.thinking import SWITCHES
+from adapters.rendering.renderer_names import SWITCHES
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -62,16 +63,16 @@ class Fields(dict[str, object]):
         raise bad_field(self.path_of(name), f"is {json_type(value)}; it must be {EXPECTED[kind]}.")
 
     def read_list(self, name: str) -> list[tuple[object, str]]:
-        """Return the values of an array and their paths; none if the field is missing or null."""
+        """Return the values of an array and their paths; [] if the field is missing or null."""
         values = self.read(name, list) or []
         return [(value, f"{self.path_of(name)}[{i}]") for i, value in enumerate(values)]
 
     def read_object(self, name: str) -> "Fields":
-        """Return the fields of an object, none if the field is missing or null."""
+        """Return the fields of an object, empty if the field is missing or null."""
         return Fields(self.read(name, dict), self.path_of(name))
 
     def read_count(self, *names: str) -> int | None:
-        """Return the first of these fields that is set, a whole number above 0; None if none is."""
+        """Return the first of these fields that is set, a whole number above 0, or None."""
         values = [self.read(name, int) for name in names]
         for name, value in zip(names, values, strict=True):
             if value is not None and value < 1:
@@ -129,7 +130,7 @@ def check_object(value: object, path: str, name: str) -> Fields:
 
 
 def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> None:
-    """Refuse a choice of a function that is not among `tools`, and a required call without any."""
+    """Refuse a choice of a function that is not among `tools`, or a required call without tools."""
     offered = [tool["function"]["name"] for tool in tools]
     if mode == "required" and not offered:
         raise bad_field("tool_choice", "asks for a call, and there are no tools; send some.")
@@ -175,3 +176,17 @@ def write_token_ids(completion: Completion) -> JsonObject:
 def refuse_constant(name: str) -> None:
     """Refuse (ValueError) NaN and the infinities, which Python's parser of JSON accepts."""
     raise ValueError(f"{name} is not a JSON number")
+
+
+DONE = "data: [DONE]\n\n"
+"""The end of a stream of chat completions."""
+
+
+def write_data(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream, in ASCII: some clients end a line at U+2028, as Python does."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def write_named(value: Mapping[str, object]) -> str:
+    """Write one piece of a stream, named by its type."""
+    return f"event: {value['type']}\n{write_data(value)}"

@@ -5,12 +5,14 @@ from collections.abc import Collection, Iterator, Sequence
 from adapters.calls import Completion, JsonObject, Message, Request
 from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
+    DONE,
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
     bad_request,
     check_body,
     read_thinking,
+    write_data,
     write_prompt_token_ids,
     write_response_token_ids,
 )
@@ -22,7 +24,6 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
-from adapters.dialects.sse import DONE, write_data
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import read_message, read_tool
 

@@ -15,7 +15,7 @@ from adapters.calls import (
 from adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
 from adapters.rendering.chat import Chat
 
-MODES = ("auto", "none", "required")
+CHOICE_MODES = ("auto", "none", "required")
 NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -40,10 +40,10 @@ def read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     mode, names = "auto", ()
     if isinstance(chosen, dict):
         mode, names = _read_named_choice(Fields(chosen, "tool_choice"))
-    elif isinstance(chosen, str) and chosen in MODES:
+    elif isinstance(chosen, str) and chosen in CHOICE_MODES:
         mode = chosen
     elif chosen is not None:
-        problem = f"is {chosen!r}; it is one of {', '.join(MODES)}, or names a function."
+        problem = f"is {chosen!r}; it is one of {', '.join(CHOICE_MODES)}, or names a function."
         raise bad_field("tool_choice", problem)
     check_offered(mode, names, tools)
     return Choice(mode, names, parallel=sent.get("parallel_tool_calls") is not False)

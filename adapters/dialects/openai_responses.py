@@ -14,6 +14,7 @@ from adapters.dialects.fields import (
     read_text,
     read_thinking,
     type_of,
+    write_named,
     write_token_ids,
 )
 from adapters.dialects.openai_fields import (
@@ -24,13 +25,12 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
-from adapters.dialects.sse import write_named
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import create_tool_call, read_tool
 
 __all__ = ["answer", "read", "stream", "write_error"]
 
-ROLES = ("system", "developer", "user", "assistant")
+RESPONSE_ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 ECHOED: JsonObject = {
@@ -126,8 +126,10 @@ def _add(messages: list[Message], item: Fields) -> None:
 
 def _add_message(messages: list[Message], item: Fields) -> None:
     role = item.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise bad_field(item.path_of("role"), f"is {role!r}; it is one of {', '.join(ROLES)}.")
+    if not isinstance(role, str) or role not in RESPONSE_ROLES:
+        raise bad_field(
+            item.path_of("role"), f"is {role!r}; it is one of {', '.join(RESPONSE_ROLES)}."
+        )
     content = read_text(item.get("content"), item.path_of("content"), PARTS)
     if role == "assistant":
         turn = _turn(messages)
@@ -216,7 +218,7 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
 
 
 def _text(completion: Completion, chat: Chat) -> JsonObject:
-    """Write the text; log-probabilities, if asked for, are those of all sampled tokens."""
+    """Write the text; log-probabilities, if asked for, cover all sampled tokens."""
     asked = LOGPROBS in (Fields({**completion.request.fields}).read("include", list) or ())
     return {
         "type": "output_text",

@@ -16,11 +16,10 @@ from adapters.rendering.chat import Chat
 class Dialect(Protocol):
     """A dialect's functions.
 
-    `read` reads a parsed body, and raises Refused for one that it cannot honour, whose fields the
-    model does not take either. `answer` writes
-    the body of an answer from its completions, as many as the request's `answers`, with the token
-    ids, if asked for, where vLLM has them. `stream` writes the same answer as the lines of a
-    stream, and `write_error` the body of a refusal.
+    `read` reads a parsed body. It raises Refused for a field that neither API nor model takes.
+    `answer` writes the body of an answer from its completions, as many as the request's `answers`,
+    with the token ids, if asked for, where vLLM has them. `stream` writes the same answer as the
+    lines of a stream, and `write_error` the body of a refusal.
     """
 
     read: Callable[..., Request]
@@ -39,7 +38,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def dialect_of(request: HttpRequest) -> Dialect:
-    """Return the dialect of a request's path; of an unknown path, the one its headers imply."""
+    """Return the dialect of a request: by its path, or else by its headers."""
     asked = request.url.path.removesuffix("/count_tokens")
     for path, dialect in DIALECTS.items():
         if asked.endswith(path):

@@ -45,10 +45,10 @@ class ScriptError(UserError):
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
     """Return each role's backend, by a recipe's `roles`; for a policy its name.
 
-    One that is not trained has its whole name.
+    A policy that is not trained has its whole name.
 
-    A function that does not exist raises ScriptError, a model of LiteLLM LiteLLMMissing where
-    that is not installed, and one of a provider that LiteLLM does not know NoProvider.
+    A function that does not exist raises ScriptError. A model of LiteLLM raises LiteLLMMissing if
+    LiteLLM is not installed, and NoProvider if LiteLLM does not know its provider.
     """
     return {
         role: who if is_untrained(who) else policy_of(who) or _create_backend(role, who, run_seed)
@@ -103,7 +103,7 @@ class ReplyBackend:
 
 
 async def _by_model(model: str, request: Request, _: Example) -> Reply:
-    """Ask a model with the client's fields, those of every dialect under OpenAI's names."""
+    """Ask a model with the client's fields, under OpenAI's names whatever the dialect."""
     fields = {**request.fields, **to_chat_fields(request)}
     return await litellm.complete(model, request.messages, request.tools, fields)
 
@@ -112,7 +112,7 @@ def load_function(role: str, name: str) -> Respond:
     """Load the function that answers `role`: `package.module:name`, or `file:name` of `agents/`.
 
     The function gets the messages and the example as plain values, and returns a text or a whole
-    message with its tool calls. One that is not async runs in a thread of its own.
+    message with its tool calls. A function that is not async runs in a thread of its own.
     """
     module_name, _, attribute = name.partition(":")
     module = load_module(module_name)
@@ -159,9 +159,9 @@ def _is_call(call: object) -> bool:
 
 
 DIFFERS = "differs"
-"""Code of the refusal of a request that differs from the recorded one."""
+"""Code of the refusal of a request that differs from the recorded request."""
 
-UNRECORDED = (
+UNRECORDED_SETTINGS = (
     "The messages and the tools are equal; what differs is the sampling, the most tokens, the stop "
     "strings or the format, which are not recorded."
 )
@@ -210,12 +210,12 @@ class RecordedBackend:
         return completion
 
     def _sampling(self, recorded: Completion) -> Sampling | None:
-        """Return the sampling that the recipe asked for; None of a call that no policy answered."""
+        """Return the sampling that the recipe asked for; None if no policy answered the call."""
         sampling = recorded.sampling
         return sampling and replace(sampling, max_tokens=self.most_tokens)
 
     def _describe(self, call: CallId, request: Request, recorded: Completion | None) -> str:
-        """Return how a request differs from the recorded one, as a unified diff."""
+        """Return how a request differs from the recorded request, as a unified diff."""
         name = f"call {call.number} of the role {self.role}"
         before = [] if recorded is None else _lines(recorded.request, recorded.usage is not None)
         now = _lines(request, recorded is not None and recorded.usage is not None)
@@ -224,7 +224,7 @@ class RecordedBackend:
         head = f"{name} differs from the recorded one:"
         if recorded is None:
             head = f"{name} is one that the recorded rollout has not:"
-        return f"{head}\n\n{diff or UNRECORDED}"
+        return f"{head}\n\n{diff or UNRECORDED_SETTINGS}"
 
 
 def _lines(request: Request, with_fields: bool) -> list[str]:

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
-from adapters.door.role_calls import UNRECORDED, CallRecorder, CallSequence
+from adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
 from adapters.player_protocol import (
-    CLOSED,
+    BATCH_CLOSED,
     NOT_BEGUN,
     OVER,
     Failure,
@@ -88,7 +88,7 @@ class BatchRecorder(CallRecorder, Protocol):
 class SampledBy:
     """Policies, by name, that answer a batch's calls, and how they are sampled.
 
-    `roles` names those that answer roles in place of the policies that otherwise do.
+    `roles` names backends that answer roles in place of policies.
     """
 
     policies: Mapping[str, Policy]
@@ -143,14 +143,14 @@ class Attempt:
         """Return the refusal of what comes after the attempt's end, which calls it by a state."""
         text = f"{self.rollout.id}, attempt {self.number}, is {state}."
         left_out = self.state is AttemptState.LEFT_OUT
-        return Refused(410, text, code=CLOSED if left_out else OVER)
+        return Refused(410, text, code=BATCH_CLOSED if left_out else OVER)
 
     async def finish_calls(self) -> None:
-        """Refuse further calls, and wait until those being answered are recorded."""
+        """Refuse further calls, and wait until the calls under way are recorded."""
         await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
 
     async def leave_out(self) -> None:
-        """Cut the attempt off: its calls are refused, and those being answered are cancelled."""
+        """Cut the attempt off: refuse its further calls, and cancel its calls under way."""
         self.change(AttemptState.LEFT_OUT)
         await asyncio.gather(*(calls.cancel() for calls in self.roles.values()))
 
@@ -166,8 +166,8 @@ class OpenBatch:
         self.settings = settings
         self._recorder = recorder
         self.lost: set[str] = set()
-        """Rollouts that were being played when a later attempt at the batch began. Whatever ended
-        the player may have been one of them, so each is played in a process of its own."""
+        """Rollouts that were being played when a later attempt at the batch began. One of these
+        rollouts may have ended the player, so each is played in a process of its own."""
         self.begun = False
         """Whether an attempt has begun since the flow opened the batch; the door resets it."""
         self._attempt = -1
@@ -179,7 +179,7 @@ class OpenBatch:
     async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Begin the next attempt; return its number and the rollouts that have not ended.
 
-        Calls of earlier attempts are recorded first, so that none is sampled twice.
+        Calls of earlier attempts are recorded first, so that no call is sampled twice.
         """
         async with self._beginning:
             if self.begun:
@@ -242,7 +242,7 @@ class OpenBatch:
         return closes
 
     def attempt(self, rollout_id: str, number: int) -> Attempt:
-        """Return the attempt that is being played; Refused (404, 410) if there is none."""
+        """Return the attempt that is being played, or raise Refused (404, 410)."""
         attempt = self._attempts.get(rollout_id)
         if attempt is None or number > attempt.number:
             text = f"{rollout_id}, attempt {number}, is not being played."
@@ -270,7 +270,7 @@ class OpenBatch:
                     rollout, attempt.number, role, number, refused.status, code, told, started, now
                 )
             )
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             log.error("a refused call of %s could not be recorded", rollout, exc_info=error)
 
     def calls(self, attempt: Attempt, role: str, chat: Chat, max_calls: int | None) -> CallSequence:

@@ -19,14 +19,13 @@ from fastapi import Request, Response
 
 from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.clients.litellm import PASSED_ON
+from adapters.clients.litellm import PASSED_FIELDS
 from adapters.dialects.fields import bad_request
-from adapters.dialects.request_body import read_body
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.chat_api import ChatApi, ServedModel, read_number, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, read_body, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import UNRECORDED, Answer, Memory, RequestMeta
+from adapters.door.role_calls import UNRECORDED_ERRORS, Answer, Memory, RequestMeta
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
@@ -131,7 +130,7 @@ class Door(ChatApi):
                 return await calls.answer_all(asked, meta, answer)
 
         answered_by = batch.sampled_by.roles.get(role, self.roles[role])
-        passed = () if isinstance(answered_by, str) else PASSED_ON
+        passed = () if isinstance(answered_by, str) else PASSED_FIELDS
         return ServedModel(role, answer_all, calls.order, passed)
 
     async def answer(self, request: Request) -> Response:
@@ -187,7 +186,7 @@ class Door(ChatApi):
             raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
         try:
             closes = await batch.end(attempt.rollout.id, attempt.number, told)
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
             raise Refused(500, text, code=NOT_RECORDED) from error
         return _answer(RecordedEnd(closes))

@@ -15,7 +15,7 @@ from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingEr
 
 from adapters.calls import Choice, Format, JsonObject, Message, Request
 from adapters.dialects.fields import bad_field, refuse_constant
-from adapters.dialects.structured import choice_outcome
+from adapters.dialects.instructions import choice_outcome
 from adapters.process.child import LimitedChild, LimitMet, answer_questions
 
 LONGEST_CHECK = 1.0

@@ -20,11 +20,11 @@ from adapters.door.role_calls import (
 )
 from adapters.errors import EngineDied, PassingError, UserError
 from adapters.process.event_loop import run_aside
-from adapters.rendering.chat import Chat
-from adapters.rendering.lengths import check_length, too_long
+from adapters.rendering.chat import Chat, check_length, too_long
 
 EMPTY_ANSWER = " ?"
-"""The text sent for an empty answer: several clients crash on one, or ask again without end."""
+"""The text sent for an empty answer: several clients crash on such an answer, or ask again without
+end."""
 
 USER_ERRORS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 FORBIDDEN = (tinker.AuthenticationError, tinker.PermissionDeniedError)

@@ -1,9 +1,9 @@
 """The calls of one role of a rollout attempt: numbered as they arrive, each answered once.
 
-A role's memory has its earlier calls, those of earlier attempts included. A request that an earlier
-attempt has answered is answered from the record: an agent that is started anew reaches the point
-where it was, and no token is sampled twice. Encoding the text of an answer anew rarely gives the
-tokens that were sampled, so a prompt is built from the tokens of the longest history that is known.
+A role's memory has its earlier calls, also of earlier attempts. A request that an earlier attempt
+has answered is answered from the record: an agent that is started anew reaches the point where it
+was, and no token is sampled twice. Encoding the text of an answer anew rarely gives the tokens that
+were sampled, so a prompt is built from the tokens of the longest history that is known.
 """
 
 import asyncio
@@ -29,8 +29,7 @@ from adapters.calls import (
     Tool,
 )
 from adapters.dialects.fields import bad_field
-from adapters.dialects.instructions import instruction_of
-from adapters.dialects.structured import extend_told, render_told
+from adapters.dialects.instructions import extend_told, instruction_of, render_told
 from adapters.errors import UserError, counted
 from adapters.player_protocol import Failure
 from adapters.process.event_loop import cancel_and_wait
@@ -38,18 +37,18 @@ from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import NoRenderer
 
 How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
-"""How the tokens of an earlier call were found for a prompt, or why there are none."""
+"""How the tokens of an earlier call were found for a prompt, or why they were not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens to sample from.
 
-    If they begin with those of an earlier call, `how` is `messages` (the history continues after a
+    If they begin with an earlier call's tokens, `how` is `messages` (the history continues after a
     known answer) or `text` (its text does: the client added to the answer, or edited a later one).
     Otherwise `how` is the reason: `new` (no answer in the history), `unknown` (an answer in it
-    differs from the one given here), `tools` (other tools were offered), `ended` (the client added
-    to an answer that the model had ended) or `unbridged` (the renderer cannot continue it).
+    differs from the answer given here), `tools` (other tools were offered), `ended` (the client
+    added to an answer that the model had ended) or `unbridged` (the renderer cannot continue it).
     """
 
     token_ids: list[int]
@@ -178,7 +177,7 @@ class KeptCalls:
 
 
 def _without_end(chat: Chat, answer: list[int], begun: Message) -> list[int]:
-    """Return an answer's tokens up to the end of its text, without those that close it."""
+    """Return an answer's tokens up to the end of its text, without the tokens that close it."""
     text, end = begun["content"].strip(), len(answer)
     while chat.has_ended(answer[:end]):
         end -= 1
@@ -243,16 +242,16 @@ def _normalize_json(written: str | JsonObject) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """Write a JSON value in the one form that is hashed."""
+    """Write a JSON value in the form that is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 class Memory:
     """The earlier calls of one role, and `begin`, which reports a call that is to be answered.
 
-    Once a request differs from the recorded one of its number, no more are answered from the
-    record, since the agent has taken another path. A number without a record (its answer was lost)
-    does not end it.
+    Once a request differs from the recorded request of its number, the agent has taken another
+    path, and no further request is answered from the record. A number without a record (its answer
+    was lost) does not end that.
     """
 
     def __init__(
@@ -302,7 +301,7 @@ def request_sha(request: Request, sampling: Sampling | None = None) -> str:
 KEPT_ANSWERS = 16
 """Finished answers that are kept for clients that lost them."""
 
-UNRECORDED = (OSError, ValueError, RuntimeError, UserError)
+UNRECORDED_ERRORS = (OSError, ValueError, RuntimeError, UserError)
 
 SAMPLER_REFUSED = "sampler_refused"
 """Code of a call that the service refuses, as it may refuse this one request only."""
@@ -394,13 +393,13 @@ class CallSequence:
         return await asyncio.gather(*(self._answer_once(request, one, answer) for one in metas))
 
     async def finish(self) -> None:
-        """Refuse further calls, and return when none is being answered."""
+        """Refuse further calls, and return when no call is being answered."""
         self._closed = True
         if self._running:
             await asyncio.wait(self._running)
 
     async def cancel(self) -> None:
-        """Refuse further calls, and cancel those that are being answered, which are lost."""
+        """Refuse further calls, and cancel the calls under way, which are lost."""
         self._closed = True
         await cancel_and_wait(*self._running)
 
@@ -459,7 +458,7 @@ class CallSequence:
         self._begun.add(begun.id.number)
         try:
             self._recorder.begun(begun)
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             raise _withhold(begun.id, error) from error
 
     async def _answer(self, request: Request, call: CallId, answer: Answer) -> Completion:
@@ -472,7 +471,7 @@ class CallSequence:
         self.unanswered.pop(call.number, None)
         try:
             await self._recorder.answered(completion)
-        except UNRECORDED as error:
+        except UNRECORDED_ERRORS as error:
             raise _withhold(call, error) from error
         self.answered.append(call.number)
         self._memory.kept.remember(completion)

@@ -11,7 +11,7 @@ ANOTHER = f"{POLICY}:"
 """The prefix of the name of a policy that is not the main one."""
 CHECKPOINT = "checkpoint:"
 """The prefix of the name of a policy that is not trained: `base`, or RUN@STEP."""
-NAME = re.compile(r"[a-z][a-z0-9_]*")
+ROLE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 EARLIER = re.compile(r"(?P<how>earlier|pool):(?P<every>[1-9]\d{0,5})")
 WHO = re.compile(
     rf"{POLICY}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|{EARLIER.pattern}|(?!{FUNCTION})[^/\s]+/\S+"
@@ -20,9 +20,9 @@ WHO = re.compile(
 
 @dataclass(frozen=True)
 class EarlierSelf:
-    """An earlier checkpoint of the policy itself that answers a role: the last of every so many.
+    """An earlier checkpoint of the policy itself that answers a role, such as `earlier:10`.
 
-    If it is `drawn`, it is one of all those until then.
+    It is the last checkpoint whose number `every` divides or, if it is `drawn`, any of them so far.
     """
 
     name: str
@@ -37,7 +37,7 @@ class EarlierSelf:
 
 def check_role(role: str, who: str) -> None:
     """Raise ValueError if the name of a role, or of who answers it, is not a valid one."""
-    if not NAME.fullmatch(role):
+    if not ROLE_NAME.fullmatch(role):
         raise ValueError(
             f"the role {role!r} needs another name: lower-case letters, digits and underscores, "
             "a letter first"
@@ -82,7 +82,7 @@ def is_untrained(who: str) -> bool:
 
 
 def _check_policy_name(role: str, policy: str) -> None:
-    if policy == POLICY or not NAME.fullmatch(policy):
+    if policy == POLICY or not ROLE_NAME.fullmatch(policy):
         raise ValueError(
             f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "
             "another policy: give lower-case letters, digits and underscores, a letter first, "

@@ -17,7 +17,7 @@ from adapters.door.role_calls import CallSequence, Memory
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 
-PREFIX = "/v1"
+API_PREFIX = "/v1"
 
 
 class OpenDoor(ChatApi):
@@ -31,12 +31,12 @@ class OpenDoor(ChatApi):
     ) -> None:
         self._policy, self._defaults = policy, defaults
         self._api_key = api_key
-        super().__init__(chat, PREFIX, Listener(port=port))
+        super().__init__(chat, API_PREFIX, Listener(port=port))
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that OpenAI's clients read."""
         return {
-            "OPENAI_BASE_URL": self.address + PREFIX,
+            "OPENAI_BASE_URL": self.address + API_PREFIX,
             "OPENAI_API_KEY": self._api_key,
             "OPENAI_MODEL": self._policy.version,
         }

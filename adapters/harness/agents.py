@@ -14,14 +14,14 @@ from adapters.process.event_loop import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 
-ROLES = "roles"
+ROLES_KEY = "roles"
 
-KINDS = {
-    "command": "adapters.harness.programs.commands",
-    "gem": "adapters.harness.environments.gem",
+AGENT_KINDS = {
+    "command": "adapters.harness.programs",
+    "gem": "adapters.harness.gem",
     "judge": "adapters.harness.judges",
-    "resident": "adapters.harness.programs.resident",
-    "verifiers": "adapters.harness.environments.verifiers",
+    "resident": "adapters.harness.programs",
+    "verifiers": "adapters.harness.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""
@@ -39,28 +39,28 @@ Play = Callable[[Example, Roles], Coroutine[None, None, Reward]]
 
 
 def load_agent(name: str, roles: Collection[str] = ()) -> Play:
-    """Load the agent `name`: a file of `agents/`, `package.module:function`, or one of `KINDS`.
+    """Load the agent `name`: a file of `agents/`, `module:function`, or of `AGENT_KINDS`.
 
     Its function takes the example, and base_url, api_key and model of its own role by keyword,
-    which is the first: `policy`, or a judge's. One with a keyword parameter `roles` gets those of
-    every role, by role. A function that is not async runs in a thread. It returns the rollout's
-    reward, or a verdict (`reward_verdict`), and raises if the rollout has failed. `roles` are those
-    beside its own; AgentError if the agent cannot know of them.
+    which is the first: `policy`, or a judge's. A function with a keyword parameter `roles` gets
+    these three of every role, by role. A function that is not async runs in a thread. It returns
+    the rollout's reward, or a verdict (`reward_verdict`), and raises if the rollout has failed.
+    `roles` are the recipe's other roles; AgentError if the agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
     share_contexts()
     function = _find_function(name)
-    knows_roles = ROLES in _parameters(name, function)
+    knows_roles = ROLES_KEY in _parameters(name, function)
     if roles and not knows_roles:
         raise AgentError(
             f"the recipe has the roles {', '.join(roles)}, and the agent {name} takes no roles; "
-            f"give its function a keyword parameter {ROLES!r}, or leave the recipe's roles out"
+            f"give its function a keyword parameter {ROLES_KEY!r}, or leave the recipe's roles out"
         )
 
     async def play(example: Example, endpoints: Roles) -> Reward:
         own = next(iter(endpoints.values()))
-        given = {**own, **({ROLES: endpoints} if knows_roles else {})}
+        given = {**own, **({ROLES_KEY: endpoints} if knows_roles else {})}
         with rollout_context(endpoints):
             reward = read_reward(await contained(function, example, **given))
         return reward_verdict(reward, example) if BETTER in example else reward
@@ -73,7 +73,7 @@ def _parameters(name: str, function: Callable[..., object]) -> Collection[str]:
     endpoint = Endpoint(base_url="", api_key="", model="")
     try:
         signature = inspect.signature(function)
-        knows = {ROLES: {}} if ROLES in signature.parameters else {}
+        knows = {ROLES_KEY: {}} if ROLES_KEY in signature.parameters else {}
         signature.bind({}, **endpoint, **knows)
     except (TypeError, ValueError) as error:  # ValueError: some built-in functions have none
         raise AgentError(
@@ -141,8 +141,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 def _find_function(name: str) -> Callable[..., object]:
     path, _, attribute = name.partition(":")
-    if path in KINDS and path != name:
-        return getattr(importlib.import_module(KINDS[path]), path)(attribute)
+    if path in AGENT_KINDS and path != name:
+        return getattr(importlib.import_module(AGENT_KINDS[path]), path)(attribute)
     module = load_module(path) if attribute else load_agent_file(path)
     if module is None:
         raise no_agent(name)

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 CONNECT_SECONDS = 600.0
 """The longest wait for a scheduler; then the batch fails, and is retried with a new client."""
 
-LOOK_SECONDS = 10.0
+CLUSTER_LOOK_SECONDS = 10.0
 """Time between two looks at whether the cluster has a worker."""
 
 TLS = "distributed.comm.tls.client"
@@ -90,9 +90,9 @@ class DaskCluster:
             return self._client
 
     async def _watch_for_workers(self, client: Client) -> None:
-        """Log again and again that the cluster has no worker, for as long as it has none."""
+        """Log again and again that the cluster has no worker, until it has one."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CLUSTER_LOOK_SECONDS)
             if await in_thread(client.nthreads):
                 self._without_worker = None
                 continue

@@ -17,7 +17,7 @@ def main() -> None:
 
         from adapters.harness.agents import contained_task
         from adapters.harness.player import load_for_roles, play_to_end
-        from adapters.harness.programs.resident import kill_programs
+        from adapters.harness.programs import kill_programs
         from adapters.player_protocol import Outcome, encode_json, write_outcome
         from adapters.process.event_loop import run_event_loop
 

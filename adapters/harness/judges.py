@@ -21,7 +21,7 @@ from openai.types.chat.chat_completion import Choice
 from adapters.project.modules import AgentError
 
 Scores = dict[str, float | list[float]]
-"""Id of a rollout → its score, or the parts of which that is the sum; or the name of a measure."""
+"""Id of a rollout → its score, or the parts that sum to its score; or the name of a measure."""
 
 JudgedExample = Mapping[str, Any]
 """Example of a judge: `rollouts`, each with `id` and `messages`, a `question`, and `criteria`."""
@@ -127,9 +127,9 @@ async def rank(example: JudgedExample, ask: Ask) -> Scores:
 async def grade(example: JudgedExample, ask: Ask) -> Scores:
     """Score each rollout alone by criteria, each with a weight, from 0 to 1.
 
-    The parts of a score are those of the criteria, in their order, and their sum is the weighted
-    mean. A rollout is left out if one of them cannot be read. Each criterion is a measure as well,
-    from 0 to 1.
+    A score has a part for each criterion, in order, and the sum of the parts is the weighted mean.
+    A rollout is left out if one of them cannot be read. Each criterion is a measure as well, from 0
+    to 1.
     """
     criteria: Mapping[str, float] = example["criteria"]
     total, scores, unread = math.fsum(criteria.values()), Scores(), 0
@@ -227,7 +227,7 @@ def read_points(text: str) -> float | None:
 def _headed(messages: Sequence[Mapping[str, Any]], who: str = "") -> list[Said]:
     """Return what messages say under headings: their roles, behind `who` says them if it is given.
 
-    A sole message of the assistant that somebody says has no role, and who says none has one text.
+    A sole message of the assistant is headed by `who` alone. Without messages there is one text.
     """
     told: list[Said] = []
     for message in messages:

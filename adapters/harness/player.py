@@ -1,14 +1,17 @@
 """Plays a rollout batch: asks the door what is left, runs the agent, tells the door of each end.
 
-The player needs three strings: the door's address, the batch's name, and the batch's token.
+The player needs three strings: the door's address, the batch's name, and the batch's token. A
+rollout may be played in a process of its own, which may die without any other rollout.
 """
 
 import asyncio
+import json
 import os
+import sys
 import sysconfig
 import time
-from collections.abc import Awaitable, Collection, Coroutine
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,16 +21,15 @@ from typing import TypeVar
 
 import httpx
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
+from adapters.calls import POLICY, Example
+from adapters.clients.current_rollout import Endpoint, Roles
 from adapters.clients.libraries import tls, when_imported
 from adapters.errors import UserError
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.isolated import own_process
-from adapters.harness.programs.process import mask
+from adapters.harness.programs import Program, mask, running_program
 from adapters.player_protocol import (
+    BATCH_CLOSED,
     BEGIN,
-    CLOSED,
     END,
     ROLE,
     WAITED,
@@ -40,6 +42,7 @@ from adapters.player_protocol import (
     RecordedEnd,
     RolloutEnd,
     WaitedTime,
+    read_outcome,
     read_record,
     rollout_key,
     shorten_message,
@@ -49,6 +52,37 @@ from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
+
+ISOLATED_PROGRAM = "adapters.harness.isolated_program"
+
+
+@asynccontextmanager
+async def own_process(
+    agent: str, example: Example, endpoints: Roles
+) -> AsyncIterator[Coroutine[None, None, Outcome]]:
+    """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
+
+    The process has the environment of this one, and ends with the block or with this process.
+    The outcome is AgentExit if the process ends without one.
+    """
+    given = {"path": sys.path, "agent": agent, "example": example, "endpoints": endpoints}
+    words = [sys.executable, "-P", "-m", ISOLATED_PROGRAM]
+    secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
+    async with running_program(words, os.environ, json.dumps(given)) as program:
+        await program.spoken.wait()  # loading the agent is no part of its own time
+        yield _outcome(program, secrets)
+
+
+async def _outcome(program: Program, secrets: list[str]) -> Outcome:
+    await program.silent.wait()
+    with suppress(ValueError):
+        for said in program.stdout.last_json():
+            return read_outcome(said)
+    raise AgentExit(
+        f"the agent's process {program.end()} without an outcome, after the process in which it "
+        f"played before was lost; look for what ends it{program.stderr.quote(secrets)}"
+    )
+
 
 HOUSE = Path(__file__).parents[1]
 
@@ -98,7 +132,7 @@ class Batch:
 
 
 class BatchRefused(UserError):
-    """Refusal of the door to hand out a batch, or to record one of its ends."""
+    """Refusal of the door to hand out a batch, or to record the end of a rollout."""
 
 
 class BatchClosed(Exception):
@@ -138,9 +172,10 @@ def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
 
 
 async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
-    """Return the outcome of a rollout that is being played; whatever it raises is one.
+    """Return the outcome of a rollout that is being played; whatever it raises is a failed outcome.
 
-    An error does not show the `keys` that the agent was given. OutOfFiles is none of the agent's.
+    An error does not show the `keys` that the agent was given. OutOfFiles is not the agent's fault,
+    and is raised.
     """
     try:
         reward = await playing
@@ -162,18 +197,15 @@ def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
 def own_line(error: Exception) -> str:
     """Say at which line of the user's own code an error came; empty if it came elsewhere.
 
-    The line is the innermost, of a module that is not in NOT_OWN.
+    The line is the innermost line of a module outside NOT_OWN.
     """
-    frames = [frame for frame in extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    others = (*NOT_OWN, "<")
+    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(others)]
     if not frames:
         return ""
     file = Path(frames[-1].filename)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f" at {shown}:{frames[-1].lineno}"
-
-
-def _is_own(file: str) -> bool:
-    return not (file.startswith(NOT_OWN) or file.startswith("<"))
 
 
 class _Player:
@@ -256,7 +288,7 @@ def read_answer(kind: type[R], response: httpx.Response) -> R:
     """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
     if response.is_error:
         error = response.json()["error"]
-        raise BatchClosed if error["code"] == CLOSED else BatchRefused(error["message"])
+        raise BatchClosed if error["code"] == BATCH_CLOSED else BatchRefused(error["message"])
     return read_record(kind, response.content)
 
 

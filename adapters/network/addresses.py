@@ -21,7 +21,7 @@ EXEMPT = ("no_proxy", "NO_PROXY")
 """Variables that name the hosts without a proxy. Some clients read only one of them."""
 
 SOCKS = "one is a SOCKS proxy, which needs the package socksio: install that"
-PLAIN = (
+PROXY_REMEDY = (
     "write a proxy as http://host:port, and a host of NO_PROXY as a name, or as an address without "
     "brackets and, in IPv6, without a range"
 )
@@ -37,7 +37,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Listener:
-    """The host and port that a server binds; port 0 is any free one. It speaks TLS if it can."""
+    """The host and port that a server binds; port 0 is any free port. It speaks TLS if it can."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -82,7 +82,7 @@ def check_runner(runner: str, cluster: str | None, door: str | None) -> None:
 
 
 def check_cluster(address: str) -> None:
-    """Refuse (ValueError) a scheduler's address that is none, or that is open to a network."""
+    """Raise ValueError for a malformed address, or for tcp:// off loopback."""
     scheme, host, port = _parts(address)
     if scheme not in ("tcp", "tls") or not host or not port:
         raise ValueError(
@@ -145,13 +145,14 @@ def _parts(url: str) -> tuple[str, str, int]:
 def spare_loopback() -> None:
     """Have no client, here or in a process that is started from here, use a proxy for loopback.
 
-    The variables are set also where none names a proxy, since an agent may load a file that does.
+    The variables are set even where no proxy is named, since an agent may load a file that names
+    one.
     """
     os.environ.update(exempt_loopback(os.environ, sys.platform))
 
 
 def exempt_loopback(variables: Mapping[str, str], platform: str) -> dict[str, str]:
-    """Return the variables EXEMPT with the hosts of DIRECT after those that they name.
+    """Return the variables EXEMPT with the hosts of DIRECT added.
 
     On macOS a variable alone would hide the proxies of the system's own settings.
     """
@@ -163,7 +164,7 @@ def exempt_loopback(variables: Mapping[str, str], platform: str) -> dict[str, st
 
 
 def _with_direct(named: str) -> str:
-    """Return a list of hosts with those of DIRECT, unless it is the star, which is all hosts."""
+    """Return a list of hosts with DIRECT added, unless it is `*`, which is all hosts."""
     if named.strip() == "*":
         return named
     hosts = [host.strip() for host in named.split(",") if host.strip()]
@@ -182,7 +183,7 @@ def check_proxies() -> None:
         httpx.Client(verify=False).close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         names = ", ".join(name for name in sorted(os.environ) if name.lower().endswith("_proxy"))
-        remedy = SOCKS if isinstance(error, ImportError) else PLAIN
+        remedy = SOCKS if isinstance(error, ImportError) else PROXY_REMEDY
         raise UserError(
             f"the proxies of the environment ({names}) cannot be used; {remedy}, or unset the "
             "variables"

@@ -19,7 +19,7 @@ from durable.connections import bounded_protocol
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""
 
-CLOSING_SECONDS = 5
+SERVER_CLOSING_SECONDS = 5
 
 ANY_PORT = Listener()
 
@@ -42,7 +42,7 @@ class AppServer:
             lifespan="off",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=CLOSING_SECONDS,
+            timeout_graceful_shutdown=SERVER_CLOSING_SECONDS,
             ssl_certfile=tls and tls.certificate,
             ssl_keyfile=tls and tls.key,
         )
@@ -66,7 +66,7 @@ class AppServer:
         self._server.answering.wait()
 
     def stop(self) -> None:
-        """Wait up to CLOSING_SECONDS for requests under way, and close the port."""
+        """Wait up to SERVER_CLOSING_SECONDS for requests under way, and close the port."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Child processes: each ends with this process, whatever ends that, and keeps none of its files.
+"""Child processes: each child ends with this process, however it ends, and keeps no file of it.
 
 A program that is started anew has no file of this process, since Python closes them at `exec`. A
 child that only forks would keep the lock of a run whose own process died, and keep its engine
@@ -27,7 +27,7 @@ from adapters.process.running_clock import running_clock
 
 LONGEST_WAIT = 60.0
 """Bound on the time until an answer, in seconds of this process, for a child that does not run."""
-LOOK_SECONDS = 1.0
+CHILD_LOOK_SECONDS = 1.0
 SHARE_SECONDS = 0.1
 """Time between two looks at what a program has done."""
 TAIL_BYTES = 4096
@@ -82,7 +82,7 @@ class ChildProcess:
         until = None if seconds is None else running_clock().seconds() + seconds
         answered = poll()  # unlike select(), for descriptors of any number
         answered.register(self._answers, POLLIN)
-        while until is not None and not answered.poll(1000 * LOOK_SECONDS):
+        while until is not None and not answered.poll(1000 * CHILD_LOOK_SECONDS):
             if running_clock().seconds() > until:
                 return None
         return self._answers.readline()
@@ -109,7 +109,7 @@ class LimitMet(Exception):
 
 
 class LimitedChild:
-    """A child that runs a module of ours, by `answer_questions` and with so many bytes of memory.
+    """A child that runs a module of ours by `answer_questions`, with limited memory.
 
     It is for what a user's few lines can make endless or huge, such as a schema or a query: no
     thread can be stopped, and no library holds its own limits in every function. The process
@@ -146,7 +146,7 @@ class LimitedChild:
 
 
 def answer_questions(answer: Callable[[Any], object], memory: int) -> None:
-    """Answer each question of a parent, in this process, which may use so many bytes."""
+    """Answer each question of a parent, in this process, which may use `memory` bytes."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
@@ -269,7 +269,7 @@ def end_with_this_process(target: int) -> None:
 
 
 def has_ended(target: int) -> None:
-    """Have nothing killed for a target that has ended, whose id may be another process's next."""
+    """Have nothing killed for a target that has ended, since another process may get its id."""
     _watcher.tell("-", target)
 
 

@@ -1,7 +1,8 @@
 """Event loops whose timers count by the running clock, and the work beside a loop.
 
 On asyncio's own loop, a timeout that ends while the process stands still ends a wait whose data
-came meanwhile. That of an HTTP client, for instance, is then an error of the agent that has it.
+came meanwhile. For instance, an HTTP client's timeout then becomes an error of the agent with that
+client.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from adapters.process.running_clock import FIRST_WORD_SECONDS, running_clock
 
 STDLIB = sysconfig.get_path("stdlib")
-SHORT = 20_000
+SHORT_TEXT = 20_000
 """Characters of a text on which work takes a few milliseconds."""
 
 P = ParamSpec("P")
@@ -110,8 +111,8 @@ async def run_aside(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Do the work on so many characters: at once if they are few, or else in one of two threads."""
-    if characters <= SHORT:
+    """Work on a text of `characters`: at once if they are few, or else in one of two threads."""
+    if characters <= SHORT_TEXT:
         return work(*arguments, **named)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_threads, partial(work, *arguments, **named))

@@ -1,4 +1,4 @@
-"""Files and connections that a process may have open at a time, of which each is a descriptor.
+"""Files and connections that a process may have open at a time; each is a descriptor.
 
 A shell of macOS allows a process 256 of them, and most of Linux 1,024, where far more can be asked
 for.
@@ -15,7 +15,7 @@ from adapters.errors import UserError
 LIMIT = resource.RLIMIT_NOFILE
 
 HIGHEST_OF_MACOS = 10_240
-"""Limit that macOS grants where it names none."""
+"""Limit that macOS grants where it names no limit."""
 
 USERS = "RATCHET_OPEN_FILES"
 """Variable that tells the processes of Ratchet's the limit that the user had before."""
@@ -29,7 +29,7 @@ answers it, and the pipes of a program or a connection to another model."""
 
 OUT = {errno.EMFILE, errno.ENFILE}
 
-REMEDY = "raise the limit of open files (`ulimit -n`, up to `ulimit -Hn`)"
+FILES_REMEDY = "raise the limit of open files (`ulimit -n`, up to `ulimit -Hn`)"
 
 
 class OutOfFiles(UserError):
@@ -37,10 +37,10 @@ class OutOfFiles(UserError):
 
 
 def raise_limit() -> None:
-    """Raise the limit of this process, and of those that it starts, as far as it can be raised.
+    """Raise the limit of this process and its children as far as the system allows.
 
-    An agent's programs get back the limit that the user had: one that calls `select` fails where
-    a descriptor is above 1,023.
+    An agent's programs get back the limit that the user had: a process that calls `select` fails
+    where a descriptor is above 1,023.
     """
     soft, hard = resource.getrlimit(LIMIT)
     os.environ.setdefault(USERS, "unlimited" if soft == resource.RLIM_INFINITY else str(soft))
@@ -68,7 +68,7 @@ def most_rollouts() -> int:
     if most < 1:
         raise OutOfFiles(
             f"no rollout can be played: this process may have {limit} files open, has {opened}, "
-            f"and needs {RESERVED + PER_ROLLOUT} more; {REMEDY}"
+            f"and needs {RESERVED + PER_ROLLOUT} more; {FILES_REMEDY}"
         )
     return most
 
@@ -80,8 +80,8 @@ def check_files(error: BaseException) -> None:
             limit, _ = resource.getrlimit(LIMIT)
             raise OutOfFiles(
                 f"this process has all of its {limit} files and connections open "
-                f"({cause.strerror}); {REMEDY}, give a smaller rollouts.concurrency, or see what "
-                "leaves files open"
+                f"({cause.strerror}); {FILES_REMEDY}, give a smaller rollouts.concurrency, or see "
+                "what leaves files open"
             ) from error
 
 

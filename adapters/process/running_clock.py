@@ -30,7 +30,8 @@ class RunningClock:
         Thread(target=self._run, name="running clock", daemon=True).start()
 
     def seconds(self) -> float:
-        """Return the time of this clock: the system's, less that in which the process stood still.
+        """Return the time of this clock: the system's time without the time in which the process
+        stood still.
 
         Only differences of it mean anything.
         """

@@ -33,7 +33,7 @@ WHOLE = re.compile(
 )
 """What is not broken: a command or a path behind its label, a short quotation, and a path."""
 LABEL, INDENT = re.compile(r"ratchet: |\S* {2,}"), 4
-"""Beginning of a line, below whose end the rest goes on, and the indent where there is none."""
+"""Label of a line, such as `ratchet: `. Wrapped lines are indented by its width, or else by 4."""
 KEPT = "\0"
 """Stands for a space at which a line is not broken."""
 
@@ -44,8 +44,8 @@ JOINERS = "\u200c\u200d"
 """Formats that letters and emojis of some scripts need, and that change no others."""
 
 
-PLAIN = "ratchet-plain"
-"""Name of the way in which letters are written that a stream's encoding does not have."""
+PLAIN_LETTERS = "ratchet-plain"
+"""Name of our way to write letters that a stream's encoding does not have."""
 IN_ASCII = {"→": "->", "–": "-", "—": "-", "…": "...", "·": "*", "−": "-", "×": "x"}
 
 STDOUT, STDERR = 1, 2
@@ -54,7 +54,7 @@ GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ESHUTDOWN}
 
 
 def terminal_width() -> int:
-    """Return the letters of a line of the terminal, or WIDTH where there is none."""
+    """Return the width of the terminal, or WIDTH without a terminal."""
     return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
@@ -72,7 +72,7 @@ def on_one_line(text: str) -> str:
 
 
 def hanging(text: str, letters: int = INDENT) -> str:
-    """Indent the lines after the first, so that none of them looks like another line's label."""
+    """Indent the lines after the first, so that no line of a text looks like a label."""
     first, *others = text.split("\n")
     return "\n".join([first, *(f"{' ' * letters}{line}" if line else "" for line in others)])
 
@@ -157,9 +157,9 @@ def open_streams() -> None:
     """Have the standard streams take whatever is written, for as long as the process runs.
 
     A closed one becomes /dev/null, here and in the processes that are started from here: otherwise
-    the next file that is opened would be stdout.
+    the next file to be opened would be stdout.
     """
-    codecs.register_error(PLAIN, _write_plainly)
+    codecs.register_error(PLAIN_LETTERS, _write_plainly)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -189,11 +189,11 @@ def _lasting(descriptor: int, before: TextIO | None) -> TextIOWrapper:
         with suppress(OSError):
             before.flush()
     raw = BufferedWriter(_LastingFile(descriptor, "w", closefd=False))
-    return TextIOWrapper(raw, encoding, PLAIN, line_buffering=in_lines)
+    return TextIOWrapper(raw, encoding, PLAIN_LETTERS, line_buffering=in_lines)
 
 
 def _write_plainly(error: UnicodeError) -> tuple[str, int]:
-    """Return the letters that an encoding does not have in those of ASCII, and where to go on."""
+    """Return letters that an encoding does not have, spelt in ASCII, and where to go on."""
     assert isinstance(error, UnicodeEncodeError)
     letters = error.object[error.start : error.end]
     plain = "".join(IN_ASCII.get(one, one) for one in letters)

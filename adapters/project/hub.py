@@ -16,7 +16,7 @@ from adapters.errors import UserError
 from adapters.project.modules import locate
 
 HUB = "hub:"
-NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
+DATASET_NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
 
 
 class HubError(UserError):
@@ -26,8 +26,8 @@ class HubError(UserError):
 def locate_dataset(name: str) -> Path:
     """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
 
-    A path is one of the working folder, or else one of the examples that Ratchet carries.
-    HubError if the name is none, or the dataset is neither cached nor reachable.
+    A path is a file of the working folder, or else an example of Ratchet's. HubError if the name is
+    malformed, or the dataset is neither cached nor reachable.
     """
     return _fetch(name) if name.startswith(HUB) else locate(Path(name))
 
@@ -35,7 +35,7 @@ def locate_dataset(name: str) -> Path:
 @lru_cache(maxsize=8)
 def _fetch(name: str) -> Path:
     """Fetch in a process of its own, since a run switches this one's hub library offline."""
-    named = NAME.fullmatch(name.removeprefix(HUB))
+    named = DATASET_NAME.fullmatch(name.removeprefix(HUB))
     if named is None:
         raise HubError(
             f"{name} names no dataset of the hub: write it as hub:OWNER/NAME or "

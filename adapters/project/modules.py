@@ -1,9 +1,9 @@
-"""The project's files and modules: those of the working folder, or else Ratchet's examples.
+"""The project's files and modules: the working folder's, or else Ratchet's examples.
 
 An agent is a file of `agents/`, which is a folder and no package: `import agents` is the OpenAI
-Agents SDK where that is installed. The working folder is not on `sys.path`, where its `datasets/`
-would be a package to any library that looks for one of that name. A module of the user's that is
-called as a package of Ratchet's is refused, since Ratchet's would be found in its place.
+Agents SDK where that is installed. The working folder is not on `sys.path`, where any library that
+imports `datasets` would find its `datasets/`. A module of the user's that is called as a package of
+Ratchet's is refused, since Ratchet's would be found in its place.
 """
 
 import ast
@@ -61,7 +61,7 @@ def load_agent_file(name: str) -> ModuleType:
 def load_module(name: str) -> ModuleType | None:
     """Load agents/NAME.py, or else import the module `name`; None if neither exists.
 
-    An example of Ratchet's comes last, since its name may be that of the user's own module.
+    An example of Ratchet's comes last, since a module of the user's may have the same name.
     """
     own, carried = _file_of(name), EXAMPLES / _file_of(name)
     return _load_file(own) or _import_if_exists(name) or _load_file(carried)
@@ -97,7 +97,7 @@ def _load_file(path: Path) -> ModuleType | None:
 
 
 def _import_if_exists(name: str) -> ModuleType | None:
-    """Import a module; None if it does not exist, an error if one that it imports does not."""
+    """Import a module; None if it does not exist, an error if one of its imports does not."""
     finder = _project_finder()
     check_imports(name, finder.folders)
     finder.named.add(name.partition(".")[0])
@@ -167,7 +167,7 @@ def check_imports(asker: str | Path, folders: Sequence[str]) -> None:
     """Refuse (NameTaken) an agent's file, or a module, that imports a module called as ours is.
 
     In Ratchet's processes the import would find ours. `folders` have the user's modules, through
-    which the import is looked for too; only a name that is among them is refused.
+    which the import is looked for too; only such a name is refused.
     """
     taken = {name: place for name in OWN if (place := _find(name, folders))}
     if not taken:
@@ -200,7 +200,7 @@ def check_folder() -> None:
 
 
 def _find(name: str, folders: Sequence[str]) -> Path | None:
-    """Return where a module of the user's is; None if there is none, or if it is Ratchet's own."""
+    """Return where a module of the user's is; None without such a file, or if it is Ratchet's."""
     spec = PathFinder.find_spec(name, folders)
     if spec is None:
         return None

@@ -4,7 +4,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
+from unicodedata import normalize
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.base import Tokenizer
@@ -14,19 +16,21 @@ from adapters.rendering.answers import (
     CLOSE,
     OPEN,
     AskedAnswer,
+    Lost,
+    find_lost,
+    find_lost_tool,
+    mark_texts,
     opens_thought,
     split_thought,
     write_answer,
 )
-from adapters.rendering.completeness import Lost, find_lost, find_lost_tool, mark_texts
-from adapters.rendering.fitting import choose_renderer
 from adapters.rendering.renderer_names import AUTO, NoRenderer
-from adapters.rendering.writing import REMEDY, Writer
+from adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
-"""Any `model_max_length` from here on is no limit: tokenizers that know of none say 10^30."""
+"""Any `model_max_length` from here on is no limit: tokenizers without a limit say 10^30."""
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -68,7 +72,7 @@ class Chat:
     def with_thinking(self, thinking: bool | None) -> "Chat":
         """Return the chat format with thinking on, off or as the renderer has it.
 
-        NoRenderer if the renderer or template has no such switch.
+        NoRenderer if the renderer or template has no switch for thinking.
         """
         if thinking == self.thinking:
             return self
@@ -78,7 +82,7 @@ class Chat:
         return self._others[thinking]
 
     def tell_of_noise(self, prompt: int) -> None:
-        """Warn, once, of a prompt of so many tokens if it is longer than what the model has read.
+        """Warn, once, of a prompt that is longer than the texts which the model was trained on.
 
         A service that serves the model beyond that says nothing of it.
         """
@@ -90,7 +94,7 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer.
 
-        Refused if the renderer takes no such messages, or would leave a text of theirs out.
+        Refused if the renderer takes no such messages, or would leave out a text of theirs.
         """
 
         def write(said: Sequence[Message]) -> list[int]:
@@ -99,7 +103,9 @@ class Chat:
         tokens = write(messages)
         self._check_whole(messages, tokens, write)
         if tools and (lost := find_lost_tool(tools, self.text(tokens), self._respell)):
-            raise Refused(400, f"the renderer {self.renderer} leaves out the tool {lost}; {REMEDY}")
+            raise Refused(
+                400, f"the renderer {self.renderer} leaves out the tool {lost}; {RENDERER_REMEDY}"
+            )
         return tokens
 
     def extend(
@@ -112,8 +118,8 @@ class Chat:
         """Render the next prompt, which begins with exactly `prompt` and `sampled`.
 
         An answer that was cut short is closed first. The new messages are rendered by themselves,
-        so none of the model's tokens is encoded anew. Return None if the renderer cannot do this,
-        or would leave a text of theirs out.
+        so no token of the model's is encoded anew. Return None if the renderer cannot do this, or
+        would leave out a text of theirs.
         """
 
         def write(said: Sequence[Message]) -> list[int]:
@@ -131,8 +137,8 @@ class Chat:
     ) -> list[int]:
         """Return the tokens that a model samples to give an answer to messages, its end included.
 
-        Refused if the renderer writes it behind other tokens than those of the prompt that asks
-        for it, or leaves a part of it out.
+        Refused if the renderer writes other tokens before the answer than the prompt that asks for
+        it, or leaves out a part of the answer.
         """
 
         def write(said: Sequence[Message], ask: bool) -> list[int]:
@@ -268,7 +274,7 @@ class Chat:
         tokens: Sequence[int],
         write: Callable[[Sequence[Message]], Sequence[int]],
     ) -> None:
-        """Refuse messages of which a text is not in the tokens that were written of them.
+        """Refuse messages if a text of theirs is not in the tokens that were rendered.
 
         A short text could stand there by chance, so that marks are tried in place of all texts.
         """
@@ -281,7 +287,7 @@ class Chat:
             raise Refused(
                 400,
                 f"the renderer {self.renderer} leaves out {lost.what} of a message of the role "
-                f"{message['role']}{shown}; {REMEDY}",
+                f"{message['role']}{shown}; {RENDERER_REMEDY}",
             )
 
     def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:
@@ -292,7 +298,7 @@ class Chat:
         elif thought:
             remedy = "give answers without reasoning, or another"
         what = (
-            "writes this answer behind other tokens than those of the prompt that asks for it"
+            "writes other tokens before this answer than the prompt that asks for it has"
             if lost is None
             else f"leaves out {lost.what} of this answer"
         )
@@ -321,7 +327,7 @@ def stop_string(completion: Completion, chat: Chat) -> str | None:
 def fingerprint(tokenizer: object) -> str:
     """Return 16 hexadecimal digits that change with the tokenizer.
 
-    One that is written in Python has no text of its own, and is told by its class and its tokens.
+    A tokenizer written in Python has no such text, and is told by its class and its tokens.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(type(backend), "to_str"):
@@ -346,3 +352,52 @@ def _tool_call(call: ParsedToolCall) -> ToolCall:
 def _declared_context(tokenizer: object) -> int | None:
     declared = getattr(tokenizer, "model_max_length", None)
     return declared if type(declared) is int and declared < UNLIMITED else None
+
+
+TEXT = "a" + 64 * " " + 64 * "\n" + 8 * "\U000f0000" + "\u00e9\u6f22b"
+"""A text that a tokenizer which shortens texts, or has an unknown token, does not give back."""
+FIRST = "This is said first."
+CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": FIRST},
+    {"role": "assistant", "content": "This is answered."},
+    {"role": "user", "content": "This is said last."},
+)
+
+
+def check_length(chat: Chat, messages: Sequence[Message]) -> None:
+    """Refuse messages of more characters than the model's context can hold in tokens.
+
+    The assistant's do not count, since formats leave out reasoning of an earlier turn.
+    """
+    longest = longest_token(chat) if chat.context is not None else 0
+    if not longest or chat.context is None:
+        return
+    said = [message["content"].strip() for message in messages if message["role"] != "assistant"]
+    if sum(map(len, said)) <= chat.context * longest:
+        return
+    characters = sum(len(normalize("NFC", text)) for text in said)  # as many tokenizers read it
+    if characters > chat.context * longest:
+        raise too_long(chat.context, f"{characters} characters, more than these can hold")
+
+
+def too_long(context: int, have: str) -> Refused:
+    """Return the refusal of messages that `have` more than the context holds."""
+    return Refused(
+        400,
+        f"This model's maximum context length is {context} tokens, and the messages have {have}. "
+        "Please reduce the length of the messages.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
+@lru_cache(maxsize=8)
+def longest_token(chat: Chat) -> int:
+    """Return the characters of the longest token; 0 if the format may hold longer texts."""
+    if chat.text(chat.encode(TEXT)).strip() != TEXT:
+        return 0
+    try:
+        text = chat.text(chat.render(CONVERSATION, ()))
+    except Refused:
+        return 0
+    return max(map(len, chat.vocabulary())) if FIRST in text else 0

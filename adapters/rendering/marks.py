@@ -1,8 +1,9 @@
 """Control tokens that a text spells, kept as text.
 
-A renderer joins the texts of messages with the marks of its format and encodes the whole, so that
-a tokenizer cannot tell a mark of the format from one that a user has written. Therefore each mark
-in a message is split by letters that the tokenizer below knows and takes out again.
+A renderer joins the texts of messages with the marks of its format and encodes the whole, so that a
+tokenizer cannot tell the format's marks from marks that a user has written. Therefore each mark in
+a message is split by letters that the tokenizer below knows and takes out again. Conversations that
+have every part of one show which tokens are marks.
 """
 
 import json
@@ -15,10 +16,51 @@ from typing import Any, cast
 from renderers.base import Tokenizer
 from tokenizers import Tokenizer as Backend
 
-from adapters.calls import Message, Refused, Tool
+from adapters.calls import Message, Refused, Tool, ToolCall
+from adapters.rendering.answers import CLOSE, OPEN
 from adapters.rendering.messages import parse_text
 
-REASONING = ("<think>", "</think>")
+LOOK: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+USER: Message = {"role": "user", "content": "Where?"}
+PLAIN_ANSWER: Message = {"role": "assistant", "content": "Here."}
+CALL: ToolCall = {
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"at": "left"}'},
+    "id": "1",
+}
+CALLING: Message = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "Hm.",
+    "tool_calls": [CALL],
+}
+RESULT: Message = {"role": "tool", "content": "a cat", "tool_call_id": "1", "name": "look"}
+
+Write = Callable[[Sequence[Message], Sequence[Tool], bool], Sequence[int]]
+"""Renders messages and tools, perhaps with the next answer's header; empty if it cannot."""
+
+
+def named_by_id(call_id: str) -> list[Message]:
+    """Return a question and a call that has this id."""
+    return [USER, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": call_id}]}]
+
+
+def probe_marks(write: Write) -> tuple[set[int], set[int]]:
+    """Return the tokens of a format, and its tokens around an answer's reasoning and calls."""
+    plain = {*write([USER, PLAIN_ANSWER], [], False), *write([USER], [], True)}
+    own = {*write([USER, CALLING], [], False)} - plain
+    whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
+    return plain | own | {*write(whole, [LOOK], False), *write(whole[1:], [], True)}, own
+
+
 SPLIT = "q0Zx{}Xz0q"
 """Letters and digits, which no JSON, XML or template writes otherwise."""
 
@@ -26,8 +68,8 @@ SPLIT = "q0Zx{}Xz0q"
 class Marks:
     """The control tokens of a tokenizer and a format, by their spelling.
 
-    `own` are those by which an answer writes its reasoning and its calls: in an answer's text they
-    are what they spell.
+    `own` are the tokens around an answer's reasoning and its calls: in an answer's text they are
+    what they spell.
     """
 
     def __init__(self, tokenizer: object, written: Iterable[int], own: Iterable[int]) -> None:
@@ -39,7 +81,7 @@ class Marks:
             for token, (spelled, special) in added.items()
             if spelled.strip() and (special or token in written)
         }
-        self._own = {*REASONING, *(added[token][0] for token in own if token in added)}
+        self._own = {OPEN, CLOSE, *(added[token][0] for token in own if token in added)}
         self._all = _either(self.tokens)
         self._of_others = _either({*self.tokens} - self._own)
 
@@ -49,7 +91,7 @@ class Marks:
         return pattern is not None and any(pattern.search(text) for text in _texts(value))
 
     def split(self, value: Any, by: str, role: str | None = None) -> Any:
-        """Return a value with each mark in its texts split, so that none is one."""
+        """Return a value with each mark in its texts split, so that its texts have no mark."""
         pattern = self._pattern(role)
         if pattern is None:
             return value
@@ -62,7 +104,7 @@ class Marks:
         return [part for part in re.split(self._all, text) if part] if self._all else [text]
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a text in which no mark is one; Refused if the tokenizer has no other tokens."""
+        """Encode a text, its marks as plain letters; Refused if the tokenizer cannot."""
         tokens = self._encode_plain(text)
         if forged := {*tokens} & {*self.tokens.values()}:
             spelled = self._tokenizer.decode([*forged][:1])

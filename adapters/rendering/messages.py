@@ -1,4 +1,4 @@
-"""Messages as clients and data sets have them, read into those that renderers take.
+"""Messages as clients and data sets have them, read into messages that renderers take.
 
 What would be lost or read as something else is refused by its path: content that is no text, parts
 that are no text, roles and keys that no format has.
@@ -10,19 +10,20 @@ from typing import Any, cast
 
 from adapters.calls import JsonObject, Message, Refused, Tool, ToolCall
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 """Types of a part of a content that are read; the text of a part has the key of its own or text."""
 
 OF_PART = {"refusal": "refusal", "thinking": "thinking"}
-REASONING = ("reasoning_content", "reasoning", "thinking")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which an answer has its reasoning."""
 THOUGHTS = ("reasoning_details", "thinking_blocks")
 """Keys by which clients repeat an answer's reasoning in pieces."""
-SHOWN = ("image", "images", "video", "videos", "audio", "audios")
-"""Keys by which some show what is no text beside a content."""
+MEDIA_KEYS = ("image", "images", "video", "videos", "audio", "audios")
+"""Keys by which some clients send what is not text beside the content."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""Keys by which some give a call's arguments; those of the function by the first one are read."""
+"""Keys by which some clients give a call's arguments; the function's arguments are read by the
+first key."""
 
 JSON_TYPES: Mapping[type, str] = {
     str: "a string",
@@ -37,7 +38,7 @@ SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 VALUES = ("default", "const", "enum", "examples")
 """Keys of a schema that have values, in which null is one."""
 MAY_BE_NULL = ("default", "const")
-"""Those of VALUES that have one value, and not a list of them."""
+"""Keys of VALUES that have one value, not a list."""
 
 
 def bad_message(path: str, problem: str) -> Refused:
@@ -45,7 +46,7 @@ def bad_message(path: str, problem: str) -> Refused:
     return Refused(400, f"{path} {problem}", param=path)
 
 
-def read_message(value: object, path: str, roles: Sequence[str] = ROLES) -> Message:
+def read_message(value: object, path: str, roles: Sequence[str] = MESSAGE_ROLES) -> Message:
     """Read a message with a role and its content, as text or as parts; Refused by its path."""
     if not isinstance(value, Mapping):
         raise bad_message(path, f"is {json_type(value)}; a message is an object.")
@@ -90,7 +91,7 @@ def read_content(
 
 
 def read_call(value: object, path: str) -> ToolCall:
-    """Read a tool call, whose arguments are JSON, or an object; none are `{}`."""
+    """Read a tool call, whose arguments are JSON, or an object; no arguments are `{}`."""
     sent = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
     function = sent.get("function") or sent
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -121,7 +122,7 @@ def read_tool(value: object, path: str) -> Tool:
 
 
 def without_padding(value: object, by_name: bool = False) -> Any:
-    """Return a schema without its nulls, but for those that are values.
+    """Return a schema without its nulls, except nulls that are values.
 
     Arrow and pandas give each object of a column the keys of all others, as nulls.
     """
@@ -172,15 +173,17 @@ def _read_part(part: object, path: str, kinds: Sequence[str]) -> tuple[str, str]
 def _reasoning(
     sent: Mapping[str, Any], thoughts: Sequence[str], path: str, role: str
 ) -> str | None:
-    """Return the reasoning of a message, which has it by one of REASONING or in its parts."""
+    """Return the reasoning of a message, which has it by one of REASONING_KEYS or in its parts."""
     given = ["".join(thoughts)] if thoughts else []
-    for key in REASONING:
+    for key in REASONING_KEYS:
         value = sent.get(key)
         if value is not None and not isinstance(value, str):
             raise bad_message(f"{path}.{key}", f"is {json_type(value)}; it must be a string.")
         given += [value] if value else []
     if len({*given}) > 1:
-        raise bad_message(path, f"has reasoning twice, as {' and '.join(REASONING)} or in parts.")
+        raise bad_message(
+            path, f"has reasoning twice, as {' and '.join(REASONING_KEYS)} or in parts."
+        )
     if given and role != "assistant":
         raise bad_message(path, f"has reasoning, and its role is {role}.")
     return given[0] if given else None
@@ -188,12 +191,12 @@ def _reasoning(
 
 def _check_lost(sent: Mapping[str, Any], path: str, thinks: bool) -> None:
     """Refuse a message with what is not read beside its content."""
-    if shown := [key for key in SHOWN if sent.get(key)]:
+    if shown := [key for key in MEDIA_KEYS if sent.get(key)]:
         raise bad_message(
             f"{path}.{shown[0]}", "is not read; leave it out, only text is read here."
         )
     if thoughts := [key for key in THOUGHTS if sent.get(key) and not thinks]:
-        raise bad_message(f"{path}.{thoughts[0]}", f"is not read; give it as {REASONING[0]}.")
+        raise bad_message(f"{path}.{thoughts[0]}", f"is not read; give it as {REASONING_KEYS[0]}.")
 
 
 def _calls(sent: Mapping[str, Any], path: str, role: str) -> list[ToolCall]:

@@ -1,13 +1,17 @@
-"""Renderers by name, as a recipe has them; the renderers themselves take seconds to import."""
+"""Renderers by name, as a recipe has them, and whether they have a model think before it answers.
+
+The renderers themselves take seconds to import.
+"""
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapters.errors import UserError
 
 if TYPE_CHECKING:
     from renderers.configs import BaseRendererConfig
+
 
 AUTO = "auto"
 """Renderer that is chosen by the model."""
@@ -54,7 +58,34 @@ def resolve_renderer(renderer: str) -> str:
 
 
 def shorten_renderer(renderer: str) -> str:
-    """Return a renderer's name, or for a template one that changes with the template's text."""
+    """Return a renderer's name, or for a template a name that changes with the template's text."""
     if not renderer.startswith(TEMPLATE):
         return renderer
     return TEMPLATE + hashlib.sha256(renderer.encode()).hexdigest()[:16]
+
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Names by which renderers and templates have a switch."""
+
+EFFORTS = {"hy3": ("no_think", "high"), "inkling": ("none", "high")}
+"""Renderers that are told how much to think: nothing, and the usual."""
+
+
+def set_thinking(config: "BaseRendererConfig", thinking: bool) -> "BaseRendererConfig":
+    """Return a renderer's configuration with thinking on or off; NoRenderer if it has no switch."""
+    name = str(type(config).model_fields["name"].default)
+    fields = type(config).template_field_names()
+    update: dict[str, Any] = {switch: thinking for switch in SWITCHES if switch in fields}
+    if not update and name in EFFORTS:
+        update = {"reasoning_effort": EFFORTS[name][thinking]}
+    if not update:
+        raise no_switch(f"the renderer {name}", thinking)
+    return config.model_copy(update=update)
+
+
+def no_switch(what: str, thinking: bool) -> NoRenderer:
+    """Return the refusal of a renderer or template that cannot switch thinking."""
+    return NoRenderer(
+        f"{what} cannot turn thinking {'on' if thinking else 'off'}; leave model.thinking out, or "
+        "give another model.renderer"
+    )

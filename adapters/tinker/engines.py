@@ -21,18 +21,18 @@ from durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
 LOG = "engine.log"
-LOCK = "lock"
-CLOSING_SECONDS = 5
+STATE_LOCK = "lock"
+ENGINE_CLOSING_SECONDS = 5
 
 REFUSAL = "engine: "
 """Beginning of the line in which the engine says what it cannot read."""
-CLOSED = b"closed\n"
+FOLDER_CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
 READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
-"""What the names of variables begin with that an engine, or what it loads, may read."""
+"""Prefixes of the variables that an engine, or what it loads, may read."""
 
 Place = tuple[str, str, frozenset[tuple[str, str]]]
-"""What an engine depends on that is started now: base model, working directory, variables."""
+"""What a new engine depends on: base model, working directory, variables."""
 
 _begun: dict[str, "EngineProcess"] = {}
 """Base model → the engine that was started for it and has no folder yet."""
@@ -80,10 +80,10 @@ class EngineProcess:
     def let_go(self) -> bool:
         """Have the engine serve its folder no longer; return whether it can serve another."""
         self.child.tell(b"")
-        return self.child.hear(CLOSING_SECONDS) == CLOSED
+        return self.child.hear(ENGINE_CLOSING_SECONDS) == FOLDER_CLOSED
 
     def close(self) -> None:
-        self.child.end(CLOSING_SECONDS)
+        self.child.end(ENGINE_CLOSING_SECONDS)
 
 
 def needs_engine(base_model: str) -> bool:
@@ -108,7 +108,7 @@ def check_key() -> None:
 
 
 def check_reachable() -> None:
-    """Raise ServiceError if nothing listens at TINKER_BASE_URL, for which the SDK waits minutes."""
+    """Raise ServiceError if nothing listens at TINKER_BASE_URL: the SDK would wait for minutes."""
     url = os.environ.get("TINKER_BASE_URL")
     if not url:
         return
@@ -142,7 +142,7 @@ def engine_begun(base_model: str) -> Iterator[None]:
 
 @contextmanager
 def engines_kept() -> Iterator[None]:
-    """Have an engine that a run of this block needs no more serve later ones, with their folders.
+    """Keep engines within this block: an engine that a run needs no more serves a later run.
 
     This saves the start of an engine, which takes seconds.
     """
@@ -220,7 +220,7 @@ def saved_files(state: Path, sampler: str = "") -> list[Path]:
         path
         for path in sorted(state.rglob("*"))
         if path.is_file()
-        and path.name not in (LOCK, LOG)
+        and path.name not in (STATE_LOCK, LOG)
         and not any(part.startswith(".") for part in path.relative_to(state).parts)
         and weights in path.as_posix()
     ]

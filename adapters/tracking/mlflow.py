@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # MLflow is an extra
     from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRun
 
-TAG = "ratchet.run"
+RUN_TAG = "ratchet.run"
 """Tag by which the MLflow run of a run is found."""
 LAST_STEP = "step"
 """Metric with the number of the step, by which a run that goes on knows what it has."""
@@ -88,9 +88,9 @@ def _client(run: TrackedRun) -> "MlflowClient":
 def _find_or_create(client: "MlflowClient", experiment: str, run: TrackedRun) -> "MlflowRun":
     found = client.get_experiment_by_name(experiment)
     home = client.create_experiment(experiment) if found is None else found.experiment_id
-    begun = client.search_runs([home], filter_string=f"tags.`{TAG}` = '{run.id}'")
+    begun = client.search_runs([home], filter_string=f"tags.`{RUN_TAG}` = '{run.id}'")
     if not begun:
-        return client.create_run(home, tags={TAG: run.id}, run_name=run.name)
+        return client.create_run(home, tags={RUN_TAG: run.id}, run_name=run.name)
     client.update_run(begun[0].info.run_id, status="RUNNING")
     return begun[0]
 

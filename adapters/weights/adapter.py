@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it takes seconds
     import torch
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX, SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
+PEFT_PREFIX, SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 UNEMBEDDING = "model.unembed_tokens"
 """Name of the output layer in the service's files."""
 OTHER_FORMS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
@@ -81,9 +81,9 @@ def read_adapter(folder: Path, head: str) -> Adapter:
     if other := [key for key in OTHER_FORMS if config.get(key)]:
         raise AdapterError(f"{folder} has {other[0]}, which is not read; give a plain LoRA")
     tensors = load_file(folder / TENSORS)
-    layers = {name.removeprefix(PREFIX).rpartition(".lora_")[0]: name for name in tensors}
+    layers = {name.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0]: name for name in tensors}
     for layer, name in layers.items():
-        pair = [f"{PREFIX}{layer}{suffix}" for suffix in SUFFIXES]
+        pair = [f"{PEFT_PREFIX}{layer}{suffix}" for suffix in SUFFIXES]
         if any(one not in tensors or tensors[one].dim() != 2 for one in pair):
             raise AdapterError(
                 f"the tensor {name} in {folder} is not one of a pair lora_A and lora_B of two "
@@ -91,8 +91,8 @@ def read_adapter(folder: Path, head: str) -> Adapter:
             )
     matrices = {
         head if layer == UNEMBEDDING else layer: (
-            tensors[f"{PREFIX}{layer}{SUFFIXES[0]}"].float(),
-            tensors[f"{PREFIX}{layer}{SUFFIXES[1]}"].float(),
+            tensors[f"{PEFT_PREFIX}{layer}{SUFFIXES[0]}"].float(),
+            tensors[f"{PEFT_PREFIX}{layer}{SUFFIXES[1]}"].float(),
         )
         for layer in layers
     }
@@ -117,7 +117,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
     tensors = {
-        f"{PREFIX}{layer}{suffix}": matrix.contiguous()
+        f"{PEFT_PREFIX}{layer}{suffix}": matrix.contiguous()
         for layer, pair in adapter.layers.items()
         for suffix, matrix in zip(SUFFIXES, pair, strict=True)
     }

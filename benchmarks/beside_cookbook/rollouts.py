@@ -53,7 +53,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
-from tasks.shards import choose
+from tasks.shards import choose_examples
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 
@@ -131,7 +131,8 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
     chat = Chat(AutoTokenizer.from_pretrained(base.folder), recipe.model.renderer)
     examples = recipe.train_split().examples()
     shards = [
-        choose(examples, recipe.seed, step, recipe.rollouts.groups) for step in range(recipe.steps)
+        choose_examples(examples, recipe.seed, step, recipe.rollouts.groups)
+        for step in range(recipe.steps)
     ]
 
     def group(example: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from tasks.algorithm.preferences import SIDES
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 
 PROGRAM = Path(__file__).with_name("cookbook_texts.py")
 SETTINGS = {
@@ -137,7 +137,7 @@ def make_plan(recipe: FinetuneRecipe | PreferRecipe, run: RunFolder, drawn: Path
     examples = {f"{row['example_id']}": row["example"] for row in known}
 
     def texts(step: int) -> list[dict[str, Any]]:
-        rows = read(run.datums(POLICY, step)).to_pylist()
+        rows = read_table(run.datums(POLICY, step)).to_pylist()
         return [
             {
                 "messages": _messages(examples[row["group_id"]], row.get("side")),

@@ -40,7 +40,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.preferring import PreferRecipe
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 
 ROOT = Path(__file__).parent.parent.parent
 TRL = PEERS["trl"].python
@@ -119,7 +119,9 @@ def make_plan(
         "method": method,
         "base": str(find(recipe.model.base).folder),
         "start": str(start),
-        "steps": [rows(read(run.datums(POLICY, step)).to_pylist()) for step in range(recipe.steps)],
+        "steps": [
+            rows(read_table(run.datums(POLICY, step)).to_pylist()) for step in range(recipe.steps)
+        ],
         "optimizer": {
             "learning_rate": optimizer.learning_rate,
             "adam_beta1": optimizer.beta1,

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from engine.__main__ import SHIPPED
-from engine.model.base_models import find
+from engine.model.base_models import TINY_CHAT, find
 
 SHAPES = {
     "qwen3-0.6b": Qwen3Config(
@@ -37,7 +36,7 @@ def write_base(shape: Qwen3Config, folder: Path) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
     for pattern in ("tokenizer*", "chat_template*"):
-        for file in find(SHIPPED).folder.glob(pattern):
+        for file in find(TINY_CHAT).folder.glob(pattern):
             shutil.copy(file, folder)
 
 

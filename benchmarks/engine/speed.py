@@ -40,8 +40,8 @@ from benchmarks.measuring import (
     speed_rows,
     time_in_turns,
 )
-from engine.__main__ import SHIPPED, default_threads
-from engine.model.base_models import find
+from engine.__main__ import default_threads
+from engine.model.base_models import TINY_CHAT, find
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.model.workers import Workers
@@ -49,7 +49,7 @@ from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
-from tasks.datums import SCHEMA, to_datums
+from tasks.datums import DATUM_SCHEMA, to_datums
 from tasks.settings.optimizer import Optimizer
 from tasks.update_method import UpdateMethod
 
@@ -66,7 +66,7 @@ def main() -> None:
     """Run the benchmark from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=9, help="of each pair")
-    options.add_argument("--base", default=SHIPPED, help="base model; the losses need the default")
+    options.add_argument("--base", default=TINY_CHAT, help="base model; losses need the default")
     options.add_argument("--random", choices=SHAPES, help="shape of a random base model instead")
     options.add_argument("--at-once", type=int, nargs="*", default=[1, 64, 128], help="answers")
     options.add_argument("--sequences", type=int, default=64, help="of a training step")
@@ -91,7 +91,7 @@ def main() -> None:
         for lengths, sequences in (("64", even), ("16 to 128", ragged)):
             what = f"{count} sequences of {lengths} tokens"
             print(compare_training(measured, what, sequences), flush=True)
-        if measured.base == SHIPPED:
+        if measured.base == TINY_CHAT:
             print(compare_losses(measured, even))
 
 
@@ -324,7 +324,7 @@ def training_by_sdk(measured: Measured, sequences: Sequences) -> Run:
 def compare_losses(measured: Measured, sequences: Sequences) -> str:
     """Update a LoRA by losses of the service, and by losses by weights."""
     rows = [_sampled_row(sequence) for sequence in sequences]
-    batch = pa.Table.from_pylist(rows, schema=SCHEMA)
+    batch = pa.Table.from_pylist(rows, schema=DATUM_SCHEMA)
     return measured.table(
         "Update by a loss: ppo and gspo are the service's own, dual_clip and topr by weights",
         {loss: updating_by(measured, batch, loss) for loss in ("ppo", "gspo", "dual_clip", "topr")},

@@ -28,7 +28,7 @@ from benchmarks.peers.pairs import (
     Arguments,
     Pair,
 )
-from tasks.algorithm.divergences import Penalty
+from tasks.settings.algorithm import Divergence
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = 7
@@ -149,7 +149,9 @@ def _divergences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float
         computed = ours.estimate_divergences(pair.ours, TRAJECTORIES)
         return {"value": _largest(computed, answer["values"])}
     coefficient, discount = (float(pair.settings[name]) for name in ("coefficient", "discount"))
-    penalty = Penalty(coefficient, pair.ours, discount=discount, baseline="mean")
+    penalty = Divergence(
+        coefficient=coefficient, estimator=pair.ours, discount=discount, baseline="mean"
+    )
     return {"value": _largest(ours.lessen_advantages(penalty, TRAJECTORIES), answer["values"])}
 
 

@@ -29,14 +29,14 @@ from adapters.rendering.chat import Chat
 from adapters.tinker.live_policy import LivePolicy, Pass, ServiceLoss
 from adapters.tinker.service import Service, connect
 from benchmarks.measuring import format_table
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.divergences import ESTIMATORS, Penalty, Placement
+from tasks.algorithm.divergences import ESTIMATORS, Placement
 from tasks.algorithm.settings import Settings
 from tasks.datums import datums_of, to_datums, units_of
-from tasks.references import SCHEMA as OF_REFERENCES
+from tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
 from tasks.rewards import rewards_of
+from tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
 from tasks.settings.optimizer import Optimizer
-from tasks.update_method import DivergenceTerm, UpdateMethod
+from tasks.update_method import UpdateMethod
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "local/tiny-chat"
@@ -208,23 +208,21 @@ def learn(
 def kl_term(step: Step, estimator: str, placement: Placement) -> list[Pass]:
     """Return the passes of a KL penalty alone, by an estimator in a place."""
     advantage = "none" if placement == "reward" else "zero"
-    credit = CreditAssignment(
-        advantage, regularized=True, penalties=(Penalty(1.0, estimator, placement),)
-    )
-    term = DivergenceTerm(estimator, 1.0) if placement == "loss" else None
-    method = UpdateMethod("importance_sampling", {}, Optimizer(), 1, divergence=term)
+    kl = Divergence.model_construct(coefficient=1.0, estimator=estimator, placement=placement)
+    credit = CreditAssignment(Algorithm(advantage=advantage, kl=kl))
+    method = UpdateMethod("importance_sampling", {}, Optimizer(), 1, divergence=kl)
     return step.term(credit, method)
 
 
 def advantage_term(step: Step, loss: str, settings: Settings) -> list[Pass]:
     """Return the passes of k1 in the advantage, with a loss."""
-    credit = CreditAssignment("zero", regularized=True, penalties=(Penalty(1.0),))
+    credit = CreditAssignment(Algorithm(advantage="zero", kl=Divergence(coefficient=1)))
     return step.term(credit, UpdateMethod(loss, settings, Optimizer(), 1))
 
 
 def entropy_term(step: Step) -> list[Pass]:
     """Return the passes of an entropy bonus alone."""
-    credit = CreditAssignment("zero", regularized=True, entropy_coefficient=1.0)
+    credit = CreditAssignment(Algorithm(advantage="zero", entropy_coefficient=1))
     return step.term(credit, UpdateMethod("importance_sampling", {}, Optimizer(), 1))
 
 

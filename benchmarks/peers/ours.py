@@ -10,11 +10,11 @@ import torch
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
 from engine.training.losses import resolve_loss
 from tasks.algorithm.advantages import Earned, estimate_advantages
-from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from tasks.algorithm.settings import Settings, complete_settings
-from tasks.rewards import returns_to_go
+from tasks.rewards import lessening_of, penalties_of, returns_to_go
+from tasks.settings.algorithm import Divergence
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,26 @@ OF_TEXTS = ("dft", "phi")
 
 def estimate_divergences(name: str, trajectories: Sequence[Tokens]) -> list[list[float]]:
     """Estimate by a row of ESTIMATORS the divergence at each token, 0 where none is sampled."""
-    return [values.tolist() for values in _penalties(Penalty(1.0, name), trajectories)]
+    return [
+        values.tolist()
+        for values in _penalties(Divergence(coefficient=1, estimator=name), trajectories)
+    ]
 
 
-def lessen_advantages(penalty: Penalty, trajectories: Sequence[Tokens]) -> list[list[float]]:
+def lessen_advantages(penalty: Divergence, trajectories: Sequence[Tokens]) -> list[list[float]]:
     """Lessen the advantages of tokens by their penalties."""
     masks = [np.array(tokens["mask"]) for tokens in trajectories]
-    lessened = penalty.from_advantages(_penalties(penalty, trajectories), masks)
+    lessened = lessening_of(penalty, _penalties(penalty, trajectories), masks)
     return [
         (np.array(tokens["advantages"]) - values).tolist()
         for tokens, values in zip(trajectories, lessened, strict=True)
     ]
 
 
-def _penalties(penalty: Penalty, trajectories: Sequence[Tokens]) -> list[np.ndarray]:
+def _penalties(penalty: Divergence, trajectories: Sequence[Tokens]) -> list[np.ndarray]:
     return [
-        penalty.of_tokens(
+        penalties_of(
+            penalty,
             np.array(tokens["sampling_logprobs"]),
             np.array(tokens["reference_logprobs"]),
             np.array(tokens["mask"]),

@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tasks.recording.queries import answer
+from tasks.recording.queries import answer_query
 from tasks.recording.scores import Estimate, read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.storage.manifest import recipe_of
@@ -96,7 +96,7 @@ def draw_answers(run: RunFolder, examples: int, out: Path) -> None:
     curve.set(xlabel="step", ylabel="mean reward of a step's rollouts", ylim=(0, 1.02))
     curve.grid(alpha=0.3)
     texts.set_axis_off()
-    rows = json.loads(answer(ANSWERS, [run], "json"))[:examples]
+    rows = json.loads(answer_query(ANSWERS, [run], "json"))[:examples]
     top, height = 0.97, 1.0 / examples
     for place, row in enumerate(rows):
         y = top - place * height

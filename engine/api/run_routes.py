@@ -1,20 +1,50 @@
-"""Routes of training runs and their checkpoints."""
+"""Routes of training runs and their checkpoints, whose files are opened by signed URLs."""
 
+import hmac
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from time import time
 from typing import Annotated
+from urllib.parse import parse_qs, quote, urlencode
 
 import tinker.types
 from fastapi import APIRouter, Body, Depends, Header, Request
 from fastapi.responses import FileResponse
+from starlette.types import Scope
 
 from engine.api.dependencies import Limit, TheEngine
-from engine.api.signed_urls import SECONDS
 from engine.core import EngineCore
 from engine.errors import NotFound, RequestRefused
 from engine.state.checkpoints import EXTERNAL, CheckpointAddress
 from engine.state.registry import RunRecord
+
+SECONDS = 3600
+"""Time for which a URL is valid."""
+
+
+class SignedUrls:
+    """URLs signed by the engine's key."""
+
+    def __init__(self, api_key: str) -> None:
+        self._key = api_key.encode()
+
+    def sign(self, server: str, path: str, expires: int) -> str:
+        """Return the URL of a path of the server, valid until a time in seconds since 1970."""
+        query = urlencode({"expires": expires, "signature": self._signature(path, str(expires))})
+        return f"{server.rstrip('/')}{quote(path)}?{query}"
+
+    def opens(self, scope: Scope) -> bool:
+        """Return whether a request has a signature of its path that is still valid."""
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        expires, given = (query.get(name, [""])[0] for name in ("expires", "signature"))
+        if scope["method"] != "GET" or not given.isascii():
+            return False
+        signed = hmac.compare_digest(given, self._signature(scope["path"], expires))
+        return signed and int(expires) > time.time()
+
+    def _signature(self, path: str, expires: str) -> str:
+        return hmac.digest(self._key, f"{expires} {path}".encode(), "sha256").hex()
+
 
 router = APIRouter()
 
@@ -94,7 +124,7 @@ async def external_weights_urls(
     address: Address, engine: TheEngine, request: Request
 ) -> tinker.types.ExternalWeightsUrlsResponse:
     """Give out the URL of each file of external weights, which opens without a key."""
-    expires = int(time()) + SECONDS
+    expires = int(time.time()) + SECONDS
     folder = request.scope["path"].removesuffix("external_weights_urls") + "files/"
     sign, server = request.app.state.signed_urls.sign, str(request.base_url)
     names = sorted(path.name for path in _external(engine, address).iterdir())

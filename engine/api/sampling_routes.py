@@ -1,16 +1,25 @@
-"""Routes of sampling sessions and sampling requests."""
+"""Routes of sampling sessions and sampling requests, and the options of their log-probabilities.
+
+The options are suffixes, targets, alternatives and top-k. All are computed from the k likeliest
+tokens of every position, with k up to the whole vocabulary.
+"""
 
 import asyncio
+from dataclasses import dataclass, replace
 
+import numpy as np
 import tinker.types
 from fastapi import APIRouter, Response
+from tinker.proto import tinker_public_pb2 as pb
 
-from engine.api import scoring
+from engine.api import wire
 from engine.api.dependencies import Submitted, TheEngine
 from engine.core import EngineCore
 from engine.errors import RequestRefused
 from engine.futures import protobuf_answer
-from engine.sampling.requests import SampleRequest, check_request
+from engine.model.lora import LoraWeights
+from engine.randomness import entropy
+from engine.sampling.requests import GREEDY_BELOW, SampleRequest, SampleResult, check_request
 from engine.state.checkpoints import CheckpointAddress
 from engine.state.registry import SamplerRecord
 
@@ -71,11 +80,11 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
     sampler = _find_sampler(engine, request)
     decoded = _decode(request)
     check_request(decoded, engine.model)
-    scored = scoring.read_options(request, decoded, engine.model.vocab_size)
+    scored = read_options(request, decoded, engine.model.vocab_size)
 
     async def work() -> Response:
         lora = await engine.weights_of(sampler)
-        return protobuf_answer(await scoring.answer(engine, scored, lora))
+        return protobuf_answer(await answer_scored(engine, scored, lora))
 
     numbered = request.sampling_session_id is not None and request.seq_id is not None
     key = (sampler.sampler_id, request.seq_id) if numbered else None
@@ -113,3 +122,205 @@ def _tokens(prompt: tinker.types.ModelInput) -> list[int]:
                 f"the prompt holds {chunk.type}; the model of this engine reads text"
             )
     return prompt.to_ints()
+
+
+LARGEST_TABLE = 2**25
+"""Positions × vocabulary whose log-probabilities are in memory at once: 256 MB."""
+
+NO_TOKEN, NO_LOGPROB = 0, -99999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Tokens to score: `ids[i]` at the prompt's position `rows[i] + 1`; the id -1 is skipped."""
+
+    rows: np.ndarray
+    ids: np.ndarray
+    layout: pb.Tensor
+
+    def score(self, table: np.ndarray) -> pb.Tensor:
+        """Return log-probabilities in the layout of the request, 0 at skipped ids."""
+        asked = self.ids >= 0
+        values = np.where(asked, table[self.rows + 1, np.where(asked, self.ids, 0)], 0.0)
+        answer = pb.Tensor()
+        answer.CopyFrom(self.layout)
+        if answer.HasField("sparse_csr"):
+            answer.sparse_csr.values = values.astype(np.float32).tobytes()
+        else:
+            answer.dense = values.astype(np.float32).tobytes()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRequest:
+    """A sampling request, with its log-probability options as the API has them."""
+
+    request: SampleRequest
+    options: tinker.types.SampleRequest
+    targets: Targets | None
+
+    @property
+    def needs_table(self) -> bool:
+        return self.targets is not None or self.options.prompt_alt_tokens_k > 0
+
+
+def read_options(
+    request: tinker.types.SampleRequest, decoded: SampleRequest, vocabulary: int
+) -> ScoredRequest:
+    """Add the options of an API request; raise RequestRefused for invalid options."""
+    length = len(decoded.prompt)
+    last_n = request.prompt_logprobs_last_n
+    if request.record_stability_info:
+        raise RequestRefused(
+            "the engine records no stability information, because it has no stable_reinforce; "
+            "leave record_stability_info unset"
+        )
+    if last_n is not None and not (decoded.prompt_logprobs and 1 <= last_n < length):
+        raise RequestRefused(
+            f"prompt_logprobs_last_n is {last_n}; it needs prompt_logprobs and must be at least 1 "
+            f"and less than the prompt's {length} tokens"
+        )
+    for name in ("prompt_alt_tokens_k", "topk_sample_logprobs"):
+        if not 0 <= getattr(request, name) <= vocabulary:
+            raise RequestRefused(
+                f"{name} is {getattr(request, name)}; give a number from 0 to the size of the "
+                f"vocabulary, {vocabulary}"
+            )
+    scored = ScoredRequest(decoded, request, _read_targets(request, length, vocabulary))
+    width = max(vocabulary, request.prompt_alt_tokens_k)
+    if scored.needs_table and length * width > LARGEST_TABLE:
+        raise RequestRefused(
+            f"target_prompt_logprobs and prompt_alt_tokens_k need the distributions over "
+            f"{vocabulary} tokens at {length} positions, more than the engine holds at once; "
+            "shorten the prompt"
+        )
+    return scored
+
+
+def _read_targets(
+    request: tinker.types.SampleRequest, length: int, vocabulary: int
+) -> Targets | None:
+    given = request.target_prompt_logprobs
+    if given is None:
+        return None
+    shape = tuple(given.shape or ())
+    if given.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1 or shape[1] < 1:
+        raise RequestRefused(
+            f"target_prompt_logprobs is {given.dtype} of the shape {shape}; give int64 token ids "
+            f"of the shape ({length - 1}, K), a row for each position after the first"
+        )
+    ids = _integers(given.data)
+    layout = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=shape)
+    if given.sparse_crow_indices is None:
+        if ids.size != shape[0] * shape[1]:
+            raise RequestRefused(
+                f"target_prompt_logprobs: {ids.size} ids do not fill the shape {shape}"
+            )
+        rows = np.repeat(np.arange(shape[0]), shape[1])
+    else:
+        starts = _integers(given.sparse_crow_indices)
+        columns = _integers(given.sparse_col_indices or [])
+        rows = wire.csr_rows(starts, columns, ids.size, shape)
+        layout.sparse_csr.crow_indices = starts.tobytes()
+        layout.sparse_csr.col_indices = columns.tobytes()
+    if not (ids >= 0).any() or ids.min() < -1 or ids.max() >= vocabulary:
+        raise RequestRefused(
+            f"target_prompt_logprobs must name a token, and only tokens from 0 to {vocabulary - 1}"
+        )
+    return Targets(rows, ids, layout)
+
+
+def _integers(values: list[int] | list[float]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except (OverflowError, ValueError) as error:
+        raise RequestRefused(f"target_prompt_logprobs: {error}") from error
+
+
+async def answer_scored(
+    engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None
+) -> bytes:
+    """Sample, look up the requested log-probabilities, and encode the response."""
+    request = scored.request
+    if scored.needs_table:
+        request = replace(request, topk_prompt_logprobs=engine.model.vocab_size)
+    result = await asyncio.wrap_future(engine.scheduler.sample(request, lora))
+    message = wire.encode_sample(_trim(result, scored))
+    if scored.needs_table:
+        assert result.topk_prompt_logprobs is not None
+        _add_scores(message, scored, _sort_by_token(*result.topk_prompt_logprobs))
+    if scored.options.topk_sample_logprobs:
+        tables = await _score_sampled(engine, scored, result, lora)
+        for sequence, table in zip(message.sequences, tables, strict=True):
+            sequence.topk_sampled_logprobs.CopyFrom(wire.encode_table(*table))
+    return message.SerializeToString()
+
+
+def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.ndarray) -> None:
+    """Add what is asked of the table, the log-probabilities [T, V] by token id."""
+    if scored.targets is not None:
+        message.target_prompt_logprobs.CopyFrom(scored.targets.score(table))
+    if scored.options.prompt_alt_tokens_k:
+        tokens, logprobs = _draw_alternatives(table, scored)
+        message.prompt_alt_tokens.tokens.CopyFrom(wire.encode_tensor(tokens))
+        message.prompt_alt_tokens.logprobs.CopyFrom(wire.encode_tensor(logprobs))
+
+
+def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
+    """Reorder columns [T, V] from likeliest first to the order of token ids."""
+    table = np.empty_like(logprobs)
+    np.put_along_axis(table, ids.astype(np.int64), logprobs, axis=1)
+    return table
+
+
+def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> wire.Table:
+    """Draw tokens at every position after the first, at the request's temperature.
+
+    The draws use the Gumbel-max trick: the argmax of logits + Gumbel draws is a draw from the
+    softmax of the logits.
+    """
+    request, count = scored.request, scored.options.prompt_alt_tokens_k
+    logprobs = table[1:].astype(np.float64)
+    if request.temperature < GREEDY_BELOW:
+        tokens = np.repeat(logprobs.argmax(1)[:, None], count, axis=1)
+    else:
+        random = np.random.default_rng(entropy() if request.seed is None else abs(request.seed))
+        logits = logprobs / request.temperature
+        draws = [(logits + random.gumbel(size=logits.shape)).argmax(1) for _ in range(count)]
+        tokens = np.stack(draws, axis=1)
+    return tokens, np.take_along_axis(logprobs, tokens, axis=1)
+
+
+async def _score_sampled(
+    engine: EngineCore, scored: ScoredRequest, result: SampleResult, lora: LoraWeights | None
+) -> list[wire.Table]:
+    """Read each completion after its prompt, and return the top-k rows of its tokens."""
+    prompt, k = scored.request.prompt, scored.options.topk_sample_logprobs
+    read = [
+        engine.scheduler.sample(
+            SampleRequest(prompt + one.tokens, max_tokens=1, topk_prompt_logprobs=k), lora
+        )
+        for one in result.sequences
+    ]
+    tables = []
+    for table in await asyncio.gather(*map(asyncio.wrap_future, read)):
+        assert table.topk_prompt_logprobs is not None
+        ids, logprobs = table.topk_prompt_logprobs
+        tables.append((ids[len(prompt) :], logprobs[len(prompt) :]))
+    return tables
+
+
+def _trim(result: SampleResult, scored: ScoredRequest) -> SampleResult:
+    """Keep the requested top-k columns and the scores of the last n tokens."""
+    k, unscored = scored.request.topk_prompt_logprobs, 0
+    if scored.options.prompt_logprobs_last_n is not None:
+        unscored = len(scored.request.prompt) - scored.options.prompt_logprobs_last_n
+    prompt, topk = result.prompt_logprobs, result.topk_prompt_logprobs
+    if prompt is not None:
+        prompt = prompt.copy()
+        prompt[:unscored] = np.nan
+    if topk is not None:
+        ids, logprobs = topk[0][:, :k].copy(), topk[1][:, :k].copy()
+        ids[:unscored], logprobs[:unscored] = NO_TOKEN, NO_LOGPROB
+        topk = (ids, logprobs) if k else None
+    return replace(result, prompt_logprobs=prompt, topk_prompt_logprobs=topk)

@@ -20,7 +20,7 @@ from engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
 
-LARGEST_BODY = 2**29
+LARGEST_DATUMS = 2**29
 
 SaveRequest = (
     tinker.types.SaveWeightsRequest
@@ -155,11 +155,13 @@ def _decompress(body: bytes, encoding: str | None) -> bytes:
         )
     try:
         reader = zstandard.ZstdDecompressor().stream_reader(body)
-        plain = reader.read(LARGEST_BODY + 1)
+        plain = reader.read(LARGEST_DATUMS + 1)
     except zstandard.ZstdError as error:
         raise RequestRefused(f"the body is not zstd: {error}") from error
-    if len(plain) > LARGEST_BODY:
-        raise RequestRefused(f"the body holds more than {LARGEST_BODY} bytes; send smaller chunks")
+    if len(plain) > LARGEST_DATUMS:
+        raise RequestRefused(
+            f"the body holds more than {LARGEST_DATUMS} bytes; send smaller chunks"
+        )
     return plain
 
 

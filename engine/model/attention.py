@@ -1,22 +1,130 @@
-"""Causal attention over packed tokens: each sequence attends to itself, grouped by length.
+"""The forward pass through the network, and causal attention over packed tokens.
 
-Sequences whose lengths round up to the same bucket are computed in one batch. The kernels treat the
-members of a batch one by one, so a sequence's values depend on its own length alone and not on the
-other sequences. The property was measured and is tested for torch 2.13 on x86 with MKL; another
-build may break it.
+The network is transformers' own and knows nothing of LoRAs, packing or caches. Its linear layers
+and its attention functions ask the current pass (`CURRENT`), which is set around each call of the
+network. Training and sampling implement `ForwardPass` in different ways.
+
+Each sequence attends to itself. Sequences whose lengths round up to the same bucket are computed in
+one batch. The kernels treat the members of a batch one by one, so a sequence's values depend on its
+own length alone and not on the other sequences. The property was measured and is tested for torch
+2.13 on x86 with MKL; another build may break it.
 """
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypedDict, Unpack
+from typing import Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from engine.errors import RequestRefused
-from engine.model.forward_pass import CURRENT, AttentionCall
+
+LayerKind = Literal["attention", "mlp", "unembedding"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Attention inputs of one layer: tensors [tokens, heads, width], and the layer's settings."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class Attention(Protocol):
+    """Attention over the sequences packed into one pass."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attended values [tokens, heads, width], in the order of the packed tokens."""
+        ...
+
+
+class LoraLinear(nn.Module):
+    """Replacement of an `nn.Linear` that shares its weight, tied or not.
+
+    A linear layer computes x Wᵀ + (alpha / rank) · (x Aᵀ) Bᵀ. The current pass decides whose A and
+    B are used, so one network serves every LoRA.
+    """
+
+    def __init__(self, base: nn.Linear, name: str, kind: LayerKind) -> None:
+        super().__init__()
+        self.weight = base.weight
+        self.bias = base.bias
+        self.name = name
+        self.kind: LayerKind = kind
+        self.group: LayerGroup
+        self.columns: slice
+        """The place of the layer's outputs among its group's outputs; the group sets both."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return CURRENT.get().linear(self, inputs)
+
+
+class LayerGroup:
+    """Linear layers that read one input; sampling computes their products as one product."""
+
+    def __init__(self, layers: list[LoraLinear]) -> None:
+        """Join the layers' weights [out, in], so that each has rows of one tensor."""
+        self.layers = layers
+        self.name = layers[0].name
+        self.kind = layers[0].kind
+        self.weight = layers[0].weight.detach()
+        self.bias = layers[0].bias
+        if len(layers) > 1:
+            self.weight = torch.cat([layer.weight.detach() for layer in layers])
+            self.bias = _join_biases(layers)
+        self.packed = self.weight
+        """The weight as sampling multiplies by it: `Products.pack`."""
+        stop = 0
+        for layer in layers:
+            layer.group, layer.columns = self, slice(stop, stop + len(layer.weight))
+            stop = layer.columns.stop
+            if len(layers) > 1:
+                layer.weight = nn.Parameter(self.weight[layer.columns], requires_grad=False)
+
+
+def _join_biases(layers: list[LoraLinear]) -> torch.Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    device = layers[0].weight.device
+    return torch.cat(
+        [
+            torch.zeros(len(one.weight), device=device) if one.bias is None else one.bias.detach()
+            for one in layers
+        ]
+    )
+
+
+class ForwardPass(Protocol):
+    """A forward pass, as linear layers and attention functions see it."""
+
+    @property
+    def attention(self) -> Attention: ...
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BasePass:
+    """A forward pass of the base model alone."""
+
+    attention: Attention
+
+    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+
+
+CURRENT: ContextVar[ForwardPass] = ContextVar("CURRENT")
+"""The current pass of this thread."""
+
 
 ATTENTION_NAME = "ratchet_packed"
 """Name of `attend` in transformers' registry of attention functions."""
@@ -122,7 +230,7 @@ def attend_masked(
     """Compute values [n, heads, queries, width]; without a mask, attention is causal.
 
     The mask is true where a query may attend to a key. Key and value have fewer heads if several
-    heads of the query share one.
+    heads of the query share a head of theirs.
     """
     repeats = query.shape[1] // key.shape[1]
     if call.softcap is None:

@@ -1,17 +1,244 @@
-"""Base models by id: their folders, and Hugging Face cache entries for local ids."""
+"""Base models by id: their folders, Hugging Face cache entries for local ids, and GGUF files.
 
+A GGUF file is dequantised once, into a folder of bfloat16 in the user's cache.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from huggingface_hub import constants
+from huggingface_hub.errors import StrictDataclassError
 
-from durable.files import write_file
+from durable.files import PARTIAL, appearing_folder, lock_file, sha256_of, write_file
 from engine.errors import RequestRefused
-from engine.model.gguf_files import SUFFIX, find_fetched, prepare_gguf
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PreTrainedModel
+
+    from engine.model.language_model import Loaded
+
+
+SUFFIX = ".gguf"
+ORIGIN = "origin.json"
+"""File of a prepared folder that says where its model comes from; it is written last."""
+LOCK = ".lock"
+MAGIC = b"GGUF"
+SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Kind of a value in the header → its bytes."""
+TEXT, ARRAY = 8, 9
+DEEPEST = 2
+"""Arrays within one another."""
+LEAST_FIELD, LEAST_TENSOR = 13, 24
+"""The fewest bytes of a field and of a tensor in the header."""
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for a file whose parts contradict each other."""
+BFLOAT16 = 2
+"""Bytes of a weight in a prepared folder."""
+MB = 10**6
+
+
+def prepare_gguf(file: Path) -> Path:
+    """Return the folder of a GGUF file's model, named by its checksum; the first call writes it.
+
+    Raise RequestRefused for a file that cannot be read, or whose architecture is unknown.
+    """
+    checksum = sha256_of(file)
+    if checksum is None:
+        raise RequestRefused(f"{file} cannot be read; give a GGUF file that you may read")
+    folder = _cache() / "bases" / checksum[:16]
+    if not (folder / ORIGIN).is_file():
+        _write(file, checksum, folder)
+    return folder
+
+
+def find_fetched(name: str) -> Path | None:
+    """Return the GGUF file that has been fetched by a plain name; None if there is none."""
+    file = _cache() / "models" / f"{name}{SUFFIX}"
+    return file if "/" not in name and file.is_file() else None
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "ratchet"
+
+
+def _write(file: Path, checksum: str, folder: Path) -> None:
+    """Write the model's folder, which appears whole; another process may have been as fast."""
+    opened = _read(file)
+    origin = _origin_of(file, opened) | {"file": file.name, "sha256": checksum}
+    with _only_writer(folder.parent):
+        if (folder / ORIGIN).is_file():
+            return
+        _check_space(opened, folder)
+        shutil.rmtree(folder, ignore_errors=True)  # without its origin it is not whole
+        with appearing_folder(folder) as unfinished:
+            _dequantise(file, unfinished)
+            (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2))
+
+
+@contextmanager
+def _only_writer(folders: Path) -> Iterator[None]:
+    """Wait until no other process prepares a model, and delete what killed processes have left."""
+    folders.mkdir(parents=True, exist_ok=True)
+    with (folders / LOCK).open("w") as file:
+        lock_file(file, wait=True)
+        for left in folders.glob(f".*{PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _check_space(opened: "GGUFReader", folder: Path) -> None:
+    """Refuse (RequestRefused) a model if the disk has no space for it."""
+    needed = BFLOAT16 * sum(int(tensor.n_elements) for tensor in opened.tensors)
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise RequestRefused(
+            f"the dequantised model needs {needed / MB:.1f} MB in {folder.parent}, and "
+            f"{free / MB:.1f} are free; make space on its disk, or name a folder of another one by "
+            "XDG_CACHE_HOME"
+        )
+
+
+def _read(file: Path) -> "GGUFReader":
+    """Open a GGUF file; RequestRefused if it is not whole, or if no package reads it."""
+    try:
+        _check_header(file)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise RequestRefused(
+            f"{file} is cut short or damaged ({error}); download it again"
+        ) from error
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise RequestRefused(
+            f"{error.name} is not installed, which reads GGUF files: pip install gguf accelerate"
+        ) from error
+    try:
+        return GGUFReader(file)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise RequestRefused(
+            f"{file} is cut short or damaged ({error}); download it again"
+        ) from error
+
+
+def _check_header(file: Path) -> None:
+    """Refuse (ValueError) counts that need more bytes than the file has: a reader makes lists."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        opened.seek(len(MAGIC))
+        (version,) = struct.unpack("<I", opened.read(4))
+        if version & 0xFFFF == 0 or version < 2:  # of the other byte order, or older
+            return
+        tensors, fields = struct.unpack("<QQ", opened.read(16))
+        if tensors * LEAST_TENSOR + fields * LEAST_FIELD > size:
+            raise ValueError(f"it counts {tensors:,} tensors and {fields:,} fields")
+        for _ in range(fields):
+            _skip_text(opened, size)
+            (kind,) = struct.unpack("<I", opened.read(4))
+            _skip_value(opened, kind, size)
+
+
+def _skip_value(opened: BinaryIO, kind: int, size: int, depth: int = 0) -> None:
+    """Skip a value of the header; ValueError if it is longer than what is left of the file."""
+    if kind in SCALARS:
+        _skip(opened, SCALARS[kind], size)
+    elif kind == TEXT:
+        _skip_text(opened, size)
+    elif kind == ARRAY and depth < DEEPEST:
+        inner, count = struct.unpack("<IQ", opened.read(12))
+        if count > size - opened.tell():
+            raise ValueError(f"an array of it has {count:,} values")
+        if inner in SCALARS:
+            _skip(opened, SCALARS[inner] * count, size)
+            return
+        for _ in range(count):
+            _skip_value(opened, inner, size, depth + 1)
+    else:
+        raise ValueError(f"a value of its header is of the kind {kind}")
+
+
+def _skip_text(opened: BinaryIO, size: int) -> None:
+    (length,) = struct.unpack("<Q", opened.read(8))
+    _skip(opened, length, size)
+
+
+def _skip(opened: BinaryIO, length: int, size: int) -> None:
+    if length > size - opened.tell():
+        raise ValueError(f"a value of its header has {length:,} bytes")
+    opened.seek(length, os.SEEK_CUR)
+
+
+def _origin_of(file: Path, opened: "GGUFReader") -> dict[str, str]:
+    """Return who made the model and its licence, and refuse what cannot be dequantised."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    found = {
+        name: str(opened.fields[f"general.{name}"].contents())
+        for name in ("architecture", "name", "organization", "license")
+        if f"general.{name}" in opened.fields
+    }
+    architecture = found.get("architecture", "none")
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        known = ", ".join(sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"}))
+        raise RequestRefused(
+            f"{file} has the architecture {architecture!r}, which transformers does not read from "
+            f"GGUF files; it reads {known}"
+        )
+    return found
+
+
+def _dequantise(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from engine.model.language_model import check_loaded
+
+    where, name = str(file.parent), file.name
+    try:
+        AutoTokenizer.from_pretrained(where, gguf_file=name).save_pretrained(folder)
+        network, loaded = cast(
+            "tuple[PreTrainedModel, Loaded]",
+            AutoModelForCausalLM.from_pretrained(
+                where,
+                gguf_file=name,
+                dtype=torch.bfloat16,
+                ignore_mismatched_sizes=True,  # they are refused below
+                output_loading_info=True,
+            ),
+        )
+    except UNREADABLE as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+        raise RequestRefused(
+            f"transformers cannot read {file}: {reason}; give the model's own folder"
+        ) from error
+    check_loaded(str(file), loaded)
+    for quantised in (network, "hf_quantizer"), (network.config, "quantization_config"):
+        delattr(*quantised)  # what is saved is dequantised
+    network.save_pretrained(folder)
+
 
 LOCAL = "local/"
-SHIPPED = {"local/tiny-chat": Path(__file__).parents[1] / "tiny_chat"}
+TINY_CHAT = "local/tiny-chat"
+SHIPPED = {TINY_CHAT: Path(__file__).parents[1] / "tiny_chat"}
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 TOKENIZER_FILES = (
     "config.json",
@@ -45,7 +272,7 @@ class BaseModel:
 
 
 def find(base_model: str) -> BaseModel:
-    """Find a base model by local id, plain name of a fetched one, folder, GGUF file or hub name.
+    """Find a base model by local id, name of a fetched model, folder, GGUF file or hub name.
 
     A hub model is downloaded and a GGUF file is dequantised if that has not been done.
 

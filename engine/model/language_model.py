@@ -13,14 +13,15 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from engine.errors import RequestRefused
-from engine.model.attention import ATTENTION_NAME, SequenceAttention
-from engine.model.forward_pass import (
+from engine.model.attention import (
+    ATTENTION_NAME,
     CURRENT,
     AttentionCall,
     ForwardPass,
     LayerGroup,
     LayerKind,
     LoraLinear,
+    SequenceAttention,
 )
 from engine.model.products import Products, TiledProducts, choose_products
 from engine.model.workers import Workers
@@ -41,7 +42,7 @@ Loaded = Mapping[str, Collection[Any]]
 
 
 def check_loaded(name: str, loaded: Loaded) -> None:
-    """Refuse (RequestRefused) weights that are not those of the config.
+    """Refuse (RequestRefused) weights that do not fit the config.
 
     transformers makes up the weights that a config asks for and no file has in its shape, and
     leaves out the layers of a file that a config does not ask for.
@@ -76,7 +77,7 @@ class LanguageModel:
         """Freeze the network and replace its linear layers and its attention.
 
         The tokenizer is loaded from `source`, by default the name. Without `products`, the fastest
-        sound ones are chosen. The linear layers but the head multiply in `dtype`; everything else,
+        sound kernel is chosen. The linear layers but the head multiply in `dtype`; everything else,
         LoRAs included, is float32. Raise RequestRefused if the packed network does not compute what
         the original network computes, or the processor has no sound products of `dtype`.
         """

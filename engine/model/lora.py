@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from engine.errors import RequestRefused
-from engine.model.forward_pass import LayerGroup, LayerKind, LoraLinear
+from engine.model.attention import LayerGroup, LayerKind, LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.products import Pair
 from engine.randomness import entropy
@@ -21,7 +21,7 @@ ALPHA = 32.0
 class LoraConfig:
     """Rank and trained layers of a LoRA, as in Tinker's `lora_config`.
 
-    Without a seed, the initial weights are drawn from a random one.
+    Without a seed, the initial weights are drawn from a random seed.
     """
 
     rank: int
@@ -160,7 +160,7 @@ class LoraWeights:
 def expected_shapes(model: LanguageModel, config: LoraConfig) -> dict[str, tuple[int, int]]:
     """Return tensor name → shape, in the order of the network's layers.
 
-    Raise RequestRefused for a rank that is larger than every layer.
+    Raise RequestRefused for a rank above the size of every layer.
     """
     largest = max(max(layer.weight.shape) for layer in model.linears.values())
     if config.rank > largest:

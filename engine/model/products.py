@@ -20,8 +20,8 @@ little when few rows are computed. 16 is a multiple of the vector width, so ther
 tails."""
 
 PROBES = ((2, 1), (2, 2), (3, 4), (16, 1), (17, 2), (64, 1), (100, 4))
-"""Numbers of rows, and of the threads that share their product, which are compared with the first
-rows of twice the largest number by one thread."""
+"""Numbers of rows, and of the threads that share their product. Each product must equal the first
+rows of a product by one thread of twice the largest number of rows."""
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest accepted error of a product by its type, relative to the largest number in it."""
@@ -37,13 +37,13 @@ class Products(Protocol):
     """Products x Wᵀ of rows x [..., in] with weights W [out, in]."""
 
     granule: int
-    """Number of rows of which sampling computes multiples."""
+    """Granule: sampling computes a multiple of this number of rows."""
 
     shared: bool
     """Whether a product has the same bits if torch's threads share it."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the form of a frozen weight by which `multiply` is fastest."""
+        """Return the form of a frozen weight that `multiply` takes fastest."""
         ...
 
     def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,7 @@ def _is_served(weight: torch.Tensor) -> bool:
 def is_sound(products: Products, weight: torch.Tensor) -> bool:
     """Tell whether a row's bits depend on neither other rows nor threads, and its error is small.
 
-    The error of a product is at most that of its type.
+    The error of a product is at most the rounding error of its type.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn((2 * max(PROBES)[0], weight.shape[1]), generator=generator)
@@ -186,7 +186,7 @@ def is_sound(products: Products, weight: torch.Tensor) -> bool:
 def _multiply_by(
     threads: int, products: Products, rows: torch.Tensor, packed: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply in a thread of its own, with which its OpenMP threads end.
+    """Multiply in a thread of its own, so that its OpenMP threads end with it.
 
     While a process has more of them than there are cores, all of them sleep between operations.
     """
@@ -219,7 +219,7 @@ def _multiply_and_add(
 
 
 class _Linear(torch.autograd.Function):
-    """The product x Wᵀ + bias of a frozen W by oneDNN, whose operation has no gradient in torch."""
+    """The product x Wᵀ + bias of a frozen W by oneDNN; torch has no gradient of its operation."""
 
     @staticmethod
     def forward(

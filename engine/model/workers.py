@@ -20,8 +20,8 @@ DISTURBED = 0.85
 """Share of its threads' time that a shared step uses if no other program delays it, at least."""
 
 MOST_APART = 128
-"""Bound on the steps that are not shared after one that was disturbed: 1, and twice as many after
-each further one in a row."""
+"""Bound on the steps that are not shared after a disturbed step: 1, and twice as many after each
+further disturbed step in a row."""
 
 
 class Workers:
@@ -39,14 +39,14 @@ class Workers:
         return list(self._threads.map(function, parts))
 
     def may_share(self) -> bool:
-        """Tell whether the next step may be shared: not soon after one that was disturbed."""
+        """Tell whether the next step may be shared: not soon after a disturbed step."""
         if self._apart:
             self._apart -= 1
             return False
         return self.count > 1
 
     def share(self, function: Callable[[Part], Result], whole: Part) -> Result:
-        """Return the function's result, of which all threads compute each operation together."""
+        """Return the function's result; all threads compute each of its operations together."""
         began, used = time.perf_counter(), time.process_time()
         torch.set_num_threads(self.count)
         try:

@@ -1,7 +1,7 @@
 """Continuous batching of sampling requests: one packed forward pass per step.
 
 A step reads the prompts of new requests and one token of every running completion of every LoRA, in
-one row of tokens. What an earlier prompt began with is not read again (`prompt_cache.py`). A
+one row of tokens. What an earlier prompt began with is not read again (`kv_cache.py`). A
 request's result does not depend on the other requests (`sampling_pass.py`).
 """
 
@@ -18,12 +18,144 @@ from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
 from engine.model.products import Pair
 from engine.randomness import entropy, uniforms
-from engine.sampling.kv_cache import Cache
-from engine.sampling.packing import Part, Row, split
-from engine.sampling.prompt_reading import PromptReader
-from engine.sampling.requests import Prefill, SampleRequest, SamplingJob
+from engine.sampling.kv_cache import Cache, Pool, PromptCache
+from engine.sampling.requests import GREEDY_BELOW, Prefill, SampleRequest, SamplingJob
+from engine.sampling.sampling_pass import Part, Row, split
 from engine.sampling.slots import SlotTable
-from engine.sampling.token_choice import choose_tokens, prompt_logprobs, topk_prompt_logprobs
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    uniform: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw one token from each row of float32 logits [rows, vocabulary].
+
+    The arrays have one entry a row: the row's parameters, and a random number in [0, 1). The same
+    number always chooses the same token. Return tokens int64 and log-probabilities float32. Every
+    operation treats rows one by one, so a row's token does not depend on the others.
+    """
+    logprobs = logits.log_softmax(-1)
+    greedy = temperature < GREEDY_BELOW
+    tokens = np.empty(len(logits), dtype=np.int64)
+    if greedy.any():
+        tokens[greedy] = logits.argmax(-1).cpu().numpy()[greedy]
+    filtered = ((top_k > 0) | (top_p < 1)) & ~greedy
+    if (rows := ~greedy & ~filtered).any():
+        scaled = _divide_by_temperature(logits, temperature, rows)
+        tokens[rows] = _inverse_cdf(scaled.softmax(-1), uniform[rows])
+    if filtered.any():
+        scaled = _divide_by_temperature(logits, temperature, filtered)
+        tokens[filtered] = _draw_filtered(
+            scaled, top_k[filtered], top_p[filtered], uniform[filtered]
+        )
+    picked = torch.from_numpy(tokens).to(logits.device)[:, None]
+    return tokens, logprobs.gather(1, picked)[:, 0].cpu().numpy()
+
+
+def _divide_by_temperature(
+    logits: torch.Tensor, temperature: np.ndarray, rows: np.ndarray
+) -> torch.Tensor:
+    """Select rows of the logits and divide each by its temperature."""
+    if not rows.all():
+        logits = logits.index_select(0, torch.from_numpy(np.flatnonzero(rows)).to(logits.device))
+    if (temperature[rows] == 1).all():
+        return logits
+    return logits / torch.from_numpy(temperature[rows]).to(logits.device, logits.dtype)[:, None]
+
+
+def _draw_filtered(
+    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, uniform: np.ndarray
+) -> np.ndarray:
+    """Keep the top_k most likely tokens, then the fewest of them that reach top_p, and draw."""
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    limits = torch.from_numpy(top_k).to(logits.device)
+    limits = torch.where(limits > 0, limits, logits.shape[-1])
+    ranks = torch.arange(logits.shape[-1], device=logits.device)
+    likely = ordered.masked_fill(ranks >= limits[:, None], float("-inf")).softmax(-1)
+    before = likely.double().cumsum(-1) - likely
+    enough = torch.from_numpy(top_p).to(logits.device)[:, None]
+    # The most likely token is always kept.
+    likely = likely.masked_fill((before >= enough) & (ranks > 0), 0.0)
+    place = torch.from_numpy(_inverse_cdf(likely, uniform)).to(logits.device)
+    return tokens.gather(1, place[:, None])[:, 0].cpu().numpy()
+
+
+def _inverse_cdf(weights: torch.Tensor, uniform: np.ndarray) -> np.ndarray:
+    """Return for each row the first column whose cumulative weight exceeds uniform · total."""
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    reached = torch.from_numpy(uniform).to(weights.device)[:, None] * cumulated[:, -1:]
+    columns = torch.searchsorted(cumulated, reached, right=True)[:, 0]
+    return columns.clamp_(max=weights.shape[-1] - 1).cpu().numpy()
+
+
+def prompt_logprobs(logits: torch.Tensor, prompt: np.ndarray) -> np.ndarray:
+    """Return each prompt token's log-probability [T], from the logits [T, vocabulary]."""
+    targets = torch.from_numpy(prompt[1:]).to(logits.device)[:, None]
+    rows = logits[:-1]
+    known = (rows.gather(1, targets)[:, 0] - rows.logsumexp(-1)).cpu().numpy()
+    return np.concatenate([[np.nan], known]).astype(np.float32)
+
+
+def topk_prompt_logprobs(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k likeliest ids and their log-probabilities, each [T, k]."""
+    rows = logits[:-1]
+    values, ids = rows.topk(k, dim=-1)
+    known = (values - rows.logsumexp(-1, keepdim=True)).cpu().numpy()
+    first_ids = np.zeros((1, k), dtype=np.int32)
+    first = np.full((1, k), -99999.0, dtype=np.float32)
+    ids = ids.cpu().numpy().astype(np.int32)
+    return np.concatenate([first_ids, ids]), np.concatenate([first, known.astype(np.float32)])
+
+
+class PromptReader:
+    """The entries of the prompts that are being read, and the cache of prompts read before."""
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device, usual: int) -> None:
+        self.cache = PromptCache(shape, device)
+        self.entries = Cache(shape, device, usual)
+
+    def prepare(self, lora: LoraWeights | None, prompt: list[int]) -> Prefill:
+        """Return a prompt to read from its first token on that the cache does not know."""
+        path, known = self.cache.find(lora, prompt)
+        return Prefill(lora, prompt, path, known)
+
+    def begin(self, prefills: list[Prefill]) -> None:
+        """Give each prompt an entry, with the keys and values that are known.
+
+        If the logits of every token are needed, nothing counts as known.
+        """
+        self.entries.clear()
+        for prefill in prefills:
+            pool = self.pool(prefill)
+            (prefill.entry,) = pool.take(1)
+            if prefill.whole:
+                prefill.known = 0
+            if prefill.known:
+                self.cache.load(prefill.path, pool, prefill.entry)
+            for job in prefill.jobs:
+                if job.cached_tokens is None:
+                    job.cached_tokens = prefill.known
+
+    def pool(self, prefill: Prefill) -> Pool:
+        return self.entries.pool(len(prefill.prompt))
+
+    def finish(self, prefills: list[Prefill], table: SlotTable, cache: Cache) -> None:
+        """Copy the prompts' keys and values to their completions and to the cache of prompts."""
+        for prefill in prefills:
+            pool = self.pool(prefill)
+            slots = np.concatenate(prefill.slots)
+            slots = slots[table.capacity[slots] > 0]
+            if len(slots):
+                entries = table.entry[slots]
+                target = cache.pools[int(table.capacity[slots[0]])]
+                target.copy(entries, pool, np.full(len(entries), prefill.entry))
+            if not prefill.whole:
+                self.cache.store(prefill.lora, prefill.prompt, pool, prefill.entry)
+        self.entries.clear()
+
 
 PREFILL_TOKENS = 2048
 """Prompt tokens read in one step, unless one prompt alone is longer."""
@@ -35,7 +167,7 @@ PART_WORK = 2**31
 """Multiplications of a part of a step, below which a further thread is not worth its start."""
 
 SHARED_WEIGHTS = 2**25
-"""Weights from which on each operation takes so long that threads may share it."""
+"""Number of weights above which threads may share an operation, since it takes long."""
 
 Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Slots of completions, with the token that is drawn for each and its log-probability."""

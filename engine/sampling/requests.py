@@ -11,7 +11,7 @@ import numpy as np
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights
-from engine.sampling.prompt_cache import Block
+from engine.sampling.kv_cache import Block
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this value count as 0, because dividing by them would overflow."""
@@ -22,7 +22,7 @@ class SampleRequest:
     """Tinker's sampling request.
 
     A `stop` of None means the model's end tokens; with [] nothing stops a completion. A `top_k` ≤ 0
-    means no limit. Without a seed, one is drawn from the operating system.
+    means no limit. Without a seed, the operating system gives a random seed.
     """
 
     prompt: list[int]
@@ -54,8 +54,8 @@ class SampleRequest:
 class SampledSequence:
     """A completion, with its stop token.
 
-    `logprobs` are those of the model's own distribution (temperature 1, no top-k or top-p),
-    independent of the parameters that the tokens were drawn with.
+    `logprobs` are under the model's own distribution (temperature 1, no top-k or top-p), whatever
+    parameters the tokens were drawn with.
     """
 
     tokens: list[int]
@@ -69,8 +69,8 @@ class SampleResult:
 
     `prompt_logprobs` [T] begins with NaN, because nothing predicts the first token.
     `topk_prompt_logprobs` holds ids int32 and logprobs float32, both [T, K], most likely first; the
-    first row is 0 and -99999. `cached_tokens` counts the prompt's tokens whose keys and values were
-    known from an earlier request.
+    first row is 0 and -99999. `cached_tokens` counts the prompt's tokens with keys and values from
+    an earlier request.
     """
 
     sequences: list[SampledSequence]
@@ -137,7 +137,7 @@ class Prefill:
 
     @property
     def whole(self) -> bool:
-        """True if the logits of every position are needed, and not only those of the last."""
+        """True if the logits of every position are needed, not only of the last."""
         return any(job.wants_prompt for job in self.jobs)
 
 

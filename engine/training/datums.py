@@ -28,7 +28,7 @@ def check_datums(
 ) -> list[TrainingDatum]:
     """Return the datums as int64 and float32 arrays, without inputs that this loss does not read.
 
-    Raise RequestRefused with the datum, the input and the value that is wrong.
+    Raise RequestRefused that names the datum, the input and the wrong value.
     """
     if not data:
         raise RequestRefused("no datums were given; a forward pass needs at least one")

@@ -1,9 +1,9 @@
 """Tinker's built-in losses.
 
 Each loss is a pure function, summed over the tokens of one datum. Notation: p is the policy being
-trained, q the policy that sampled (`logprobs`), A the advantages, ratio = p / q. The formulas are
-those of tinker-docs.thinkingmachines.ai/tinker/losses. Clip thresholds are bounds of the ratio
-itself. A datum may give thresholds of its own, one per token, which override the config's.
+trained, q the policy that sampled (`logprobs`), A the advantages, ratio = p / q. The formulas stand
+in tinker-docs.thinkingmachines.ai/tinker/losses. Clip thresholds are bounds of the ratio itself. A
+datum may give thresholds of its own, one per token, which override the config's.
 """
 
 from collections.abc import Callable, Mapping
@@ -112,7 +112,7 @@ LOSSES: Mapping[str, EngineLoss] = {
 
 
 def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
-    """Return a loss by name, and its checked config; raise RequestRefused for unknown ones."""
+    """Return a loss by name, and its checked config; raise RequestRefused if unknown."""
     if name not in LOSSES:
         raise RequestRefused(
             f"there is no loss {name!r}; choose one of {', '.join(sorted(LOSSES))}"

@@ -3,20 +3,67 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from engine.errors import RequestRefused
-from engine.model.attention import SequenceAttention
-from engine.model.forward_pass import Attention, LoraLinear
+from engine.model.attention import Attention, LoraLinear, SequenceAttention
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraWeights, check_shapes
 from engine.model.products import Products
 from engine.training.datums import TrainingDatum, check_datums
 from engine.training.losses import Config, EngineLoss, resolve_loss
-from engine.training.target_logprobs import compute_target_logprobs
+
+LOGITS_AT_ONCE = 2**18
+"""Logits that a few operations compute one after another: a processor's second cache holds them."""
+
+
+def compute_target_logprobs(
+    logits: torch.Tensor, targets: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Compute each datum's log-probabilities, in the shape of its targets [T] or [T, K].
+
+    `logits` [tokens, vocabulary] has the datums' rows one after another. The gradient overwrites
+    the logits.
+    """
+    tables = [one.view(len(one), -1) for one in targets]
+    widest = max(table.shape[1] for table in tables)
+    padded = torch.cat([F.pad(table, (0, widest - table.shape[1])) for table in tables])
+    known: torch.Tensor = _TargetLogprobs.apply(logits, padded)
+    rows = known.split([len(table) for table in tables])
+    return [
+        own[:, : table.shape[1]].reshape(one.shape)
+        for own, table, one in zip(rows, tables, targets, strict=True)
+    ]
+
+
+class _TargetLogprobs(torch.autograd.Function):
+    """The log-probabilities [n, K] of targets [n, K] under logits [n, vocabulary]."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        parts = logits.split(_rows_at_once(logits))
+        normalizers = torch.cat([rows.logsumexp(-1, keepdim=True) for rows in parts])
+        ctx.save_for_backward(logits, targets, normalizers)
+        return logits.gather(1, targets) - normalizers
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        logits, *others = ctx.saved_tensors
+        count = _rows_at_once(logits)
+        columns = (one.split(count) for one in (logits, *others, gradients[0]))
+        for rows, targets, normalizers, gradient in zip(*columns, strict=True):
+            rows.sub_(normalizers).exp_().mul_(-gradient.sum(1, keepdim=True))
+            rows.scatter_add_(1, targets, gradient)
+        return logits, None
+
+
+def _rows_at_once(logits: torch.Tensor) -> int:
+    return max(1, LOGITS_AT_ONCE // logits.shape[1])
+
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -120,7 +167,7 @@ class Trainer:
     def _compute(
         self, datums: list[TrainingDatum], loss: EngineLoss, config: Config, backward: bool
     ) -> Computed:
-        """Compute a microbatch, of which no graph and no activation is left."""
+        """Compute a microbatch, and leave no graph and no activation of it."""
         with torch.set_grad_enabled(backward):
             logprobs, lot_loss = self._forward(datums, loss, config)
             tensors = [*self.lora.tensors.values()]
@@ -131,7 +178,7 @@ class Trainer:
         return known, float(lot_loss.detach()), gradients
 
     def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add a microbatch's gradients, in the order of the weights, to those before."""
+        """Add a microbatch's gradients, in the order of the weights, to the gradients before."""
         for tensor, gradient in zip(self.lora.tensors.values(), gradients, strict=False):
             if tensor.grad is None:
                 tensor.grad = gradient

@@ -17,7 +17,9 @@ from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
-from tasks.storage.json_files import read_log
+from tasks.storage.files import read_log
+from tasks.storage.plan_record import read_plan
+from tasks.storage.run_folder import folder_of
 
 if TYPE_CHECKING:
     from flows.recipe.plan import StagesRecipe, SweepRecipe
@@ -44,7 +46,6 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     `replaced` is deleted after them.
     """
     from flows.runtime.checks import check_start
-    from tasks.storage.run_folder import folder_of
 
     folder = folder_of(run)
     recipe = check_start(recipe, folder, [one.name for one in replaced])
@@ -73,8 +74,6 @@ def train_runs(
     from flows.stages import check_stages, stages
     from flows.sweep import check_sweep, sweep
     from tasks.reports.tables import fitted
-    from tasks.storage.plan_record import read_plan
-    from tasks.storage.run_folder import folder_of
 
     folder, deleted = folder_of(run), [one.name for one in replaced]
     way_on = f"`ratchet resume {run}` goes on"
@@ -122,7 +121,6 @@ def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "RunRecipe":
     from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.checks import check_recipe
     from tasks.storage.manifest import recipe_of
-    from tasks.storage.run_folder import folder_of
 
     folder = folder_of(run)
     recipe = count_steps(changed_recipe(recipe_of(folder), overrides, RunRecipe))

@@ -22,7 +22,7 @@ from flows.cli.command_line import (
 from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import Run, writable
 from flows.server.prefect_startup import quiet_prefect
-from tasks.storage.files import check_writable
+from tasks.storage.files import check_writable, write_text
 from tasks.storage.plan_record import has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
 
@@ -369,7 +369,6 @@ def trinity(
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
     from flows.importing.trinity import import_trinity
     from flows.importing.trinity_file import read_configuration
-    from tasks.storage.files import write_text
 
     text = import_trinity(file.name, read_configuration(file), set_ or [])
     if out is None:
@@ -430,8 +429,8 @@ def _now() -> str:
 def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.plan import StagesRecipe, SweepRecipe
-    from flows.recipe.presets import describe_preset
     from flows.recipe.run_recipe import RunRecipe
+    from tasks.settings.presets import describe_preset
 
     if said := describe_preset(recipe.model_dump()):
         say(said)

@@ -7,6 +7,7 @@ import typer
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, on_one_line, say, show, terminal_width, write_data
 from flows.cli.command_line import Overrides, Verbose, call_flow
+from tasks.storage.run_folder import folder_of
 
 if TYPE_CHECKING:
     from tasks.comparison.comparisons import Comparison
@@ -72,7 +73,6 @@ def promote(
     """Give a checkpoint a name, in place of the one that had it."""
     from flows.runtime.bound_checkpoints import promote as record
     from tasks.storage.manifest import recipe_of
-    from tasks.storage.run_folder import folder_of
 
     promoted, before = record(checkpoint, name)
     say(f"{name} is {promoted.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
@@ -84,7 +84,6 @@ def promote(
 def _describe(comparison: "Comparison") -> str:
     """Return a comparison as a table, with the examples on which the targets differ most."""
     from tasks.reports.tables import fitted
-    from tasks.storage.run_folder import folder_of
 
     rows: list[list[object]] = []
     for one in comparison.targets:

@@ -12,8 +12,9 @@ import typer
 
 from adapters.errors import UserError, did_you_mean
 from adapters.process.terminal import is_lost, say, show, terminal_width, write_data
-from tasks.storage.files import check_output
-from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.files import check_output, is_written, write_bytes
+from tasks.storage.plan_record import child_runs
+from tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
 
 app = typer.Typer()
 
@@ -46,7 +47,6 @@ def watch(run: Run) -> None:
     """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
     from flows.cli.progress_bar import watch_flow_run, watch_folder
     from tasks.storage.manifest import read_manifest
-    from tasks.storage.plan_record import child_runs
 
     folder = folder_of(run)
     if begun := [one.name for one in child_runs(folder)]:
@@ -66,8 +66,6 @@ def _comes(run: RunFolder) -> bool:
     Nothing is waited for where the name may be misspelt, or where a Prefect server knows the runs.
     """
     from prefect.settings import PREFECT_API_URL
-
-    from tasks.storage.run_folder import all_runs
 
     others = [one.name for one in all_runs() if not _differ_in_numbers(one.name, run.name)]
     if PREFECT_API_URL.value() or did_you_mean(run.name, others):
@@ -96,7 +94,6 @@ def report(
 ) -> None:
     """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
     from tasks.reports.page import write_report
-    from tasks.storage.run_folder import runs_root
 
     folders = [folder_of(name) for name in runs]
     out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
@@ -136,8 +133,7 @@ def sql(
     ] = None,
 ) -> None:
     """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
-    from tasks.recording.queries import answer
-    from tasks.storage.files import write_bytes
+    from tasks.recording.queries import answer_query
     from tasks.storage.manifest import read_manifest, readable_runs
 
     runs = [folder_of(name) for name in run] if run else readable_runs()
@@ -145,7 +141,7 @@ def sql(
         read_manifest(named)  # refuses a run that is not there
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
-    rows = answer(statement, runs, format)
+    rows = answer_query(statement, runs, format)
     if out is not None:
         write_bytes(out, rows)
         return
@@ -157,9 +153,7 @@ def sql(
 @app.command()
 def verify(run: Run) -> None:
     """Check that a run has every file that it must, and its engine's, as they were written."""
-    from tasks.storage.files import is_written
     from tasks.storage.manifest import read_manifest
-    from tasks.storage.plan_record import child_runs
 
     folder = folder_of(run)
     if not is_written(folder.path):

@@ -16,14 +16,14 @@ from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
 from tasks.recording.step_log import read_metrics
 from tasks.reports.facts import read_facts
 from tasks.reports.progress import (
-    CALLS,
+    CALLS_MEASURE,
     ProgressReader,
     WatchedRun,
     describe_run,
     describe_step,
     say_facts,
 )
-from tasks.storage.checksums import Damaged
+from tasks.storage.files import Damaged
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 
@@ -108,7 +108,7 @@ def watch_folder(run: RunFolder) -> None:
     def look() -> WatchedRun:
         progress, is_open = reader.look(), run.is_open()
         said = say_facts(run, progress)
-        state = said[CALLS] if is_open else read_facts(run).state(is_open=False)
+        state = said[CALLS_MEASURE] if is_open else read_facts(run).state(is_open=False)
         ended = progress.done >= progress.steps and not is_open
         return WatchedRun(describe_run(run.name, state, said, is_open=is_open), ended)
 

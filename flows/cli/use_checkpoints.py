@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.process.terminal import say, show
+from tasks.storage.files import check_absent
 
 app = typer.Typer()
 
@@ -65,7 +66,6 @@ def export(
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
     from flows.runtime.serving import find_weights
-    from tasks.storage.files import check_absent
 
     check_absent(out)
     run, at, step = checkpoint.partition("@")

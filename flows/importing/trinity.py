@@ -37,7 +37,7 @@ from flows.importing.trinity_given import (
 from flows.recipe.loading import parse_overrides
 from flows.recipe.plan import KINDS
 from tasks.settings.section import MOST_STEPS, TABLES
-from tasks.storage.keys import Json, Section, flatten
+from tasks.storage.dotted_keys import Json, Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),

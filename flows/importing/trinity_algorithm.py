@@ -7,12 +7,12 @@ from typing import Any, Literal, cast
 
 from adapters.errors import listed
 from flows.importing.trinity_file import MissingVariable, Translation, section
-from flows.recipe.presets import KL
 from tasks.algorithm.advantages import find_advantage
-from tasks.algorithm.divergences import IN_LOSS
+from tasks.algorithm.divergences import LOSS_ESTIMATORS
 from tasks.algorithm.losses import advantage_factor, find_loss
 from tasks.algorithm.settings import Settings, used_settings
-from tasks.storage.keys import Json, Section
+from tasks.settings.presets import KL
+from tasks.storage.dotted_keys import Json, Section
 
 Setting = tuple[str, Callable[[Any], float | str]]
 
@@ -278,7 +278,7 @@ def _translate_kl(out: Translation, default: str) -> None:
     if coefficient and other:
         out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", settled)
         return
-    if coefficient and in_loss not in AS_K1 and in_loss not in IN_LOSS:
+    if coefficient and in_loss not in AS_K1 and in_loss not in LOSS_ESTIMATORS:
         said = f"algorithm.kl_loss_fn {in_loss} has no gradient that keeps a policy near another"
         out.refuse(f"{said}; give k2", settled)
         return
@@ -297,7 +297,7 @@ def _translate_kl(out: Translation, default: str) -> None:
             f"algorithm.kl_loss_fn {in_loss}, whose gradient at ratio 1 is that of this penalty"
         )
     elif coefficient:
-        estimator = in_loss if in_loss in IN_LOSS else "k2"
+        estimator = in_loss if in_loss in LOSS_ESTIMATORS else "k2"
         values = {"coefficient": coefficient, "estimator": estimator, "placement": "loss"}
         reason = f"algorithm.kl_loss_fn {in_loss}, a term of its own"
     for key, value in values.items():

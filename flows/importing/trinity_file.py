@@ -14,8 +14,8 @@ from adapters.redaction import SECRET_VARIABLE, quote
 from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml, write_yaml
 from flows.recipe.loading import changed_recipe
 from flows.recipe.run_recipe import RunRecipe
+from tasks.storage.dotted_keys import Json, Section, find_value, merge_values, nest_value
 from tasks.storage.files import read_bytes
-from tasks.storage.keys import Json, Section, find, merge, nest
 
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"
@@ -349,7 +349,7 @@ def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str
     reasons = {key: reason for key, (_, reason) in values.items()}
     reasons |= dict.fromkeys(translation.chosen, "given by --set")
     written = {
-        key: f"{write_yaml(find(recipe, key), in_one_line=True)}  # {' '.join(why.split())}"
+        key: f"{write_yaml(find_value(recipe, key), in_one_line=True)}  # {' '.join(why.split())}"
         for key, why in reasons.items()
     }
     lines = [*_lay_out(_in_sections(written))]
@@ -362,7 +362,7 @@ def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str
 
 def _in_sections(values: Section) -> Section:
     """Nest the values of whole keys, such as `section.key`."""
-    return reduce(merge, (nest(key, value) for key, value in values.items()), {})
+    return reduce(merge_values, (nest_value(key, value) for key, value in values.items()), {})
 
 
 def _lay_out(section: Section, indent: str = "") -> Iterator[str]:

@@ -10,10 +10,10 @@ from flows.recipe.given_examples import GivenDataset, GivenRecipe
 from flows.recipe.run_recipe import Teachers
 from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
 from tasks.examples.reading import Source
-from tasks.examples.teaching import check_reads
+from tasks.examples.teachers import check_reads
 from tasks.settings.given import ALONE, WHOLE, Batches, HeldOutOrigin, Shares, TextLoss, Trained
 from tasks.settings.run import HeldOut
-from tasks.settings.section import Refusals, Section
+from tasks.settings.section import OTHERS, Needs, Refusals, Section
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -105,17 +105,15 @@ class TextTeacher(Section):
     """Text that the teacher reads before each conversation, as a system message, and the policy
     does not; `$column` is a column of the row."""
 
+    requirements = (Needs(OTHERS, "model"),)
+
     def refusals(self) -> Refusals:
         find_distillation(self.divergence)
         if self.reads is not None:
             check_reads(self.reads)
-        given = self.given(*TextTeacher.model_fields)
-        yield (
-            self.model is None and given != "",
-            f"teacher without model ignores {given}; give teacher.model, or leave them out",
-        )
         if self.model is not None and "://" in self.model:
             check_place(self.model)
+        yield from ()
 
 
 class FinetuneRecipe(GivenRecipe):
@@ -152,6 +150,9 @@ class FinetuneRecipe(GivenRecipe):
             "leave it out",
         )
 
+    def measures(self) -> list[str]:
+        return ["loss"]
+
     def teachers(self) -> Teachers:
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}
@@ -164,8 +165,8 @@ class FinetuneRecipe(GivenRecipe):
         return Texts(run.texts, taught, self.divergence())
 
     def written(self, rows: Source) -> "GivenSource":
+        from tasks.given.sides import ComparedPairs
         from tasks.given.texts import WrittenTexts
-        from tasks.given.verdicts import ComparedPairs
 
         question = self.dataset.compares
         if question is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -27,14 +27,19 @@ from tasks.settings.given import (
     Splits,
 )
 from tasks.settings.run import HeldOut
-from tasks.settings.section import Refusals
-from tasks.storage.manifest import Eras
+from tasks.settings.section import Needs
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.given.chosen import Chosen
     from tasks.given.given import Drawing, Given, GivenSource
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+
+OF_TRAINING = {"query", "share"}
+"""Keys of an origin of texts or pairs that say nothing of those that are held out."""
+TOKENS = {"base", "renderer", "thinking"}
+"""Keys of a model that say of which tokens a text is."""
 
 
 class Dataset(Splits):
@@ -66,18 +71,10 @@ class Dataset(Splits):
     target: float = Field(default=0.5, ge=-1e9, le=1e9)
     """The mean reward at which `pass_rate` prefers an example."""
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        yield (
-            (self.order == "easy_to_hard") != (self.difficulty is not None),
-            f"order {self.order} with difficulty {self.difficulty}: one without the other does "
-            "nothing; give order easy_to_hard and a column of numbers, or neither",
-        )
-        yield (
-            self.order != "pass_rate" and self.target != 0.5,
-            f"target {self.target:g} would be ignored by order {self.order}, which no reward "
-            "changes; leave it out, or give order pass_rate",
-        )
+    requirements = (
+        Needs("difficulty", "order", "easy_to_hard", each_other=True),
+        Needs("target", "order", "pass_rate"),
+    )
 
     def held_out_share(self) -> float | None:
         return self.held_out
@@ -92,7 +89,7 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from tasks.given.verdicts import ComparedExamples
+        from tasks.given.sides import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 
@@ -174,19 +171,38 @@ class GivenRecipe(RunRecipe):
         units = sum(len(of) for name, of in self.given_examples().items() if not _is_held_out(name))
         return ceil(Fraction(str(epochs)) * units / self.batch.size)
 
+    def measured_by(self, select: str) -> dict[str, Any]:
+        values = self.model_dump(mode="json")
+        dataset = values["dataset"]
+        sources = {name: _held_out(one) for name, one in dataset.get("sources", {}).items()}
+        return {
+            "evaluation": values["evaluation"],
+            "dataset": {**_held_out(dataset), "sources": sources},
+            "teacher": values.get("teacher"),
+            **self.compared_by(),
+        }
+
+    def compared_by(self) -> dict[str, Any]:
+        """Map the keys by which a checkpoint is measured on held-out units."""
+        return {"model": self.model.model_dump(include=TOKENS)}
+
     def drawing(self) -> "Drawing":
         from tasks.given.given import Drawing
 
         return Drawing(self.batch, self.seed, self.dataset.shares())
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of the policy: the tokens of the units."""
         from tasks.given.given import GivenSteps
 
         drawings = recipes.make(GivenRecipe, GivenRecipe.drawing)
         return GivenSteps(self.units(run), run.datums, drawings)
+
+
+def _held_out(origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in origin.items() if key not in OF_TRAINING}
 
 
 def _name(split: str, source: str) -> str:

@@ -14,12 +14,12 @@ from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from flows.recipe.plan import KINDS, Stage, StagesRecipe, SweepRecipe
-from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from tasks.settings.presets import PRESETS
 from tasks.settings.section import TABLES, explain
-from tasks.storage.keys import Json, Section, merge, nest
-from tasks.storage.manifest import Eras, lineage, recipe_of
+from tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
+from tasks.storage.manifest import ByStep, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
 
 PROJECT_FILE = Path("prefect.yaml")
@@ -101,10 +101,10 @@ def read_recipe(run: RunFolder, kind: type[T] = RunRecipe) -> T:
     return recipe
 
 
-def read_lineage(run: RunFolder, recipe: RunRecipe) -> Eras[RunRecipe]:
+def read_lineage(run: RunFolder, recipe: RunRecipe) -> ByStep[RunRecipe]:
     """Return the recipes that make the steps of a run: those of its ancestors, and its own."""
     *ancestors, (own, _) = lineage(run)
-    return Eras((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
+    return ByStep((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
 
 
 def _read_values(name: str) -> Json:
@@ -148,7 +148,7 @@ def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R]
     preset = PRESETS.get(str(algorithm.get("preset"))) if isinstance(algorithm, Mapping) else None
     if preset is not None:
         values = {**_without(values, preset.values), "algorithm": {}}
-    return _validated(own, merge(values, given))
+    return _validated(own, merge_values(values, given))
 
 
 def _named_stages(values: Section, given: Section) -> Section:
@@ -163,7 +163,7 @@ def _named_stages(values: Section, given: Section) -> Section:
             f"stages are {', '.join(named)}"
         )
     changed = [
-        merge(one, change) if isinstance(change := changes.get(name), Mapping) else one
+        merge_values(one, change) if isinstance(change := changes.get(name), Mapping) else one
         for name, one in named.items()
     ]
     return {**given, "stages": changed}
@@ -303,7 +303,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")
         try:
-            given = merge(given, nest(key, _parse(text, known.get(key))))
+            given = merge_values(given, nest_value(key, _parse(text, known.get(key))))
         except YamlError as error:
             raise RecipeError(
                 f"--set {key}: {quote(text, key)} is no list or table of YAML: {error}"

@@ -12,17 +12,13 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
-from adapters.door.roles import checkpoint_of
 from adapters.errors import counted
-from flows.recipe.algorithm import BASE
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import START as REFERENCE_AT_START
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from tasks.settings.given import TEST
 from tasks.settings.section import Refusals, Section, explain
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge_values
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import name_run
 
@@ -39,12 +35,6 @@ MOST_AT_ONCE = 100
 Selected: TypeAlias = Literal["reward", "greedy", "judged", "loss", "accuracy"]
 Values = dict[str, Any]
 """Values of keys that make a run of a sweep."""
-OF_TRAINING = ("query", "share")
-"""Keys of an origin of texts or pairs that say nothing of those that are held out."""
-HELD_OUT = ("path", "test_split", "splits", "held_out")
-"""Keys of a dataset that say which of its examples are held out."""
-TOKENS = ("base", "renderer", "thinking")
-"""Keys of a model that say of which tokens a text is."""
 
 StageFlow: TypeAlias = Literal["train", "finetune", "prefer"]
 KINDS: Mapping[str, type[RunRecipe]] = {
@@ -278,7 +268,7 @@ def _lay_under(shared: Mapping[str, Any], flow: str, recipe: Any) -> Any:
     if not isinstance(recipe, Mapping) or flow not in KINDS:
         return recipe
     known = KINDS[flow].model_fields
-    return merge({key: value for key, value in shared.items() if key in known}, recipe)
+    return merge_values({key: value for key, value in shared.items() if key in known}, recipe)
 
 
 def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
@@ -387,83 +377,3 @@ def as_overrides(values: Values) -> list[str]:
 def _written(value: object) -> str:
     """Write a value as a command line has it, a list or a table as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def measured_by(recipe: RunRecipe, select: str) -> dict[str, Any]:
-    """Map keys of a recipe to what says how held-out examples are measured, for a measure.
-
-    Runs of which it differs cannot be compared.
-    """
-    values = recipe.model_dump(mode="json")
-    if isinstance(recipe, Recipe):
-        return {"evaluation": values["evaluation"], **_played_by(recipe, select)}
-    dataset = values["dataset"]
-    sources = {name: _held_out(one) for name, one in dataset.get("sources", {}).items()}
-    return {
-        "evaluation": values["evaluation"],
-        "dataset": {**_held_out(dataset), "sources": sources},
-        "teacher": values.get("teacher"),
-        **(_compared_by(recipe) if isinstance(recipe, PreferRecipe) else _model(recipe, *TOKENS)),
-    }
-
-
-def _played_by(recipe: Recipe, select: str) -> dict[str, Any]:
-    """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations.
-
-    A judge of pairs compares with checkpoint 0, whose weights are then a part of the measure.
-    """
-    values, rollouts, judge = (
-        recipe.model_dump(mode="json"),
-        recipe.rollouts,
-        recipe.evaluation.judge,
-    )
-    sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
-    asked = {*recipe.plays()[1], *(recipe.plays(judge)[1] if judge.judges else ())}
-    fixed = recipe.evaluation.roles
-    roles = {role: who for role, who in recipe.roles.items() if role in asked - fixed.keys()}
-    by_base = BASE in map(checkpoint_of, (*roles.values(), *fixed.values()))
-    beside_start = select != "greedy" and judge.judges and judge.shown() == "pair"
-    return {
-        "agent": recipe.agent,
-        "roles": roles,
-        "dataset": {key: values["dataset"][key] for key in HELD_OUT},
-        "rollouts": {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "max_calls": rollouts.max_calls,
-            "timeout_seconds": rollouts.timeout_seconds,
-        },
-        **_model(recipe, *["base"] * by_base, *["base", "start"] * beside_start),
-    }
-
-
-def _compared_by(recipe: PreferRecipe) -> dict[str, Any]:
-    """Map the keys by which the sides of held-out pairs are compared, and with which reference.
-
-    Of pairs all losses compare alike that have a reference, or none, by sums or by token; labelled
-    answers are compared with the loss's z.
-    """
-    reference, row = recipe.preference.reference, recipe.preference.row()
-    by = f"log p{' - log ref' * row.reference}{' by token' * row.by_token}"
-    by += " - z" * (row.mismatched and _may_be_labelled(recipe))
-    if not row.reference:
-        return {"preference": {"loss": by}}
-    start = ["start"] * (reference == REFERENCE_AT_START)
-    return {
-        "preference": {"loss": by, "reference": reference},
-        **_model(recipe, *TOKENS, *start),
-    }
-
-
-def _may_be_labelled(recipe: PreferRecipe) -> bool:
-    """Return whether held-out answers are labelled; what a query chooses may be."""
-    held_out = recipe.sources().get(TEST)
-    return held_out is None or any("completion" in row["example"] for row in held_out.examples())
-
-
-def _model(recipe: RunRecipe, *keys: str) -> dict[str, Any]:
-    return {"model": {key: getattr(recipe.model, key) for key in keys}}
-
-
-def _held_out(origin: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in origin.items() if key not in OF_TRAINING}

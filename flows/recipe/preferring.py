@@ -1,11 +1,10 @@
 """The recipe of learning from preferences; its values stand in prefect.yaml."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from flows.recipe.algorithm import BASE, SettingValue
-from flows.recipe.given_examples import GivenDataset, GivenRecipe
+from flows.recipe.given_examples import TOKENS, GivenDataset, GivenRecipe
 from tasks.algorithm.preferences import (
     PREFERENCES,
     Preference,
@@ -13,7 +12,8 @@ from tasks.algorithm.preferences import (
     find_preference,
 )
 from tasks.examples.reading import Source
-from tasks.settings.given import PairBatches
+from tasks.settings.algorithm import BASE, SettingValue
+from tasks.settings.given import TEST, PairBatches
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import HeldOut
 from tasks.settings.section import Refusals, Section
@@ -98,6 +98,33 @@ class PreferRecipe(GivenRecipe):
             substeps > pairs,
             f"optimizer.substeps {substeps} with batch.pairs {pairs}: a pair is never split; give "
             "at most as many substeps as pairs",
+        )
+
+    def measures(self) -> list[str]:
+        return ["accuracy"]
+
+    def compared_by(self) -> dict[str, Any]:
+        """Map the keys by which the sides of held-out pairs are compared, and with which reference.
+
+        All losses of pairs that have a reference compare alike, and so do all without one, by sums
+        or by token; labelled answers are compared with the loss's z.
+        """
+        reference, row = self.preference.reference, self.preference.row()
+        by = f"log p{' - log ref' * row.reference}{' by token' * row.by_token}"
+        by += " - z" * (row.mismatched and self._may_be_labelled())
+        if not row.reference:
+            return {"preference": {"loss": by}}
+        weights = TOKENS | ({"start"} if reference == START else set())
+        return {
+            "preference": {"loss": by, "reference": reference},
+            "model": self.model.model_dump(include=weights),
+        }
+
+    def _may_be_labelled(self) -> bool:
+        """Return whether held-out answers are labelled; what a query chooses may be."""
+        held_out = self.sources().get(TEST)
+        return held_out is None or any(
+            "completion" in row["example"] for row in held_out.examples()
         )
 
     def units(self, run: RunFolder) -> "BoundPairs":

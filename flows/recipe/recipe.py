@@ -3,22 +3,22 @@
 from collections.abc import Iterator, Mapping, Set
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Sampling
 from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
-from flows.recipe.algorithm import Algorithm, names_checkpoint
 from flows.recipe.given_examples import Dataset
-from flows.recipe.presets import expand_preset
 from flows.recipe.run_recipe import RunRecipe, Teachers
-from tasks.algorithm.advantages import ADVANTAGES, CreditAssignment, find_advantage
+from tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from tasks.examples.reading import Source
-from tasks.settings.given import TEST, TRAIN
+from tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
+from tasks.settings.given import EXPERT, TEST, TRAIN
+from tasks.settings.presets import expand_preset
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -26,9 +26,14 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
     from tasks.update_method import UpdateMethod
 
+HELD_OUT = {"path", "test_split", "splits", "held_out"}
+"""Keys of a dataset that say which of its examples are held out."""
+
 
 class Recipe(RunRecipe):
     """The recipe of `train` and of `replay`: reinforcement learning on an agent's rollouts."""
+
+    plays_rollouts: ClassVar[bool] = True
 
     flow: str = "train"
     """The flow that the recipe is for."""
@@ -199,6 +204,45 @@ class Recipe(RunRecipe):
             "happened to arrive before; give rollouts.order shard",
         )
 
+    def sampling(self) -> Sampling:
+        return self.rollouts.sampling()
+
+    def not_reproducible(self) -> list[str]:
+        return self.rollouts.not_reproducible()
+
+    def measures(self) -> list[str]:
+        evaluation = self.evaluation
+        has = {"reward": True, "greedy": evaluation.greedy, "judged": evaluation.judge.judges}
+        return [name for name, is_measured in has.items() if is_measured]
+
+    def measured_by(self, select: str) -> dict[str, Any]:
+        """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations.
+
+        A judge of pairs compares with checkpoint 0, whose weights are then a part of the measure.
+        """
+        rollouts, judge = self.rollouts, self.evaluation.judge
+        sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
+        asked = {*self.plays()[1], *(self.plays(judge)[1] if judge.judges else ())}
+        fixed = self.evaluation.roles
+        roles = {role: who for role, who in self.roles.items() if role in asked - fixed.keys()}
+        by_base = BASE in map(checkpoint_of, (*roles.values(), *fixed.values()))
+        beside_start = select != "greedy" and judge.judges and judge.shown() == "pair"
+        weights = {"base"} if by_base else set[str]()
+        weights |= {"base", "start"} if beside_start else set()
+        played = {"max_calls": rollouts.max_calls, "timeout_seconds": rollouts.timeout_seconds}
+        return {
+            "evaluation": self.evaluation.model_dump(mode="json"),
+            "agent": self.agent,
+            "roles": roles,
+            "dataset": self.dataset.model_dump(mode="json", include=HELD_OUT),
+            "rollouts": {
+                "max_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                **played,
+            },
+            "model": self.model.model_dump(include=weights),
+        }
+
     def changes_no_result(self) -> Set[str]:
         places = {f"rollouts.{key}" for key in ("runner", "cluster", "door", "most_failed")}
         batches = set() if self.rollouts.depend_on_batches() else {"rollouts.batches"}
@@ -232,7 +276,14 @@ class Recipe(RunRecipe):
     def given_examples(self) -> "dict[str, GivenSource]":
         """Map the split of the expert's texts, if there is an expert, to the texts."""
         expert = self.algorithm.expert
-        return expert.texts(self.model.base) if expert.given_texts else {}
+        if not expert.given_texts:
+            return {}
+        from tasks.given.chosen import ChosenRollouts, queries_of
+        from tasks.given.texts import WrittenTexts
+
+        if queries := queries_of(expert, self.model.base, EXPERT):
+            return {TRAIN: ChosenRollouts(queries[TRAIN])}
+        return {TRAIN: WrittenTexts(expert.files()[TRAIN], expert.trained)}
 
     def queried_runs(self) -> Iterator[str]:
         yield from self.algorithm.expert.runs
@@ -295,38 +346,24 @@ class Recipe(RunRecipe):
         return own | self.answering_checkpoints() | super().named_checkpoints()
 
     def credit(self) -> CreditAssignment:
-        algorithm = self.algorithm
-        return CreditAssignment(
-            advantage=algorithm.advantage,
-            aggregation=algorithm.aggregation,
-            min_group_size=self.rollouts.min_group_size(),
-            discount=algorithm.discount,
-            advantage_settings=algorithm.advantage_settings,
-            divisor=algorithm.divisor,
-            regularized=algorithm.regularized,
-            penalties=algorithm.penalties(),
-            entropy_coefficient=algorithm.entropy_coefficient,
-            rewards_query=algorithm.rewards,
-            judged=self.judge.judges,
-            trained_calls=algorithm.trained_calls,
-            seed=self.seed,
-        )
+        smallest = self.rollouts.min_group_size()
+        return CreditAssignment(self.algorithm, smallest, self.judge.judges, self.seed)
 
     def update_method(self) -> "UpdateMethod":
         algorithm, stream = self.algorithm, self.rollouts.stream
-        terms = {"expert": algorithm.expert.term(), "divergence": algorithm.kl.term()}
+        terms = {"expert": algorithm.expert, "divergence": algorithm.kl}
         return self.minimize(algorithm.loss, algorithm.loss_settings, by_batch=stream, **terms)
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: Eras[RunRecipe]
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
-        from tasks.given.given import GivenSteps
+        from tasks.given.given import Drawing, GivenSteps
         from tasks.given.texts import Texts
         from tasks.recovery.rollout_steps import RolloutSteps
 
-        beside: StepSource | None = None
+        expert: StepSource | None = None
         if self.algorithm.expert.given_texts:
-            drawings = recipes.make(Recipe, lambda made: made.algorithm.expert.drawing(made.seed))
-            beside = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
-        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), beside)
+            drawings = recipes.make(Recipe, lambda of: Drawing(of.algorithm.expert, of.seed))
+            expert = GivenSteps(Texts(run.expert_texts), run.expert, drawings)
+        return RolloutSteps(run, policy, recipes.make(Recipe, Recipe.credit), expert)

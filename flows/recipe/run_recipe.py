@@ -5,26 +5,31 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Set, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Sampling
 from adapters.errors import UserError, counted
-from flows.recipe.algorithm import names_checkpoint
 from tasks.algorithm.learning_rates import default_learning_rate
 from tasks.algorithm.settings import Settings
 from tasks.examples.reading import Source
+from tasks.settings.algorithm import names_checkpoint
 from tasks.settings.optimizer import Optimizer
+from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
-from tasks.storage.keys import flatten
-from tasks.storage.manifest import Eras, differences
+from tasks.storage.dotted_keys import flatten
+from tasks.storage.manifest import ByStep, differences
 from tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
     from tasks.update_method import UpdateMethod
+
+
+MOST_TOKENS = 512
+"""Limit of an answer for clients that name none, where no recipe has rollouts."""
 
 
 class FlowError(UserError):
@@ -67,6 +72,9 @@ class FlowRecipe(Section):
 
 class RunRecipe(FlowRecipe, ABC):
     """Everything that a run of any flow depends on."""
+
+    plays_rollouts: ClassVar[bool] = False
+    """Whether the flow plays an agent; another flow is given what it learns."""
 
     steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Optimizer steps; 0 counts them by `epochs`."""
@@ -135,6 +143,25 @@ class RunRecipe(FlowRecipe, ABC):
         """Return whether there is anything on which checkpoints are measured."""
         return True
 
+    def sampling(self) -> Sampling:
+        """Return the sampling with which a checkpoint is served."""
+        return Rollouts(max_tokens=MOST_TOKENS).sampling()
+
+    def not_reproducible(self) -> list[str]:
+        """List why another run of the recipe would not have the same weights."""
+        return []
+
+    def measures(self) -> list[str]:
+        """List what a run may be chosen by; the first is the default."""
+        return []
+
+    def measured_by(self, select: str) -> dict[str, Any]:
+        """Map keys of the recipe to what says how held-out examples are measured, for a measure.
+
+        Runs that differ in it cannot be compared.
+        """
+        return {}
+
     def given_examples(self) -> Mapping[str, Sized]:
         """Map the splits of what a run is given to learn, and does not play, to the examples."""
         return {}
@@ -175,7 +202,7 @@ class RunRecipe(FlowRecipe, ABC):
         return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 
     def source(
-        self, run: RunFolder, policy: "TrainedPolicy", recipes: "Eras[RunRecipe]"
+        self, run: RunFolder, policy: "TrainedPolicy", recipes: "ByStep[RunRecipe]"
     ) -> "StepSource":
         """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
         from tasks.recovery.recorded_steps import StepSource

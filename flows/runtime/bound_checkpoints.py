@@ -20,7 +20,6 @@ from adapters.errors import UserError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
 from durable.files import link_or_copy, remove
-from flows.recipe.algorithm import BASE, names_checkpoint
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
@@ -34,6 +33,7 @@ from tasks.comparison.promotions import (
     record_promotion,
 )
 from tasks.reports.facts import read_facts
+from tasks.settings.algorithm import BASE, names_checkpoint
 from tasks.settings.run import Model
 from tasks.storage.files import is_written
 from tasks.storage.manifest import read_manifest
@@ -314,7 +314,7 @@ def open_references(
         def opened(key: str, name: str) -> "PatientSampler":
             return _open(key, name, recipe.model.base, folder, (service, elsewhere))
 
-        if algorithm.kl.penalty() is not None:
+        if algorithm.kl.coefficient:
             key, name = "algorithm.kl.reference", algorithm.kl.reference
             asked["references"] = References({name: opened(key, name)})
         if named:

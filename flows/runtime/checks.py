@@ -15,19 +15,17 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.harness.agents import load_agent
 from adapters.network.addresses import check_listener
-from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config
-from adapters.rendering.thinking import set_thinking
-from adapters.tinker.bases import base_folder, check_base
+from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
+from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
-from adapters.tinker.model_files import check_template
-from flows.recipe.algorithm import BASE
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
-from tasks.examples.teaching import choose_teacher, fill_reads
+from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
+from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
@@ -40,7 +38,7 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.choice import check_trackers
+from tasks.tracking.run_tracking import check_trackers
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -167,7 +165,7 @@ def is_finished(child: PlannedRun) -> bool:
         return False
     recipe = count_steps(child.recipe)
     check_binding(run, recipe)
-    unscored = not isinstance(recipe, Recipe) or not recipe.holds_out()
+    unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return len(read_metrics(run.metrics)) == recipe.steps and scored
 

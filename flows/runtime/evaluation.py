@@ -18,8 +18,7 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun
 from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
-from tasks.judging.groups import draw_held_out
-from tasks.judging.verdicts import verdicts_of
+from tasks.judging import draw_held_out, verdicts_of
 from tasks.recording.scores import Score, headline
 from tasks.rollouts import check_held_out
 from tasks.shards import ShardSize, draw_shard, read_shard

@@ -14,17 +14,16 @@ from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.open_rollouts import RolloutRunner, ask_judge
 from flows.runtime.open_run import OpenRun
 from flows.runtime.policies import RunPolicy
-from tasks.given.given import bind_given, draw_given
+from tasks.given.given import Drawing, bind_given, draw_given
 from tasks.given.texts import Texts
-from tasks.judging.groups import draw_groups
-from tasks.judging.verdicts import measure_verdicts, record_verdicts
+from tasks.judging import draw_groups, measure_verdicts, record_verdicts
 from tasks.metrics import name_expert
 from tasks.recording.step_log import Metrics
 from tasks.references import References, compute_references
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.tables import flat, read
+from tasks.storage.tables import flat_values, read_table
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Extras:
         """Draw the expert's texts that a step trains beside its rollouts, if there is an expert."""
         if self.texts is None:
             return []
-        drawing = self.recipe.algorithm.expert.drawing(self.recipe.seed)
+        drawing = Drawing(self.recipe.algorithm.expert, self.recipe.seed)
         return [draw_given(self.run.folder.expert(policy.name, step), self.texts, drawing, step)]
 
     def metrics(self, step: int, spans: Sequence[Path]) -> Metrics:
@@ -74,7 +73,7 @@ class Extras:
         folder, measured = self.run.folder, dict[str, float]()
         if self.texts is not None:
             drawn = folder.expert(POLICY, step)
-            tokens = int(flat(read(drawn, ["mask"])["mask"]).sum())
+            tokens = int(flat_values(read_table(drawn, ["mask"])["mask"]).sum())
             measured = name_expert({**self.texts.measure(drawn), "tokens": tokens})
         if self.recipe.judge.judges:
             verdicts, judged = folder.verdicts(step), folder.sealed(shard_name(JUDGE, step))

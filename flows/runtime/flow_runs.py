@@ -13,7 +13,6 @@ from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_
 from adapters.errors import EngineDied, UserError, counted
 from flows.recipe.loading import read_recipe
 from flows.recipe.plan import BEST
-from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.reports.facts import LOSS, Measure, read_facts
 from tasks.storage.run_folder import RunFolder, name_run
@@ -136,8 +135,6 @@ def summarize_run(run: RunFolder) -> RunSummary:
     before, after = (values.by_step.get(step) for step in (0, facts.done))
     known = before is not None and after is not None and facts.done > 0
     scored = len(values.by_step) > 2
-    plays = isinstance(recipe, Recipe)
-    repeats = replayed or not plays or not recipe.rollouts.not_reproducible()
     return RunSummary(
         run=run.name,
         steps=facts.done,
@@ -149,8 +146,8 @@ def summarize_run(run: RunFolder) -> RunSummary:
         error=str(facts.last_failure() or ""),
         left_out=facts.sum("stragglers/count"),
         drift=facts.drift if replayed else (),
-        reproducible=repeats,
-        measure=values.measure if values.by_step or plays else LOSS,
+        reproducible=replayed or not recipe.not_reproducible(),
+        measure=values.measure if values.by_step or recipe.plays_rollouts else LOSS,
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,
         held_out=describe_held_out(recipe),

@@ -73,7 +73,7 @@ def fork_run(
         fixed = ARRIVAL if by_arrival else ARRIVAL[:1]
         _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
     if parent.bound_files():
-        given = GIVEN if parent.given_files() else OF_EXPERT
+        given = OF_EXPERT if read_recipe(parent).plays_rollouts else GIVEN
         _refuse(parent, recipe, given, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
@@ -119,7 +119,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
 
 def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
     """Refuse (UserError) a recipe that cannot be trained on the rollouts of `parent`."""
-    if parent.given_files():
+    if not read_recipe(parent).plays_rollouts:
         raise RunError(
             f"{parent.path} has texts or pairs and no rollouts: `ratchet fork {parent.name} --at 0 "
             "--set KEY=VALUE` trains them anew, say under another loss"

@@ -18,7 +18,7 @@ from adapters.door.door import Door
 from adapters.errors import counted
 from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
-from adapters.process.open_files import REMEDY, OutOfFiles, most_rollouts
+from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_checkpoints
@@ -261,7 +261,7 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
     if most < batches:
         raise OutOfFiles(
             f"the recipe plays {batches} batches at a time, evaluations included, and the limit of "
-            f"open files allows {counted(most, 'rollout')}; {REMEDY}, or give fewer "
+            f"open files allows {counted(most, 'rollout')}; {FILES_REMEDY}, or give fewer "
             "rollouts.batches"
         )
     few = most // batches
@@ -270,7 +270,7 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
         "play all of rollouts.concurrency, %s",
         few,
         wanted,
-        REMEDY,
+        FILES_REMEDY,
     )
     return few
 

@@ -24,18 +24,17 @@ from flows.runtime.checks import check_binding, check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
-from tasks.metrics import StepFiles, drop_costs, measure, name_metrics
+from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
 from tasks.recording.step_log import Metrics, read_metrics, record_metrics
 from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Model
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written
-from tasks.storage.keys import flatten
 from tasks.storage.manifest import bind_run, read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.choice import tracker_openers
-from tasks.tracking.prefect_pages import NAME, PrefectPages, write_run_report
-from tasks.tracking.run_tracking import RunTracking
+from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
+from tasks.tracking.run_tracking import RunTracking, tracker_openers
 from tasks.updates import read_update
 
 log = logging.getLogger(__name__)
@@ -186,7 +185,7 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     chosen = tracker_openers(recipe.tracking)
     pages = PrefectPages(folder, recipe.steps)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
-    return RunTracking(folder, {NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
+    return RunTracking(folder, {UI_NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
 
 
 def record_step(
@@ -204,7 +203,7 @@ def record_step(
     metrics: Metrics = {**(extra or {})}
     for policy in run.policies:
         loss = policy.updater.recorded.methods.at(step).loss
-        measured = measure(files[policy.name], policy.roles, min_group_size, loss)
+        measured = measure_step(files[policy.name], policy.roles, min_group_size, loss)
         measured |= read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)

@@ -23,10 +23,10 @@ from flows.runtime.open_rollouts import (
     wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import datums_of_batch
 from tasks.examples.reading import Source
 from tasks.rollouts import measure_yield
+from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.arrivals import ArrivalLedger

@@ -14,7 +14,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import check_state, find_start
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.updates import PolicyUpdater
 
@@ -98,7 +98,7 @@ class RunPolicies:
 
 def open_policies(
     recipe: RunRecipe,
-    recipes: Eras[RunRecipe],
+    recipes: ByStep[RunRecipe],
     folder: RunFolder,
     service: Service,
     *,
@@ -120,7 +120,7 @@ def open_policies(
 
 def policy_updater(
     recipe: RunRecipe,
-    recipes: Eras[RunRecipe],
+    recipes: ByStep[RunRecipe],
     folder: RunFolder,
     service: Service,
     name: str,
@@ -140,7 +140,7 @@ def policy_updater(
 
 
 def recorded_steps(
-    recipe: RunRecipe, recipes: Eras[RunRecipe], folder: RunFolder, name: str
+    recipe: RunRecipe, recipes: ByStep[RunRecipe], folder: RunFolder, name: str
 ) -> RecordedSteps:
     """Return the recorded steps of a policy; `recipes` have made the run's steps."""
     methods = recipes.make(RunRecipe, lambda made: made.update_method())

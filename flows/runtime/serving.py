@@ -20,7 +20,7 @@ from adapters.tinker.engines import check_reachable, needs_engine
 from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
 from flows.recipe.loading import read_lineage, read_recipe
-from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import MOST_TOKENS
 from flows.runtime.bound_checkpoints import CheckpointName
 from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Model, ServicePatience
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tasks.updates import PolicyUpdater
 
 LOOK_SECONDS = 0.5
-MOST_TOKENS = 512
-"""Most tokens of a base model's answer, for clients that name no limit."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,8 @@ def find_weights(name: str) -> Weights:
     recipe = read_recipe(folder)
     named.check_policy(recipe.policies())
     step = named.saved_step
-    rollouts = recipe.rollouts if isinstance(recipe, Recipe) else Rollouts(max_tokens=MOST_TOKENS)
-    name, defaults = f"{named.title}@{step}", rollouts.sampling()
-    return Weights(name, recipe.model, defaults, folder, named.policy or POLICY, step)
+    name = f"{named.title}@{step}"
+    return Weights(name, recipe.model, recipe.sampling(), folder, named.policy or POLICY, step)
 
 
 @contextmanager

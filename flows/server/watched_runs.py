@@ -26,9 +26,9 @@ from prefect.settings import PREFECT_API_URL
 from adapters.errors import UserError, did_you_mean
 from adapters.network.addresses import check_listener
 from adapters.process.terminal import on_one_line
-from tasks.reports.progress import CALLS, Said, WatchedRun, describe_run
+from tasks.reports.progress import CALLS_MEASURE, Said, WatchedRun, describe_run
 from tasks.storage.run_folder import all_runs, runs_root
-from tasks.tracking.prefect_pages import NOW, artifact_key
+from tasks.tracking.prefect_pages import NOW_ARTIFACT, artifact_key
 
 WATCHED_FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
 """Flows whose flow runs train a run."""
@@ -103,8 +103,8 @@ def _look(client: SyncPrefectClient, run: str, id: UUID) -> WatchedRun:
     said = (state.name or state.type.value).lower()
     if state.is_final() and state.message:
         said += f": {on_one_line(state.message)}"
-    elif state.is_running() and CALLS in facts:
-        said += f", {facts[CALLS]}"
+    elif state.is_running() and CALLS_MEASURE in facts:
+        said += f", {facts[CALLS_MEASURE]}"
     failed = state.is_final() and not state.is_completed()
     lines = describe_run(run, said, facts, is_open=state.is_running())
     if failed:
@@ -124,11 +124,11 @@ def _read_facts(client: SyncPrefectClient, run: str, id: UUID) -> Said:
     """Read the newest facts that a run has published; empty before the first."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter(
-            key=ArtifactFilterKey(any_=[artifact_key(run, NOW)]),
+            key=ArtifactFilterKey(any_=[artifact_key(run, NOW_ARTIFACT)]),
             flow_run_id=ArtifactFilterFlowRunId(any_=[id]),
         ),
         sort=ArtifactSort.UPDATED_DESC,
         limit=1,
     )
     rows = loads(str(found[0].data)) if found else []
-    return {row["what"]: on_one_line(row[NOW]) for row in rows}
+    return {row["what"]: on_one_line(row[NOW_ARTIFACT]) for row in rows}

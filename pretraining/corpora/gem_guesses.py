@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from adapters.calls import JsonObject
-from adapters.harness.environments.gem import Game, game_of
+from adapters.harness.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam, draw
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"

@@ -8,7 +8,6 @@ from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from tasks.algorithm.divergences import Penalty
 from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
 
 
@@ -27,7 +26,7 @@ class Earned:
 
 
 Rollouts = Mapping[str, Sequence[Earned]]
-"""Rollout → its calls in order, or one for all of them."""
+"""Rollout → its calls in order, or one entry for all its calls."""
 
 Groups = Mapping[str, Rollouts]
 """Group → its rollouts."""
@@ -38,7 +37,7 @@ Advantages = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Baselines:
-    """Rewards of a role beside those of the step's rollouts.
+    """Rewards of a role with which the rewards of the step's rollouts are compared.
 
     `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
     each group's greedy rollout, unless that has failed.
@@ -184,7 +183,7 @@ def _compare_rollouts(
 
 
 def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
-    """Subtract the reward of the example's greedy rollout from that of each rollout.
+    """Subtract the reward of the example's greedy rollout from each rollout's reward.
 
     If the greedy rollout has failed, the advantages of the group are 0.
     """
@@ -259,11 +258,11 @@ class Advantage:
     """A row of the table.
 
     `in_groups`: the advantages of a group depend on no other group. `by_call`: each call gets its
-    own advantage even if all share one reward. `by_token`: so does each sampled token, if rewards
-    have a penalty for each. `discounts`: the estimator reads the returns of calls, which a discount
-    changes. `by_history`: it reads the role's mean rewards in earlier steps. `by_greedy`: each
-    example is played greedily as well. `alone`: a rollout without others in its group has an
-    advantage.
+    own advantage even if all share one reward. `by_token`: each sampled token gets its own
+    advantage if every token has a penalty. `discounts`: the estimator reads the returns of calls,
+    which a discount changes. `by_history`: it reads the role's mean rewards in earlier steps.
+    `by_greedy`: each example is played greedily as well. `alone`: a rollout without others in its
+    group has an advantage.
     """
 
     formula: str
@@ -277,37 +276,6 @@ class Advantage:
     by_history: bool = False
     by_greedy: bool = False
     alone: bool = False
-
-
-@dataclass(frozen=True)
-class CreditAssignment:
-    """Method by which rewards become the advantages of sampled tokens.
-
-    `discount` is γ of the returns of calls, `advantage` a name of ADVANTAGES, and `aggregation`
-    the factor of each datum's loss (`tasks.datums.build`), with its `divisor` if it is `fixed`. A
-    group with fewer than `min_group_size` rollouts to train on is left out, and so is a trajectory
-    of zero advantage, unless the loss is `regularized`, as it is with a penalty. `penalties` are
-    for divergence from a reference or from teachers, and `entropy_coefficient` times -log q, which
-    estimates the entropy, is added to the advantage of each sampled token: in expectation this is
-    the entropy's gradient
-    (Williams and Peng, 1991). `rewards_query` shapes and filters the rewards first
-    (`tasks.algorithm.shaping`); they are a judge's if the step is `judged`. After the comparison,
-    at most `trained_calls` of a step's calls are drawn, by the `seed`, to be trained.
-    """
-
-    advantage: str
-    aggregation: Aggregation = "sum"
-    min_group_size: int = 1
-    discount: float = 1.0
-    advantage_settings: Settings = field(default_factory=dict[str, float | str])
-    divisor: float | None = None
-    regularized: bool = False
-    penalties: tuple[Penalty, ...] = ()
-    entropy_coefficient: float = 0.0
-    rewards_query: str | None = None
-    judged: bool = False
-    trained_calls: int | None = None
-    seed: int = 0
 
 
 ADVANTAGES: Mapping[str, Advantage] = {
@@ -406,7 +374,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
 
 
 def find_advantage(name: str) -> Advantage:
-    """Return the row of an advantage; ValueError if there is none."""
+    """Return the row of an advantage; ValueError if there is no such row."""
     return find_row("advantage", name, ADVANTAGES)
 
 

@@ -1,9 +1,10 @@
 """The table of distillation losses: what is learnt from a teacher's likeliest tokens.
 
 At each trained position, q are the probabilities that the teacher gives its k likeliest tokens, and
-p those of the policy for the same tokens. The tail is one bucket for all others, of probability
-Q = 1 - Σ q under the teacher, and P = 1 - Σ p under the policy. A divergence over k tokens and a
-tail is at most that over the whole vocabulary, and 0 only if every p is its q.
+p are the policy's probabilities of the same tokens. The tail is one bucket for all other tokens:
+its probability is Q = 1 - Σ q under the teacher, and P = 1 - Σ p under the policy. A divergence
+over k tokens and a tail is at most the divergence over the whole vocabulary, and 0 only if every p
+is its q.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,13 @@ from tasks.algorithm.loss import (
 )
 from tasks.algorithm.settings import Known, Settings, find_row
 
-NONE = -99999.0
+NO_TOKEN = -99999.0
 """Log-probability in a cell of a table that has no token."""
 
-FLOOR = 1e-6
-"""Smallest probability of a tail: single precision knows none below."""
+TAIL_FLOOR = 1e-6
+"""Smallest probability of a tail: 1 - Σ p in single precision is no finer."""
 
-LossAndDerivative = tuple[np.ndarray, np.ndarray]
+LossAndTopDerivatives = tuple[np.ndarray, np.ndarray]
 """The loss at each position, [positions], and its derivatives by log p, [positions, k]."""
 
 
@@ -38,7 +39,7 @@ def _of_top(name: str) -> Input:
 def _weights_of_top(columns: Columns, settings: Settings) -> np.ndarray:
     weights = columns["mask"] * scaled_advantages(columns, settings)
     top = _of_top("top_logprobs")(columns, settings)
-    return np.where(top > NONE, weights[:, None], 0.0)
+    return np.where(top > NO_TOKEN, weights[:, None], 0.0)
 
 
 NO_SETTINGS: Known = {}
@@ -54,12 +55,12 @@ DISTILLED: Mapping[str, Input] = {
 class Distillation(Loss):
     """A row of the table; its function reads log p and log q, both [positions, k].
 
-    So do the log-probabilities and the derivatives of a datum have k of each target.
+    The log-probabilities and the derivatives of a datum have k values for each target, too.
     """
 
     formula: str
     source: str
-    function: Callable[[np.ndarray, np.ndarray], LossAndDerivative]
+    function: Callable[[np.ndarray, np.ndarray], LossAndTopDerivatives]
     settings = NO_SETTINGS
     inputs = DISTILLED
 
@@ -91,7 +92,7 @@ class Distillation(Loss):
         return {"loss": lost / total, "teacher/covered": covered / total}
 
 
-def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndTopDerivatives:
     """Compute Σ q log(q / p) + Q log(Q / P)."""
     p, q, tail_p, tail_q = _tails(log_p, log_q)
     apart = np.where(q > 0, log_q - log_p, 0.0)
@@ -99,7 +100,7 @@ def forward_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
     return loss, (tail_q / tail_p)[..., None] * p - q
 
 
-def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
+def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndTopDerivatives:
     """Compute Σ p log(p / q) + P log(P / Q)."""
     p, q, tail_p, tail_q = _tails(log_p, log_q)
     apart, tail = np.where(q > 0, log_p - log_q, 0.0), np.log(tail_p / tail_q)
@@ -107,9 +108,9 @@ def reverse_kl(log_p: np.ndarray, log_q: np.ndarray) -> LossAndDerivative:
 
 
 def _tails(log_p: np.ndarray, log_q: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return p, q and the probabilities of the tails; cells without a token have none."""
-    p, q = np.where(log_q > NONE, np.exp(log_p), 0.0), np.exp(log_q)
-    return p, q, *(np.maximum(1 - one.sum(-1), FLOOR) for one in (p, q))
+    """Return p, q and the probabilities of the tails; cells without a token have probability 0."""
+    p, q = np.where(log_q > NO_TOKEN, np.exp(log_p), 0.0), np.exp(log_q)
+    return p, q, *(np.maximum(1 - one.sum(-1), TAIL_FLOOR) for one in (p, q))
 
 
 DISTILLATIONS: Mapping[str, Distillation] = {
@@ -119,5 +120,5 @@ DISTILLATIONS: Mapping[str, Distillation] = {
 
 
 def find_distillation(name: str) -> Distillation:
-    """Return the row of a divergence; ValueError if there is none."""
+    """Return the row of a divergence; ValueError if there is no such row."""
     return find_row("divergence", name, DISTILLATIONS)

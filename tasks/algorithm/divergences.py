@@ -10,7 +10,7 @@ advantage, or its reward, the weight of the gradient of log p is the estimate it
 is the estimate's derivative by log p, its slope.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,11 +28,11 @@ Source = Literal["references", "teachers"]
 class DivergenceEstimator:
     """A row of the table; `estimate` maps d of each token, and β, to the divergence at each token.
 
-    `placements` are where a penalty has a divergence's gradient: `k1` in the advantage has that of
-    KL(q, ref), and so has it in the reward; `jsd` in the advantage that of β KL(ref, m) +
-    (1 - β) KL(q, m) with m = β ref + (1 - β) q. In the loss, `k2` has that of KL(p, ref), `k3` that
-    of KL(ref, p) and `abs` that of their total variation. Those of the loss have a `slope`, the
-    derivative of the estimate by log p.
+    `placements` are where a penalty has a divergence's gradient. In the advantage and in the
+    reward, `k1` has the gradient of KL(q, ref). In the advantage, `jsd` has the gradient of β
+    KL(ref, m) + (1 - β) KL(q, m) with m = β ref + (1 - β) q. In the loss, `k2` has the gradient of
+    KL(p, ref), `k3` of KL(ref, p), and `abs` of their total variation. Estimators of the loss have
+    a `slope`, the derivative of the estimate by log p.
     """
 
     formula: str
@@ -75,20 +75,20 @@ ESTIMATORS: Mapping[str, DivergenceEstimator] = {
 DIVERGENCE = "kl"
 """Loss of a penalty in the loss, whose setting is its `estimator`."""
 
-IN_LOSS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
+LOSS_ESTIMATORS = tuple(name for name, row in ESTIMATORS.items() if "loss" in row.placements)
 """Estimators that are a term of the loss."""
 
-TEACHINGS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
+TEACHER_ESTIMATORS: Mapping[str, str] = {"reverse_kl": "k1", "jsd": "jsd"}
 """Divergence from a teacher → the estimator whose penalty has its gradient."""
 
 
 def find_estimator(name: str) -> DivergenceEstimator:
-    """Return the row of an estimator; ValueError if there is none."""
+    """Return the row of an estimator; ValueError if there is no such row."""
     return find_row("KL estimator", name, ESTIMATORS)
 
 
 def check_placement(estimator: str, placement: Placement) -> None:
-    """Refuse (ValueError) a place in which an estimator has no divergence's gradient."""
+    """Refuse (ValueError) a placement where an estimator has no divergence's gradient."""
     row = find_estimator(estimator)
     if placement not in row.placements:
         others = "" if placement == "loss" else f", {estimator} with placement {row.placements[0]}"
@@ -100,50 +100,9 @@ def check_placement(estimator: str, placement: Placement) -> None:
 
 
 def check_teaching(name: str) -> str:
-    """Return the name of a divergence from a teacher; ValueError if there is none."""
-    find_row("divergence from a teacher", name, TEACHINGS)
+    """Return the name of a divergence from a teacher; ValueError if there is no such row."""
+    find_row("divergence from a teacher", name, TEACHER_ESTIMATORS)
     return name
-
-
-@dataclass(frozen=True)
-class Penalty:
-    """Penalty of each sampled token for its divergence from another policy, by its `source`.
-
-    In the `reward`, the penalties of a call's tokens are subtracted from the call's reward. In the
-    `advantage`, each token's own penalty is subtracted from its advantage and, with a `discount` γ,
-    those of later tokens: Σ γ^k penalty_(t+k). The `baseline` mean, of the step's tokens, is first
-    subtracted from each penalty. Only the estimator jsd reads `beta`. In the `loss`, the penalty is
-    a term of its own (`tasks.algorithm.losses`), which neither rewards nor advantages have.
-    """
-
-    coefficient: float
-    estimator: str = "k1"
-    placement: Placement = "advantage"
-    discount: float = 0.0
-    baseline: Baseline = "none"
-    beta: float = 0.5
-    source: Source = "references"
-
-    def of_tokens(self, log_q: np.ndarray, log_ref: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
-        d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
-        return self.coefficient * find_estimator(self.estimator).estimate(d, self.beta)
-
-    def from_advantages(
-        self, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Compute what is subtracted from the advantage of each token, of all trajectories."""
-        mean = 0.0
-        if self.baseline == "mean":
-            count = sum(int(mask.sum()) for mask in masks)
-            mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
-        differences = [
-            np.where(mask != 0, values - mean, 0.0)
-            for values, mask in zip(penalties, masks, strict=True)
-        ]
-        if not self.discount:
-            return differences
-        return [discount_sums(values, self.discount) for values in differences]
 
 
 def discount_sums(values: np.ndarray, discount: float) -> np.ndarray:

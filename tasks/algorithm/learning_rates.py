@@ -1,17 +1,15 @@
-"""Learning rates, and what else a schedule says of each step: the share of a term of the loss."""
+"""Default learning rates, by a rule of thumb for LoRA."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import cos, pi
 
 FULL_TRAINING = 5e-5
-"""Learning rate of full training at the hidden size WIDTH."""
+"""Learning rate of full training at the hidden size CALIBRATED_WIDTH."""
 LORA = 10.0
 """Factor between the learning rates of LoRA and of full training, whatever the LoRA's rank."""
-WIDTH = 2000
+CALIBRATED_WIDTH = 2000
 
 LLAMA, QWEN = 0.781, 0.0775
-"""Exponents of WIDTH / hidden size in the two families."""
+"""Exponents of CALIBRATED_WIDTH / hidden size in the two families."""
 
 CALIBRATED: Mapping[str, tuple[int, float]] = {
     "meta-llama/Llama-3.2-1B": (2048, LLAMA),
@@ -35,7 +33,7 @@ CALIBRATED: Mapping[str, tuple[int, float]] = {
 def default_learning_rate(base: str) -> float:
     """Return 5e-5 × 10 × (2000 / hidden size)^exponent; ValueError for any other base model.
 
-    This rule of thumb for LoRA is that of Thinking Machines ("LoRA Without Regret",
+    This rule of thumb for LoRA comes from Thinking Machines ("LoRA Without Regret",
     https://thinkingmachines.ai/blog/lora/), with the numbers of `get_lr` in the Tinker cookbook
     0.5.8. It was fitted to supervised training of Llama 3 and Qwen3, so a model of another family
     has no default. The rate has three significant digits, so that every machine computes the same
@@ -47,27 +45,4 @@ def default_learning_rate(base: str) -> float:
             "on Llama 3 and Qwen3 alone (docs/algorithms.md); give optimizer.learning_rate"
         )
     hidden, exponent = CALIBRATED[base]
-    return float(f"{FULL_TRAINING * LORA * (WIDTH / hidden) ** exponent:.3g}")
-
-
-@dataclass(frozen=True)
-class MixingSchedule:
-    """Share µ of an expert's texts in the loss of each step (Zhang et al., 2025, arXiv:2508.11408).
-
-    It rises linearly from 0 over `warmup` steps to the `peak`, falls by a cosine over `decay` steps
-    to the `valley`, and stays there.
-    """
-
-    peak: float
-    valley: float
-    warmup: int = 0
-    decay: int = 0
-
-    def at(self, step: int) -> float:
-        """Return the share of a step, which counts from 0."""
-        if step < self.warmup:
-            return self.peak * step / self.warmup
-        passed = step - self.warmup
-        if passed >= self.decay:
-            return self.valley
-        return self.valley + (self.peak - self.valley) * (1 + cos(pi * passed / self.decay)) / 2
+    return float(f"{FULL_TRAINING * LORA * (CALIBRATED_WIDTH / hidden) ** exponent:.3g}")

@@ -26,7 +26,7 @@ Input = Callable[[Columns, Settings], np.ndarray]
 Arrays = Sequence[np.ndarray]
 """Log-probabilities of the targets of each datum, or the loss's derivatives by them."""
 
-Unit = Literal["datum", "pair"]
+LossUnit = Literal["datum", "pair"]
 """What an optimizer step never splits: a datum, or all datums of a pair."""
 
 
@@ -34,8 +34,8 @@ class Loss(ABC):
     """A row of the table of losses.
 
     `service_loss` is the loss of the Tinker API that the service computes from `inputs`, and with
-    the row's `settings` unless it is cross-entropy, which has none. Unless it is `built_in`, its
-    derivatives weigh the cross-entropy, whose gradient is then that of the loss.
+    the row's `settings`; cross-entropy has no settings. The derivatives of a loss that is not
+    `built_in` weigh the cross-entropy, whose gradient is then the gradient of the loss.
     """
 
     formula: str
@@ -43,7 +43,7 @@ class Loss(ABC):
     settings: Known
     inputs: Mapping[str, Input]
     service_loss: "LossFnType" = "cross_entropy"
-    unit: ClassVar[Unit] = "datum"
+    unit: ClassVar[LossUnit] = "datum"
 
     @property
     def built_in(self) -> bool:

@@ -3,7 +3,7 @@
 A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-backward pass. A loss
 *by weights* takes a forward pass more: its log-probabilities go into a function, of
 `tasks.algorithm.weighted_losses` or of a batch, and the derivative that comes out weighs
-cross-entropy, whose gradient is then that of the loss. Losses are summed over tokens.
+cross-entropy, whose gradient is then the gradient of the loss. Losses are summed over tokens.
 """
 
 from collections import ChainMap
@@ -17,7 +17,7 @@ import numpy as np
 
 from tasks.algorithm import weighted_losses
 from tasks.algorithm.distillation import DISTILLATIONS
-from tasks.algorithm.divergences import DIVERGENCE, IN_LOSS, find_estimator
+from tasks.algorithm.divergences import DIVERGENCE, LOSS_ESTIMATORS, find_estimator
 from tasks.algorithm.loss import (
     Arrays,
     Columns,
@@ -99,8 +99,8 @@ class TokenLoss(Loss):
         return [own["advantages"] for own in batch]
 
 
-PLACED: Known = {"estimator": Option(IN_LOSS[0], IN_LOSS)}
-REFERRED: Mapping[str, Input] = {
+DIVERGENCE_SETTINGS: Known = {"estimator": Option(LOSS_ESTIMATORS[0], LOSS_ESTIMATORS)}
+REFERENCE_INPUTS: Mapping[str, Input] = {
     "target_tokens": column("targets"),
     "weights": scaled_mask,
     "references": column("references"),
@@ -109,12 +109,12 @@ REFERRED: Mapping[str, Input] = {
 
 
 class DivergenceLoss(Loss):
-    """The KL penalty in the loss, a term beside that of the same datums."""
+    """The KL penalty in the loss: a second term over the same datums."""
 
     formula = "the estimator's divergence from the reference"
     source = "docs/algorithms.md"
-    settings = PLACED
-    inputs = REFERRED
+    settings = DIVERGENCE_SETTINGS
+    inputs = REFERENCE_INPUTS
 
     def derive(
         self, settings: Settings, logprobs: Arrays, inputs: Sequence[Columns]
@@ -132,9 +132,9 @@ def _clips(low: float, high: float) -> dict[str, Number | Option]:
 
 
 TINKER = "https://tinker-docs.thinkingmachines.ai/tinker/losses"
-CLIPPED = "clip", ("one_side", "two_side", "ring")
-RING = "clip", ("ring",)
-REGULARIZED = "regularizer", ("k2", "forward_kl")
+USED_BY_CLIPPING = "clip", ("one_side", "two_side", "ring")
+USED_BY_RING = "clip", ("ring",)
+USED_BY_REGULARIZER = "regularizer", ("k2", "forward_kl")
 
 TOKEN_LOSSES: Mapping[str, TokenLoss] = {
     "importance_sampling": TokenLoss("-ratio A", TINKER, "importance_sampling", POLICY_GRADIENT),
@@ -208,14 +208,14 @@ TOKEN_LOSSES: Mapping[str, TokenLoss] = {
         "arXiv:2509.24203",
         settings={
             "clip": Option("none", ("none", "one_side", "two_side", "ring")),
-            "clip_low_threshold": Number(0.8, 0, 1, CLIPPED),
-            "clip_high_threshold": Number(1.2, 1, used_by=CLIPPED),
-            "ring_low_threshold": Number(0.4, 0, 1, RING),
-            "ring_high_threshold": Number(3.0, 1, used_by=RING),
+            "clip_low_threshold": Number(0.8, 0, 1, USED_BY_CLIPPING),
+            "clip_high_threshold": Number(1.2, 1, used_by=USED_BY_CLIPPING),
+            "ring_low_threshold": Number(0.4, 0, 1, USED_BY_RING),
+            "ring_high_threshold": Number(3.0, 1, used_by=USED_BY_RING),
             "weight": Option("none", ("none", "ratio", "advantage")),
             "temperature": Number(1.0, 1e-3, used_by=("weight", ("advantage",))),
             "regularizer": Option("none", ("none", "k2", "forward_kl")),
-            "regularizer_coefficient": Number(0.1, 1e-9, used_by=REGULARIZED),
+            "regularizer_coefficient": Number(0.1, 1e-9, used_by=USED_BY_REGULARIZER),
         },
         weighted=weighted_losses.rec,
         regularized=lambda settings: settings["regularizer"] != "none",
@@ -232,12 +232,12 @@ LOSSES = ChainMap[str, Loss](
 
 
 def loss_of(name: str) -> Loss:
-    """Return the row of a loss of any kind; ValueError if there is none."""
+    """Return the row of a loss of any kind; ValueError if there is no such row."""
     return find_row("loss", name, LOSSES)
 
 
 def find_loss(name: str) -> TokenLoss:
-    """Return the row of a loss of tokens; ValueError if there is none."""
+    """Return the row of a loss of tokens; ValueError if there is no such row."""
     return find_row("loss", name, TOKEN_LOSSES)
 
 
@@ -276,7 +276,7 @@ def advantage_factor(name: str, settings: Settings) -> float:
 
 
 def complete_of(name: str, given: Settings) -> dict[str, float | str]:
-    """Return all settings of a loss; ValueError if it does not read one that is given."""
+    """Return all settings of a loss; ValueError for a given setting that it does not read."""
     return complete_settings(f"the loss {name}", given, loss_of(name).settings)
 
 

@@ -1,10 +1,10 @@
-"""The table of preference losses: what is learnt from pairs, of which one side is preferred.
+"""The table of preference losses: what is learnt from pairs of a chosen and a rejected side.
 
 A loss is a function of each side's log-probability, summed over its trained tokens: log p under the
 policy, and log ref under the reference. h is log p - log ref, a bar divides by the side's tokens,
 c is the chosen side and r the rejected one, and Δ is h_c - h_r. A batch's loss is the mean over its
-pairs. σ is the logistic function. A labelled answer is a pair of which one side is absent: it has
-no tokens.
+pairs. σ is the logistic function. A labelled answer is a pair without one of its sides:
+the absent side has no tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ SIDES = (CHOSEN, REJECTED, MISMATCHED)
 """Sides of a pair. The mismatched one is the prompt with each answer to another."""
 
 TRAINED_SIDES = SIDES.index(MISMATCHED)
-"""Sides of a pair that are trained: the first so many."""
+"""Number of the SIDES that are trained: the first ones."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Preference(Loss):
         return [own["mask"] for own in batch]
 
     def trained(self, datum: Columns) -> int:
-        """Count the trained tokens of a side; those of a mismatched one are not."""
+        """Count the trained tokens of a side; a mismatched side has no trained token."""
         return super().trained(datum) if datum["side"] < TRAINED_SIDES else 0
 
 
@@ -331,7 +331,7 @@ PREFERENCES: Mapping[str, Preference] = {
 
 
 def find_preference(name: str) -> Preference:
-    """Return the row of a preference loss; ValueError if there is none."""
+    """Return the row of a preference loss; ValueError if there is no such row."""
     return find_row("preference loss", name, PREFERENCES)
 
 

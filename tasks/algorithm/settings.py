@@ -10,9 +10,12 @@ from adapters.errors import did_you_mean
 Settings = Mapping[str, float | str]
 
 UsedBy = tuple[str, tuple[str, ...]] | None
-"""Another setting, and those of its values by which a row reads this one; always if None."""
+"""(setting, values): a row reads this one only if that setting has one of the values.
 
-Row = TypeVar("Row")
+None: a row always reads it. `("clip", ("ring",))` belongs to a setting of ring clipping alone.
+"""
+
+TableRow = TypeVar("TableRow")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Option:
-    """One of several names, and the one that is the default."""
+    """Choice between names, with the name that is the default."""
 
     default: str
     names: tuple[str, ...]
@@ -49,7 +52,7 @@ class Option:
 Known = Mapping[str, Number | Option]
 
 
-def find_row(kind: str, name: str, table: Mapping[str, Row]) -> Row:
+def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
     """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""
     if name not in table:
         near = did_you_mean(name, table)

@@ -30,9 +30,9 @@ NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(
 
 LONGEST_QUERY = 10.0
 """Bound on the processor time of a query, in seconds."""
-MOST_MEMORY = 1536 * 1024 * 1024
+QUERY_MEMORY = 1536 * 1024 * 1024
 """Bound on the memory of the process that runs queries, in bytes; DuckDB's own is lower."""
-LONGEST_ERROR, LONGEST_NAME = 1000, 300
+LONGEST_ERROR, LONGEST_RETURNED_NAME = 1000, 300
 """Letters of an error, and of a name that a query returns."""
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
@@ -106,12 +106,12 @@ def _run(query: str, rewards: Sequence[RoleReward]) -> Sequence[tuple[str, str, 
     return [(rollout, role, reward) for rollout, role, reward in answer]
 
 
-_child = LimitedChild("tasks.algorithm.shaping", MOST_MEMORY)
+_child = LimitedChild("tasks.algorithm.shaping", QUERY_MEMORY)
 atexit.register(_child.close)
 
 
 def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
-    """Run a query over the rows of `rewards`; return its rows, or why there are none."""
+    """Run a query over the rows of `rewards`; return its rows, or why there are no rows."""
     query, given = question
     try:
         with duckdb.connect(config=CONFIG) as connection:
@@ -127,7 +127,7 @@ def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
         return f"algorithm.rewards cannot be run: {str(error)[:LONGEST_ERROR]}"
     return [
         (
-            *(str(row[name])[:LONGEST_NAME] for name in ("rollout_id", "role")),
+            *(str(row[name])[:LONGEST_RETURNED_NAME] for name in ("rollout_id", "role")),
             None if row["reward"] is None else float(row["reward"]),
         )
         for row in rows
@@ -158,7 +158,7 @@ def _check_columns(types: Mapping[str, str]) -> None:
 
 
 def _fill(connection: "duckdb.DuckDBPyConnection", given: Sequence[Sequence[object]]) -> None:
-    """Make the table `rewards`, beside which nothing can be read, nor any setting changed."""
+    """Make the table `rewards`; a query can read nothing else, and change no setting."""
     connection.execute(TABLE)
     if given:
         columns = [list(column) for column in zip(*given, strict=True)]
@@ -169,4 +169,4 @@ def _fill(connection: "duckdb.DuckDBPyConnection", given: Sequence[Sequence[obje
 
 
 if __name__ == "__main__":
-    answer_questions(_answer, MOST_MEMORY)
+    answer_questions(_answer, QUERY_MEMORY)

@@ -61,7 +61,7 @@ def sapo(log_p: np.ndarray, tokens: Tokens, settings: Settings) -> LossAndDeriva
     """Compute -f(ratio) A with the soft gate f(x) = 4 / τ · sigmoid(τ (x - 1)).
 
     Gao et al., 2025, arXiv:2511.20347: τ is `tau_positive` where A > 0, else `tau_negative`. At
-    ratio 1 the derivative is that of importance sampling, since f'(1) = 1.
+    ratio 1 the derivative equals importance sampling's, since f'(1) = 1.
     """
     positive, negative = _numbers(settings, "tau_positive", "tau_negative")
     advantages, ratio = tokens["advantages"], _ratio(log_p, tokens)

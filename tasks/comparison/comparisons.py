@@ -15,19 +15,17 @@ from pydantic import BaseModel
 from adapters.errors import UserError, counted
 from tasks.comparison.statistics import Difference, find_difference
 from tasks.recording.views import COMPARISONS
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, verified, write_json
 from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
-from tasks.storage.tables import query_beside, read, select, write
+from tasks.storage.tables import query_beside, read_table, select, write_table
 
 QUERY = query_beside(str(Path(__file__).with_name("played")))
 
 MOST_DIFFERENT = 3
 """Examples that are shown of a pair of targets: those on which they differ most."""
 
-RECORD = "comparison.json"
+COMPARISON_FILE = "comparison.json"
 
 ExampleRow = dict[str, Any]
 """An example as a target played it: a row of COMPARISONS."""
@@ -48,8 +46,8 @@ class ComparedTarget(BaseModel, frozen=True):
 
     `created` is when its run was made, `evaluation` the file of its scores. `reward` is the mean
     over examples of rollouts that did not fail, `tokens` the mean length of a rollout's answers,
-    `cost` what all calls have cost in US dollars, None if no price is known. `difference` is that
-    of its rewards from those of `against`, whose own is None.
+    `cost` what all calls have cost in US dollars, None if no price is known. `difference` compares
+    its rewards with the rewards of `against`; the difference of `against` itself is None.
     """
 
     target: str
@@ -124,8 +122,8 @@ def write_comparison(
     Raises ComparisonError if one target has played other examples than another.
     """
     folder, against = folder_of(comparison.folder).path, comparison.against
-    if is_written(folder / RECORD):
-        return Comparison.model_validate(read_json(folder / RECORD))
+    if is_written(folder / COMPARISON_FILE):
+        return Comparison.model_validate(read_json(folder / COMPARISON_FILE))
     for name, rows in played.items():
         if _examples(rows) != _examples(played[against]):
             raise ComparisonError(
@@ -137,13 +135,13 @@ def write_comparison(
         for one in comparison.targets
         for row in played[one.target]
     ]
-    write(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
+    write_table(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
     targets = tuple(
         _compare(one, played[one.target], None if one.target == against else played[against])
         for one in comparison.targets
     )
     whole = comparison.model_copy(update={"targets": targets, "examples": len(played[against])})
-    write_json(folder / RECORD, whole.model_dump(mode="json"))
+    write_json(folder / COMPARISON_FILE, whole.model_dump(mode="json"))
     return whole
 
 
@@ -152,7 +150,7 @@ def most_different(comparison: Comparison, target: str) -> list[tuple[ExampleRow
 
     Of equal differences the first examples come first.
     """
-    rows = read(folder_of(comparison.folder).path / COMPARED).to_pylist()
+    rows = read_table(folder_of(comparison.folder).path / COMPARED).to_pylist()
     by_target = {name: [*of] for name, of in groupby(rows, lambda row: row["target"])}
     pairs = _pairs(by_target[target], by_target[comparison.against])
     distances = [abs(own["reward"] - other["reward"]) for own, other in pairs]
@@ -179,7 +177,7 @@ def _compare(
 def _pairs(
     rows: Sequence[ExampleRow], others: Sequence[ExampleRow]
 ) -> list[tuple[ExampleRow, ExampleRow]]:
-    """Pair the examples of which both have a reward."""
+    """Pair the examples for which both have a reward."""
     return [
         (own, other)
         for own, other in zip(rows, others, strict=True)

@@ -6,14 +6,13 @@ from pydantic import BaseModel
 
 from adapters.errors import UserError
 from adapters.tinker.known_models import KNOWN
-from tasks.storage.files import is_written
-from tasks.storage.json_files import append_row, read_log
+from tasks.storage.files import append_row, is_written, read_log
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
-FILE = "promotions.jsonl"
+PROMOTIONS_FILE = "promotions.jsonl"
 """Lines of names: the last line of a name counts."""
-TAKEN = ("base", "best", "last", *KNOWN)
+RESERVED_NAMES = ("base", "best", "last", *KNOWN)
 """Names that mean something else where a checkpoint is named."""
 
 
@@ -22,7 +21,7 @@ class PromotionRefused(UserError):
 
 
 class Promotion(BaseModel, frozen=True):
-    """A name of a checkpoint; `created` tells its run from a later one that is called the same."""
+    """A name of a checkpoint; `created` tells its run from a later run of the same name."""
 
     name: str
     run: str
@@ -42,7 +41,7 @@ class Promotion(BaseModel, frozen=True):
 
 def read_promotions() -> dict[str, Promotion]:
     """Read what each name means; Damaged if a line has changed."""
-    rows = read_log(_folder().path / FILE)
+    rows = read_log(_folder().path / PROMOTIONS_FILE)
     return {row["name"]: Promotion.model_validate(row) for row in rows}
 
 
@@ -67,7 +66,7 @@ def find_promotion(name: str) -> Promotion | None:
 def check_name(name: str) -> None:
     """Refuse (UserError) a name that no checkpoint can have."""
     folder = folder_of(name)  # refuses what cannot be the name of a run either
-    if name in TAKEN or "/" in name:
+    if name in RESERVED_NAMES or "/" in name:
         raise PromotionRefused(f"{name} means something else already; give another name")
     if is_written(folder.path):
         raise PromotionRefused(f"{name} is the name of the run {folder.path}; give another one")
@@ -84,9 +83,9 @@ def refuse_promoted(runs: Collection[str]) -> None:
 
 
 def record_promotion(promotion: Promotion) -> None:
-    """Give a checkpoint its name, in place of the one that had it."""
+    """Give a checkpoint a name; the checkpoint that had the name loses it."""
     with _folder().locked():
-        append_row(_folder().path / FILE, promotion.model_dump(mode="json"))
+        append_row(_folder().path / PROMOTIONS_FILE, promotion.model_dump(mode="json"))
 
 
 def _folder() -> RunFolder:

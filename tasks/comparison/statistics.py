@@ -53,8 +53,8 @@ def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
 class Gain:
     """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
 
-    It is `paired` if both values are known of each example. Otherwise the interval is that of two
-    measures of other examples, which is too wide.
+    It is `paired` if both values are known for each example. Otherwise the interval treats the two
+    measures as independent, and is too wide.
     """
 
     value: float
@@ -154,8 +154,8 @@ def interval_of_ratio(
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of Σ differences / Σ weights of paired examples; None if too few.
 
-    An example weighs what it has of both measures, as a text its tokens. Weights that are not equal
-    vary with the examples too, so the interval is that of the mean of the ratio's residuals
+    An example's weight is its part of both measures: a text weighs its tokens. Unequal weights vary
+    with the examples too, so the interval is computed for the mean of the ratio's residuals
     (Cochran 1977, 6.4).
     """
     if len({*weights}) == 1:
@@ -196,7 +196,7 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 
 
 def _choose_signs(count: int) -> Iterator[np.ndarray]:
-    """Yield choices of so many signs, a row each: all of them, or the given one and draws."""
+    """Yield choices of signs, a row each: all of them, or the given one and draws."""
     if count <= MOST_ENUMERATED:
         yield (np.arange(2**count)[:, None] >> np.arange(count)) % 2 * 2 - 1
         return

@@ -50,7 +50,7 @@ def check_columns(count: int) -> None:
 
 
 def check_value(value: Any, depth: int = 2) -> None:
-    """Refuse (BadRow) a value that JSON has not, or that is nested too deep, wherever it stands."""
+    """Refuse (BadRow) a value, also an inner one, that JSON lacks or that is nested too deep."""
     if isinstance(value, list | dict):
         if depth > DEEPEST:
             raise BadRow(f"nests lists and objects more than {DEEPEST} deep; give flatter ones")
@@ -70,7 +70,7 @@ def check_value(value: Any, depth: int = 2) -> None:
 
 
 def check_row(row: Any) -> None:
-    """Refuse (BadRow) a row with such a value, by its column."""
+    """Refuse (BadRow) a row with a value that `check_value` refuses; name its column."""
     for column, value in row.items() if isinstance(row, dict) else [("0", row)]:
         try:
             check_value(column)

@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from tasks.storage.checksums import verified
-from tasks.storage.json_files import read_rows
+from tasks.storage.files import read_rows, verified
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
@@ -20,15 +19,15 @@ Order = Literal["shuffled", "sequential", "easy_to_hard", "pass_rate"]
 _READ: dict[Path, list[tuple[int, float | None]]] = {}
 """Sealed batch, which never changes → the example and the reward of each of its rollouts."""
 
-Rewards = Mapping[int, Sequence[float]]
-"""Example that was played → the rewards of its rollouts; a rollout that failed has none."""
+ExampleRewards = Mapping[int, Sequence[float]]
+"""Example that was played → the rewards of its rollouts; a failed rollout has no reward."""
 
 
 @dataclass(frozen=True)
 class Curriculum:
     """Order in which the examples of a dataset are drawn.
 
-    All orders but `pass_rate` make passes, in each of which every example is drawn once:
+    All orders but `pass_rate` make passes; a pass draws every example once:
     `shuffled` anew for each pass, `sequential` as in the file, and `easy_to_hard` by the column
     `difficulty`, ascending, with ties in the shuffled order of the pass. `pass_rate` ranks the
     examples for each step by their rewards (`rank_by_reward`): `measured` are the sealed batches
@@ -69,14 +68,14 @@ def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
 
 
 def rank_by_reward(
-    examples: Sequence[int], rewards: Rewards, under_way: Set[int], target: float
+    examples: Sequence[int], rewards: ExampleRewards, under_way: Set[int], target: float
 ) -> list[int]:
-    """Rank examples: the untried first, then those whose mean reward is nearest to the target.
+    """Rank examples: the untried first, then by how near their mean reward is to the target.
 
-    Of equally near ones, the one with fewer rewarded rollouts comes first, and then the one that
-    is first in `examples`. Last come those that are under way, and those whose rollouts have all
-    failed, since nothing says how near these are. With rewards of 0 and 1 and the target 0.5, the
-    examples that come first after the untried are those whose rewards vary most
+    Equally near examples are ordered by their rewarded rollouts, the fewest first, and then as in
+    `examples`. Examples that are under way, and examples whose rollouts have all failed, come last,
+    since nothing says how near they are. With rewards of 0 and 1 and the target 0.5, the
+    examples after the untried are in order of the variance of their rewards, the largest first
     (arXiv:2502.12272).
     """
 
@@ -90,10 +89,10 @@ def rank_by_reward(
     return sorted(examples, key=key)
 
 
-def read_example_rewards(batches: Sequence[Path]) -> Rewards:
+def read_example_rewards(batches: Sequence[Path]) -> ExampleRewards:
     """Read the rewards of each example that sealed batches have played.
 
-    One query reads the batches that were not read before: each step has all that are older.
+    One query reads the batches that were not read before, since a step asks for all older batches.
     """
     if new := [verified(batch) for batch in batches if batch not in _READ]:
         read: dict[Path, list[tuple[int, float | None]]] = {batch: [] for batch in new}

@@ -28,14 +28,14 @@ from tasks.examples.bounds import (
 )
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**26
-DELTA = "DELTA_"
-"""Beginning of the encodings of which no dictionary is read."""
+DELTA_ENCODING = "DELTA_"
+"""Beginning of the encodings that are read without a dictionary."""
 
 LONGEST_MEASURE = 10.0
-"""Bound on the processor time in which a file is measured, in seconds."""
-MOST_MEMORY = 2**30
+"""Seconds of processor time that measuring a file may take."""
+MEASURING_MEMORY = 2**30
 """Bound on the memory of the process that measures files, in bytes."""
-UNREADABLE = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
+UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
 
 Convert = Callable[[Any], Any]
 
@@ -52,14 +52,14 @@ def read_parquet_rows(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str
         for batch in file.iter_batches(measured["rows_at_once"]):
             for part in _affordable(batch, memory):
                 yield from _rows(part, columns)
-    except UNREADABLE as error:
+    except UNREADABLE_PARQUET as error:
         raise BadFile(_say_unreadable(error)) from error
 
 
 def _ask(path: str) -> dict[str, Any]:
     """Have the child measure a file; BadFile if it is damaged, or its own description too large.
 
-    pyarrow ends the process in which it looks at damaged figures of a column.
+    pyarrow may end its process when it reads damaged statistics of a column.
     """
     try:
         answer = _child.ask(path, LONGEST_MEASURE)
@@ -70,15 +70,15 @@ def _ask(path: str) -> dict[str, Any]:
     return answer
 
 
-_child = LimitedChild("tasks.examples.parquet_rows", MOST_MEMORY)
+_child = LimitedChild("tasks.examples.parquet_rows", MEASURING_MEMORY)
 atexit.register(_child.close)
 
 
 def _measure(path: str) -> object:
-    """Return what a file says of itself, or why it cannot be read.
+    """Return a file's description of itself, or why it cannot be read.
 
-    That is how many values, bytes of fixed length and rows it has, its columns that are read as
-    entries of a dictionary, and how many rows are decoded at once.
+    The description has how many values, bytes of fixed length and rows it has, its columns that are
+    read as entries of a dictionary, and how many rows are decoded at once.
     """
     try:
         with Path(path).open("rb") as file:
@@ -91,7 +91,7 @@ def _measure(path: str) -> object:
             "texts": _texts(metadata),
             "rows_at_once": _rows_at_once(metadata),
         }
-    except (*UNREADABLE, IndexError) as error:
+    except (*UNREADABLE_PARQUET, IndexError) as error:
         return _say_unreadable(error)
 
 
@@ -137,7 +137,7 @@ def _delta_chunks(metadata: pq.FileMetaData) -> list[pq.ColumnChunkMetaData]:
         chunk
         for chunk in chunks
         if chunk.physical_type == "BYTE_ARRAY"
-        and any(encoding.startswith(DELTA) for encoding in chunk.encodings)
+        and any(encoding.startswith(DELTA_ENCODING) for encoding in chunk.encodings)
     ]
 
 
@@ -172,14 +172,14 @@ def _size(array: pa.Array) -> int:
 
 
 def _columns(schema: pa.Schema) -> dict[str, Convert | None]:
-    """Map the columns to what makes JSON of their values; BadFile if two have one name."""
+    """Map the columns to what makes JSON of their values; BadFile if two columns have one name."""
     if twice := [name for name in schema.names if schema.names.count(name) > 1]:
         raise BadFile(f"has the column {twice[0][:40]!r} twice; leave one out")
     return {field.name: _converter(field.type) for field in schema}
 
 
 def _rows(batch: pa.RecordBatch, columns: dict[str, Convert | None]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch; one after the other where one cannot be read."""
+    """Yield the rows of a batch; if a row cannot be read, the rows before it come first."""
     try:
         read = _read(batch, columns)
     except BadRow:
@@ -243,7 +243,7 @@ def _scalar_converter(kind: pa.DataType) -> Convert | None:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number; None for one that is none, which says that the value is missing."""
+    """Return a number; None for NaN, which says that the value is missing."""
     if isinf(value):
         check_value(value)
     return None if isnan(value) else value
@@ -272,4 +272,4 @@ def _same(value: Any) -> Any:
 
 if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # on which C++ would say why the process ends
-    answer_questions(_measure, MOST_MEMORY)
+    answer_questions(_measure, MEASURING_MEMORY)

@@ -13,14 +13,14 @@ from typing import Any, TypedDict
 from adapters.errors import counted, did_you_mean, listed
 from adapters.project.modules import locate
 from tasks.examples.curricula import Curriculum
-from tasks.examples.rows import READERS, DatasetError, kind_of, name_file, read_rows
+from tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
 
 README = Path("datasets/README.md")
-PART = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
-"""What may follow the split in the name of a file; README.md of datasets/ tells the rule."""
+PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
+"""Pattern of what may follow the split in a file's name, as datasets/README.md says."""
 SPLIT = "split"
-"""Column that says of which split a row is."""
-MOST_NAMED, LONGEST_SHOWN = 6, 40
+"""Column with the name of the split that a row belongs to."""
+MOST_NAMED, LONGEST_NAME_TOLD = 6, 40
 """Names that a refusal lists, and the letters of each."""
 
 
@@ -39,7 +39,7 @@ class Division:
     """Division of a set without splits, or with the first one alone, by a hash of each row.
 
     The `share` of its distinct rows is held out, so that equal rows are on one side. Unless it is
-    `given` by the recipe, it is that of a file whose rows have no column `split`, and of no other.
+    `given` by the recipe, only a file whose rows have no column `split` is divided.
     """
 
     splits: tuple[str, str]
@@ -53,7 +53,7 @@ class Source:
     """Source of examples: a dataset's split, the columns its agent reads, and their order.
 
     `renamed` lists columns of an example with the names that they have in the file. A set that has
-    no splits is divided by its `division`; the examples are then those that are `held_out`, or the
+    no splits is divided by its `division`; the examples are then the `held_out` ones, or the
     others.
     """
 
@@ -78,7 +78,7 @@ class Source:
         return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
 
     def describe_division(self) -> str:
-        """Say how many rows are held out by a share; empty if none is."""
+        """Say how many rows are held out by a share; empty if no row is."""
         if self.division is None or self.division.share == 0:
             return ""
         if (files := _files_to_divide(self.dataset, self.division)) is None:
@@ -191,7 +191,7 @@ def _refuse_share(dataset: Path, split: str) -> None:
 
 @lru_cache(maxsize=16)
 def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]], frozenset[int]]:
-    """Return the rows that are divided, by number, and the numbers of those that are held out."""
+    """Return the rows that are divided, by number, and the numbers of the held-out rows."""
     train, _ = division.splits
     read = (row for file in files for row in _read_rows(*file))
     rows = {
@@ -211,16 +211,16 @@ def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]
 
 def _stems(folder: Path) -> list[tuple[str, Path]]:
     """List the files of a folder that can be read, in order, each with its name before the kind."""
-    files = sorted(file for file in folder.iterdir() if kind_of(file) in READERS)
+    files = sorted(file for file in folder.iterdir() if kind_of(file) in ROW_READERS)
     return [(file.name.removesuffix(kind_of(file)), file) for file in files]
 
 
 def _name_of_part(split: str) -> re.Pattern[str]:
-    return re.compile(re.escape(split) + PART)
+    return re.compile(re.escape(split) + PART_SUFFIX)
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """List the files of a split: the one that is named after it, or its numbered parts in order."""
+    """List the files of a split: the file named after it, or its numbered parts in order."""
     stems, name_of_part = _stems(folder), _name_of_part(split)
     parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
     names, named = _listed(file.name for _, file in stems), name_file(folder)
@@ -246,8 +246,8 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """List the beginnings of the first names, and how many there are beside them."""
-    return listed((name[:LONGEST_SHOWN] for name in names), MOST_NAMED)
+    """List the beginnings of the first names, and the number of the others."""
+    return listed((name[:LONGEST_NAME_TOLD] for name in names), MOST_NAMED)
 
 
 def _read_file(file: Path) -> list[dict[str, Any]]:
@@ -257,10 +257,10 @@ def _read_file(file: Path) -> list[dict[str, Any]]:
 
 def _state(file: Path) -> tuple[Path, int, int]:
     """Return a file that is there with the time of its last change and its size."""
-    if kind_of(file) not in READERS:
+    if kind_of(file) not in ROW_READERS:
         raise DatasetError(
-            f"{name_file(file)} is not a dataset we read: give a {', '.join(READERS)} file, or a "
-            f"folder of them; see {locate(README)}"
+            f"{name_file(file)} is not a dataset we read: give a {', '.join(ROW_READERS)} file, "
+            f"or a folder of them; see {locate(README)}"
         )
     try:
         state = file.stat()
@@ -288,8 +288,8 @@ def _require(dataset: Path, number: int, row: Mapping[str, Any], columns: Sequen
     for column in columns:
         if column not in row:
             raise DatasetError(
-                f"row {number} of {name_file(dataset)} has no column '{column[:LONGEST_SHOWN]}' "
-                f"(found: {_listed(row)}); see {locate(README)}"
+                f"row {number} of {name_file(dataset)} has no column "
+                f"'{column[:LONGEST_NAME_TOLD]}' (found: {_listed(row)}); see {locate(README)}"
             )
 
 

@@ -1,31 +1,39 @@
 """A file → its rows, by value: JSON lines, a JSON array, CSV or Parquet.
 
-Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. A number
-that is none (NaN), as pandas writes what is missing, is None; infinity is refused.
+Nothing is guessed: a path is opened as it is, and the first line of a CSV is its header. NaN,
+which pandas writes for a missing value, is None; infinity is refused.
 """
 
 import csv
 import gzip
 import io
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from json import JSONDecodeError, JSONDecoder
+from math import isinf
 from pathlib import Path
 from typing import IO, Any, cast
 
 from adapters.errors import UserError
 from tasks.examples.bounds import (
+    DEEPEST,
     LONGEST_ROW,
     BadFile,
     BadRow,
     RowMemory,
     check_columns,
+    check_row,
 )
-from tasks.examples.json_rows import read_json_array, read_json_lines
 from tasks.examples.parquet_rows import read_parquet_rows
 
-LONGEST_MESSAGE, LONGEST_NAME = 300, 110
+SURROGATES = "\\ud", "\\uD"
+"""Beginnings of escapes for a half of a character."""
+SPACE = re.compile(r"[ \t\r\n]*")
+
+LONGEST_MESSAGE, LONGEST_PATH_TOLD = 300, 110
 """Characters of a refusal, and of the path in it."""
 BOM = b"\xef\xbb\xbf"
 OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\0\0\xfe\xff": "UTF-32"}
@@ -48,13 +56,13 @@ def kind_of(file: Path) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file of a kind in READERS; DatasetError says what is wrong with which."""
+    """Read the rows of a file of a kind in ROW_READERS; DatasetError tells row and fault."""
     rows: list[dict[str, Any]] = []
     named = name_file(file)
     try:
         with _opened(file) as opened:
             memory = RowMemory(file.stat().st_size)
-            for row in READERS[kind_of(file)](opened, memory):
+            for row in ROW_READERS[kind_of(file)](opened, memory):
                 if not isinstance(row, dict):
                     raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
                 rows.append(cast(dict[str, Any], row))
@@ -70,9 +78,9 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def name_file(file: Path) -> str:
-    """Return the path of a file for a message: of a long one the end."""
+    """Return the path of a file for a message; a long path shows its end."""
     name = str(file)
-    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME:]}"
+    return name if len(name) <= LONGEST_PATH_TOLD else f"…{name[-LONGEST_PATH_TOLD:]}"
 
 
 @contextmanager
@@ -140,7 +148,141 @@ def _check_encoded(line: str) -> None:
         raise BadRow("is no UTF-8; write the file in UTF-8") from error
 
 
-READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
+def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
+    """Yield the row of each line that is not blank."""
+    while line := opened.readline(LONGEST_ROW + 1):
+        _check_length(len(line))
+        text = _decode(line).strip()
+        memory.take(len(line), _count_values(text))
+        if text:
+            row, end = _parse(text, 0)
+            if end < len(text):
+                raise BadRow(
+                    f"goes on after its object with {text[end : end + 20]!r}; give an object a line"
+                )
+            yield row
+
+
+def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
+    """Yield the rows of one array, or of JSON lines, since some files of lines end in .json."""
+    begins = opened.read(1)
+    while begins.isspace():
+        begins = opened.read(1)
+    opened.seek(-len(begins), 1)
+    if begins != b"[":
+        yield from read_json_lines(opened, memory)
+        return
+    data = opened.read()
+    memory.take(2 * len(data), 0, 0)
+    text = _decode(data)
+    del data
+    yield from _elements(text, memory)
+
+
+def _elements(text: str, memory: RowMemory) -> Iterator[Any]:
+    """Yield the elements of an array as they are parsed."""
+    at = _skip(text, 1)
+    while text[at : at + 1] != "]" or text[at - 1] == ",":
+        row, end = _parse(text, at)
+        _check_length(end - at)
+        memory.take(0, _count_values(text[at:end]))
+        yield row
+        at = _skip(text, end)
+        if text[at : at + 1] == ",":
+            at = _skip(text, at + 1)
+        elif text[at : at + 1] != "]":
+            raise BadRow(f"has {text[at : at + 20]!r} before it in place of a comma; mend that")
+    if text[_skip(text, at + 1) :]:
+        raise BadFile("goes on after its array; give one array, or an object a line")
+
+
+def _parse(text: str, at: int) -> tuple[Any, int]:
+    """Parse the value that begins at a place; return it and the place after it."""
+    try:
+        row, end = DECODER.raw_decode(text, at)
+    except _Infinite:
+        check_row(JSONDecoder().raw_decode(text, at)[0])
+        raise
+    except JSONDecodeError as error:
+        shown = text[error.pos : error.pos + 20]
+        raise BadRow(f"is no JSON ({error.msg} at {shown!r}); mend that") from error
+    except RecursionError as error:
+        raise BadRow(
+            f"nests lists and objects more than {DEEPEST} deep; give flatter ones"
+        ) from error
+    except ValueError as error:  # Python reads no longer integer
+        raise BadRow("has an integer of thousands of digits; give a number, or a text") from error
+    if _count_brackets(text, at, end) > DEEPEST or any(
+        text.find(half, at, end) >= 0 for half in SURROGATES
+    ):
+        check_row(row)
+    return row, end
+
+
+class _Infinite(BadRow):
+    """An infinite number, whose column is not known yet."""
+
+
+def _read_constant(name: str) -> None:
+    if name != "NaN":
+        raise _Infinite(f"holds {name}; give a number, or null")
+
+
+def _read_float(digits: str) -> float:
+    number = float(digits)
+    if isinf(number):
+        raise _Infinite(f"holds {digits:.20}; give a number, or null")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; BadRow if it gives a name twice, since one value would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRow(f"gives {twice[:40]!r} twice in one object; leave one out")
+    return found
+
+
+DECODER = JSONDecoder(
+    parse_constant=_read_constant, parse_float=_read_float, object_pairs_hook=_object
+)
+"""Reader of what Python and pandas write: NaN says that a value is missing."""
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadRow(
+            f"is no UTF-8 (byte {error.start} is {line[error.start]:#x}); write the file in UTF-8"
+        ) from error
+
+
+def _check_length(length: int) -> None:
+    if length > LONGEST_ROW:
+        raise BadRow(f"is longer than {LONGEST_ROW // 2**20} MiB; give shorter ones")
+
+
+def _count_values(text: str) -> int:
+    """Return an upper bound on the values in a text."""
+    return text.count(",") + _count_brackets(text, 0, len(text))
+
+
+def _count_brackets(text: str, at: int, end: int) -> int:
+    """Count the opening brackets: an upper bound on the depth of a text."""
+    return text.count("[", at, end) + text.count("{", at, end)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the place after white space."""
+    found = SPACE.match(text, at)
+    assert found is not None, "white space may be empty"
+    return found.end()
+
+
+ROW_READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
     ".csv": _read_csv,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,

@@ -30,7 +30,7 @@ order by run, rollout_id, first_call
 """
 
 
-PAIRS = """
+CHOSEN_PAIRS_QUERY = """
 with
 given as (
     select
@@ -79,7 +79,7 @@ order by compared.run, compared.chosen, compared.rejected, preferred, first_call
 class RolloutQuery:
     """A query over the views of earlier runs, which chooses rollouts.
 
-    The runs are of models of the `base`, since another has other tokens.
+    The runs trained models of the `base`: another base has other tokens.
     """
 
     runs: tuple[RunFolder, ...]
@@ -110,7 +110,7 @@ class RolloutQuery:
             ) from error
         if not table.num_rows:
             raise DatasetError(
-                f"{self.key} chooses none of {self.name} that trained something; try it by "
+                f"{self.key} chooses nothing among {self.name} that trained something; try it by "
                 "`ratchet sql`"
             )
         return table
@@ -129,9 +129,9 @@ class RolloutQuery:
 
 
 def queries_of(origin: Origin, base: str, where: str = "dataset") -> dict[str, RolloutQuery]:
-    """Map the splits to the query of each, if they are of runs, whose models are of `base`.
+    """Map each split to its query, if the splits are chosen from runs of models of `base`.
 
-    The keys of the queries are `where` in the recipe.
+    `where` has the recipe's keys of the queries.
     """
     runs = tuple(folder_of(name) for name in origin.runs)
     return {
@@ -145,7 +145,7 @@ def queries_of(origin: Origin, base: str, where: str = "dataset") -> dict[str, R
 class Chosen(ABC):
     """Units of rollouts that a query chooses, numbered in the order of their runs and names.
 
-    Their tokens are those of the main policy's trajectories, and nothing is rendered again.
+    Their tokens are taken from the main policy's trajectories; nothing is rendered again.
     """
 
     query: RolloutQuery
@@ -210,11 +210,11 @@ class ChosenRollouts(Chosen):
 class ChosenPairs(Chosen):
     """Pairs of rollouts that a query chooses by its columns `run`, `chosen` and `rejected`.
 
-    Both are of one group, since nothing else is asked the same. With `rollout_id` and `label`
-    instead, the rollouts are labelled answers.
+    Both belong to one group: only rollouts of a group answer the same question. With `rollout_id`
+    and `label` instead, the rollouts are labelled answers.
     """
 
-    template = PAIRS
+    template = CHOSEN_PAIRS_QUERY
     columns = "run, chosen and rejected, or run, rollout_id and label"
     key = ("run", "chosen", "rejected")
 

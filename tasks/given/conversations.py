@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from adapters.calls import Message, Refused, Tool
 from adapters.errors import listed
-from adapters.rendering.messages import SHOWN, json_type, parse_text, read_message, read_tool
+from adapters.rendering.messages import MEDIA_KEYS, json_type, parse_text, read_message, read_tool
 from tasks.examples.reading import (
-    LONGEST_SHOWN,
+    LONGEST_NAME_TOLD,
     MOST_NAMED,
     DatasetError,
     Example,
@@ -21,7 +21,7 @@ from tasks.examples.reading import (
     is_padded,
 )
 
-OF_PROMPTS = ("system", "user")
+ASKING_ROLES = ("system", "user")
 """Roles of messages that ask."""
 
 SHAREGPT = {
@@ -32,16 +32,16 @@ SHAREGPT = {
     "observation": "tool",
     "tool": "tool",
 }
-"""Roles of ShareGPT's conversations, and those of chat completions that they are."""
+"""Role in ShareGPT's conversations → the role of chat completions."""
 
 COLUMNS = ("messages", "conversations")
 """Columns that hold a whole conversation."""
 
-SYSTEM = ("system", "system_prompt")
+SYSTEM_COLUMNS = ("system", "system_prompt")
 """Columns that hold the system message of a conversation."""
 
-NOT_READ = (*SHOWN, "history", "functions")
-"""Columns that hold a part of what is said, and are not read."""
+NOT_READ = (*MEDIA_KEYS, "history", "functions")
+"""Columns with a part of a conversation that are not read."""
 
 PRINTED = re.compile(
     r"\s*\[\s*\{\s*'(?:(?:role|content)'.*?'(?:role|content)|(?:from|value)'.*?'(?:from|value))'\s*:",
@@ -50,23 +50,23 @@ PRINTED = re.compile(
 """Beginning of a list of messages as Python and NumPy print it, which is no JSON."""
 
 MARKS = ("train", "train_detail", "loss_mask", "mask")
-"""Keys of a message by which some say whether it is trained, and which are not read."""
+"""Keys of a message that say in some data sets whether it is trained; they are not read."""
 
 SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-"""Beginning of a turn in a transcript, as Anthropic's hh-rlhf has them."""
+"""Beginning of a turn in a transcript, as in Anthropic's hh-rlhf."""
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """Columns of a question, of its answer, and of what stands beside the question."""
+    """Columns of a question, of its answer, and of the context that the question comes with."""
 
     question: str
     answer: str
-    beside: str | None = None
+    context: str | None = None
 
 
-FORMS = (
+TEXT_FORMS = (
     Form("prompt", "completion"),
     Form("prompt", "response"),
     Form("instruction", "output", "input"),
@@ -74,10 +74,10 @@ FORMS = (
     Form("question", "answer"),
     Form("question", "response"),
 )
-"""Forms without messages, as those of alpaca, dolly, GSM8K and OpenOrca."""
+"""Forms without messages, such as alpaca, dolly, GSM8K and OpenOrca have."""
 
-KNOWN = "messages; conversations; " + "; ".join(
-    f"{form.question} and {form.answer}" for form in FORMS
+KNOWN_FORMS = "messages; conversations; " + "; ".join(
+    f"{form.question} and {form.answer}" for form in TEXT_FORMS
 )
 
 
@@ -94,8 +94,8 @@ def read_unpadded(source: Source) -> Iterator[Example]:
     """Yield the rows of a source as they were before their file padded them.
 
     Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
-    or of a text in a column, a null is a value. DatasetError if the rows do not all name roles as
-    the first does.
+    or of a text in a column, a null is a value. DatasetError if a row names roles otherwise
+    than the rows before it.
     """
     padded, known = is_padded(source.dataset), None
     for row in source.examples():
@@ -106,18 +106,18 @@ def read_unpadded(source: Source) -> Iterator[Example]:
         if known is not None and spoken not in (None, known):
             raise DatasetError(
                 f"row {row['example_id']} of {source.dataset} has the roles of {spoken}, and "
-                f"earlier rows those of {known}; give all rows the same roles"
+                f"earlier rows have the roles of {known}; give all rows the same roles"
             )
         known = known or spoken
         yield {**row, "example": example}
 
 
 def read_conversation(row: Mapping[str, Any]) -> list[Said] | None:
-    """Read the messages of a row; None if it has none of KNOWN. DatasetError says what is wrong."""
+    """Read the messages of a row; None if it has no KNOWN_FORMS. DatasetError tells the fault."""
     for column in COLUMNS:
         if row.get(column) is not None:
             return put_before(row, read_messages(row[column], column))
-    for form in FORMS:
+    for form in TEXT_FORMS:
         if row.get(form.question) is not None and row.get(form.answer) is not None:
             return put_before(row, _read_form(row, form))
     return None
@@ -131,7 +131,7 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
     if lost := [name for name in NOT_READ if parse_text(row.get(name))]:
         raise DatasetError(f"it has {lost[0]}, which is not read; leave the column out, or the row")
     said = [*said]
-    for name in SYSTEM:
+    for name in SYSTEM_COLUMNS:
         if not row.get(name):
             continue
         given = Said({"role": "system", "content": _text(row[name], name)})
@@ -146,7 +146,7 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
 
 def list_given(row: Mapping[str, Any]) -> str:
     """List the columns of a row that have a value."""
-    given = [name[:LONGEST_SHOWN] for name, value in row.items() if value is not None]
+    given = [name[:LONGEST_NAME_TOLD] for name, value in row.items() if value is not None]
     return listed(given, MOST_NAMED) or "nothing"
 
 
@@ -201,7 +201,7 @@ def drop_nulls(value: Any) -> Any:
 
 
 def speaks(row: Mapping[str, Any]) -> str | None:
-    """Return whose roles a row has, ShareGPT's or those of chat completions; None of no roles."""
+    """Return whose roles a row has: ShareGPT's or chat completions'; None if it has no roles."""
     value = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
     roles = _roles(parse_text(value))
     return None if not roles else "ShareGPT" if _is_sharegpt(roles) else "chat completions"
@@ -220,7 +220,7 @@ def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Sa
     longest = range(min(len(asked), len(said)), 0, -1)
     alike = next((count for count in longest if asked[-count:] == said[:count]), 0)
     following = said[alike : alike + 1]
-    if asked and asked[-1]["role"] == "user" and following and following[0]["role"] in OF_PROMPTS:
+    if asked and asked[-1]["role"] == "user" and following and following[0]["role"] in ASKING_ROLES:
         raise DatasetError(
             f"its prompt is followed by another message of the role {following[0]['role']}; let "
             "what follows begin with the whole prompt, or with the answer"
@@ -230,13 +230,14 @@ def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Sa
 
 def _read_form(row: Mapping[str, Any], form: Form) -> list[Said]:
     asked = read_messages(row[form.question], form.question, "user")
-    if form.beside is not None and row.get(form.beside):
+    if form.context is not None and row.get(form.context):
         *earlier, question = asked
         if question.message["role"] != "user":
             raise DatasetError(
-                f"its {form.question} ends with no question before {form.beside}; end with a user's"
+                f"its {form.question} ends with no question before {form.context}; end with a "
+                "user's"
             )
-        content = f"{question.message['content']}\n\n{_text(row[form.beside], form.beside)}"
+        content = f"{question.message['content']}\n\n{_text(row[form.context], form.context)}"
         asked = [*earlier, Said({**question.message, "content": content})]
     prompt, answer = join_repeated(asked, read_messages(row[form.answer], form.answer, "assistant"))
     return [*prompt, *answer]

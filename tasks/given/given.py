@@ -1,6 +1,6 @@
 """What a run is given to learn, and does not play: units of one side, texts, or of two, pairs.
 
-The units are made tokens once, in one file, of which every step of the run is made.
+The units are made tokens once, in one file; every step of the run takes its datums from it.
 """
 
 import json
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from adapters.calls import POLICY
 from adapters.rendering.chat import Chat
-from tasks.datums import SCHEMA
+from tasks.datums import DATUM_SCHEMA
 from tasks.examples.curricula import shuffle_pass
 from tasks.examples.reading import DatasetError, Source
 from tasks.given.conversations import read_unpadded
@@ -28,13 +28,12 @@ from tasks.recording.step_log import Metrics
 from tasks.recovery.recorded_steps import StepSource
 from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, PairBatches, Shares
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written
-from tasks.storage.json_files import write_json
-from tasks.storage.manifest import Eras
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.files import is_written, write_json
+from tasks.storage.manifest import ByStep
+from tasks.storage.tables import arrays, read_table, write_table
 
 T = TypeVar("T")
-Row = dict[str, Any]
+UnitRow = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ log = logging.getLogger(__name__)
 class Unit:
     """A text, which has one side, or a pair: the sequences of each side.
 
-    A side of several turns may have several. An answer that is `labelled` good or bad, and compared
-    with no other, is a pair of one side.
+    A side of several turns may have several sequences. An answer that is `labelled` good or bad,
+    and is compared with no other answer, is a pair of one side.
     """
 
     sides: Mapping[str, list[WeightedTokens]]
@@ -56,7 +55,7 @@ class Unit:
 
 
 Read = Unit | DatasetError | str
-"""A unit, what is wrong with its row, or why it is left out."""
+"""A unit, or the fault of its row, or the reason why it is left out."""
 
 
 class GivenSource(Protocol):
@@ -102,7 +101,7 @@ class WrittenUnits(ABC):
 class Drawing:
     """Draws of a step: its batch, the seed of the order, and the sources with their shares.
 
-    A source has its share of the sum of all shares of every batch.
+    A source fills its share of every batch: shares 3 and 1 are three quarters and one.
     """
 
     batch: Batches | PairBatches
@@ -123,7 +122,7 @@ class Given(ABC):
         self.path = path
 
     def is_bound(self) -> bool:
-        """Return whether all files are there of which the datums of a step are made."""
+        """Return whether all files are there that the datums of a step are made from."""
         return is_written(self.path)
 
     def of_split(self, split: str) -> pa.Table:
@@ -132,11 +131,11 @@ class Given(ABC):
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return for each source what was counted when its units became tokens."""
-        return json.loads(read(self.path, []).schema.metadata[COUNTS])
+        return json.loads(read_table(self.path, []).schema.metadata[COUNTS_KEY])
 
     @cached_property
     def table(self) -> pa.Table:
-        return read(self.path)
+        return read_table(self.path)
 
     @cached_property
     def scored(self) -> pa.Table:
@@ -146,7 +145,7 @@ class Given(ABC):
     @property
     def drawn(self) -> pa.Schema:
         """Schema of the datums."""
-        return SCHEMA
+        return DATUM_SCHEMA
 
     def names(self, rows: pa.Table) -> list[tuple[str, int]]:
         """Name the unit of each row, by its source and its number there."""
@@ -163,19 +162,19 @@ class Given(ABC):
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> Iterator[tuple[int, Unit]]:
-        """Yield what is trained of the units of a source, and count what is lost of them."""
+        """Yield the trained parts of a source's units, and count what is lost."""
 
     @abstractmethod
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
-    ) -> list[Row]:
-        """Return the rows of a source that is named by its split, and count what is lost of it.
+    ) -> list[UnitRow]:
+        """Return the rows of a source that is named by its split, and count what is lost.
 
-        DatasetError names the row that cannot be used, and a source in which nothing is trained.
+        DatasetError names a row that cannot be used, or a source without a trained token.
         """
 
     @abstractmethod
-    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+    def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
         """Yield the datums of a step's units."""
 
     @abstractmethod
@@ -183,11 +182,11 @@ class Given(ABC):
         """Measure a policy on held-out units."""
 
 
-TOO_LONG = "too long and left out"
-"""What is counted of units that are left out for their length."""
+LEFT_OUT_LONG = "too long and left out"
+"""Name of the count of units that are left out for their length."""
 
-COUNTS = b"counts"
-"""Key of a file's metadata: what there is of the units of each source, and what is lost."""
+COUNTS_KEY = b"counts"
+"""Key of a file's metadata: how many units each source has, and how many were lost."""
 
 
 @durable
@@ -196,18 +195,18 @@ def bind_given(
 ) -> None:
     """Write the tokens of the units of each split, and log what was cut or left out.
 
-    A source is named by its split or, if there are several, by SPLIT/NAME; those that are trained
-    come first.
+    A source is named by its split or, if there are several, by SPLIT/NAME. Trained sources come
+    first.
     """
-    rows: list[Row] = []
+    rows: list[UnitRow] = []
     counts = {name: Counter[str]() for name in sources}
     for name, source in sources.items():
         rows += given.keep(name, source, chat, lengths, counts[name])
         log.info("%s: %s", source.name, describe_counts(counts[name]))
     schema = given.schema
-    if COUNTS in (schema.metadata or {}):
-        schema = schema.with_metadata({COUNTS: json.dumps(counts)})
-    write(pa.Table.from_pylist(rows, schema=schema), path)
+    if COUNTS_KEY in (schema.metadata or {}):
+        schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
+    write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -228,7 +227,7 @@ def leaves_out(lengths: Lengths, length: int, who: str) -> bool:
 @durable
 def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
     """Write the datums of a step: its units, drawn in passes that the seed shuffles."""
-    write(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
+    write_table(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
 
 
 def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:
@@ -243,8 +242,8 @@ def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -
     return pa.Table.from_pylist([*given.datums(units, drawing)], schema=given.drawn)
 
 
-def rows_of(table: pa.Table) -> list[Row]:
-    """Return the rows of a table, whose lists are arrays."""
+def rows_of(table: pa.Table) -> list[UnitRow]:
+    """Return the rows of a table, with lists as arrays."""
     columns = {
         field.name: arrays(table[field.name])
         if pa.types.is_list(field.type)
@@ -291,8 +290,8 @@ def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Return whose turn each draw of a round is: each source has as many turns as its share.
 
     In the first n draws a source has its share of n, rounded up or down: its j-th turn falls into
-    the window of its j-th part of the round. Of the windows that are open, the one that closes
-    first is taken (Baruah et al. 1996).
+    the window of its j-th part of the round. The source whose window is open and closes
+    first has the turn (Baruah et al. 1996).
     """
     total, taken, turns = sum(shares), [0] * len(shares), list[int]()
     for place in range(total):
@@ -326,7 +325,7 @@ class GivenSteps(StepSource):
 
     given: Given
     place: Callable[[str, int], Path]
-    drawings: Eras[Drawing]
+    drawings: ByStep[Drawing]
 
     def restore(self, step: int) -> None:
         path = self.place(POLICY, step)

@@ -1,4 +1,4 @@
-"""Measures of a checkpoint on held-out units, with the interval in which each lies."""
+"""Measures of a checkpoint on held-out units, with their intervals."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ import numpy as np
 from pydantic import BaseModel
 
 from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
-from tasks.storage.json_files import read_json
+from tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):
-    """Measure of a checkpoint on held-out examples that it does not play, and others beside it.
+    """Measure of a checkpoint on held-out examples that it does not play; `beside` has others.
 
-    The `value` lies in the `interval` with 95 % confidence; neither that nor the `standard_error`
-    is known below two examples. `tokens` counts the trained ones of the examples. `by_example` has
-    each example's part of the value and its weight, whose sums' ratio the value is; empty in older
-    measures.
+    The `value` lies in the `interval` with 95 % confidence; below two examples the interval and the
+    `standard_error` are unknown. `tokens` counts the trained tokens of the examples. `by_example`
+    has each example's part of the value and its weight, whose sums' ratio the value is; empty in
+    older measures.
     """
 
     measure: Literal["loss", "accuracy"]
@@ -50,8 +50,8 @@ def measure_loss(
 ) -> HeldOutMeasure:
     """Measure the loss over sequences, whose texts have names: a source and a number there.
 
-    Its standard error is that of a ratio of two means over examples, since tokens of one text are
-    not independent (Cochran 1977, 6.4).
+    The standard error is for a ratio of two means over examples, since tokens of one text are not
+    independent (Cochran 1977, 6.4).
     """
     sources: dict[str, dict[int, list[SequenceLoss]]] = defaultdict(lambda: defaultdict(list))
     for (source, number), one in zip(names, lost, strict=True):

@@ -1,4 +1,4 @@
-"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out ones."""
+"""Pairs, units of two sides: rows → tokens → datums, and how a policy compares held-out pairs."""
 
 import logging
 from collections import Counter
@@ -26,16 +26,16 @@ from tasks.algorithm.preferences import (
 )
 from tasks.algorithm.settings import Settings
 from tasks.comparison.statistics import Z95, interval_of
-from tasks.datums import OF_PAIRS, given_datum
+from tasks.datums import PAIR_DATUM_SCHEMA, given_datum
 from tasks.examples.reading import DatasetError
 from tasks.given.given import (
-    TOO_LONG,
+    LEFT_OUT_LONG,
     Drawing,
     Given,
     GivenSource,
     Read,
-    Row,
     Unit,
+    UnitRow,
     WrittenUnits,
     describe_counts,
     leaves_out,
@@ -45,11 +45,10 @@ from tasks.given.sides import read_pair
 from tasks.given.tokenizing import WeightedTokens
 from tasks.references import score_rows
 from tasks.settings.given import Lengths
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
-from tasks.storage.tables import arrays, read
+from tasks.storage.files import is_written, read_json
+from tasks.storage.tables import arrays, read_table
 
-SCHEMA = pa.schema(
+PAIR_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
         ("example_id", pa.int32()),
@@ -62,21 +61,21 @@ SCHEMA = pa.schema(
     ]
 )
 
-KEYS = ["split", "example_id", "side", "part"]
+PAIR_KEYS = ["split", "example_id", "side", "part"]
 
 REFERENCES = pa.schema(
-    [*(SCHEMA.field(name) for name in KEYS), ("logprobs", pa.list_(pa.float32()))]
+    [*(PAIR_SCHEMA.field(name) for name in PAIR_KEYS), ("logprobs", pa.list_(pa.float32()))]
 )
-"""Rows as those of SCHEMA, aligned with their tokens; 0 where a token is not trained."""
+"""The rows of PAIR_SCHEMA with a value for each token, 0 where a token is not trained."""
 
 MOST_TOLD = 3
-"""Broken rows of a split of which the log says what is wrong; the others are counted."""
+"""Broken rows of a split whose faults the log names; further ones are counted."""
 
 log = logging.getLogger(__name__)
 
 
 class ReferenceApart(UserError):
-    """Refusal to train a policy that is its own reference, and whose scores differ from it."""
+    """Refusal to train a policy that is its own reference but scores otherwise."""
 
 
 class WrittenPairs(WrittenUnits):
@@ -93,7 +92,7 @@ class BoundPairs(Given):
     `references`, their file; `from_start` is whether the reference is the policy's own start.
     """
 
-    schema = SCHEMA
+    schema = PAIR_SCHEMA
     refuses_broken = False
 
     def __init__(
@@ -116,16 +115,16 @@ class BoundPairs(Given):
         if self._references is None:
             lists = [np.zeros(len(one), np.float32) for one in arrays(self.table["mask"])]
             return self.table.append_column("references", pa.array(lists, pa.list_(pa.float32())))
-        return self.table.append_column("references", read(self._references)["logprobs"])
+        return self.table.append_column("references", read_table(self._references)["logprobs"])
 
     @property
     def drawn(self) -> pa.Schema:
-        return OF_PAIRS
+        return PAIR_DATUM_SCHEMA
 
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
     ) -> Iterator[tuple[int, Unit]]:
-        """Yield the pairs that can be compared, each whole."""
+        """Yield the pairs that can be compared, each with all its sides."""
         for number, unit in source.units(chat):
             if isinstance(unit, DatasetError):
                 if counts["left out: broken"] < MOST_TOLD:
@@ -138,7 +137,7 @@ class BoundPairs(Given):
             counts["labelled answers" if unit.labelled else "pairs"] += 1
             longest = max((len(one.tokens) for one in unit.sequences()), default=0)
             if leaves_out(lengths, longest, f"pair {number} of {source.name} has a side of"):
-                counts[TOO_LONG] += 1
+                counts[LEFT_OUT_LONG] += 1
                 continue
             sides = {side: _cut(own, lengths.most_tokens) for side, own in unit.sides.items()}
             kept = Unit({side: own for side, own in sides.items() if own}, unit.labelled)
@@ -157,8 +156,8 @@ class BoundPairs(Given):
 
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
-    ) -> list[Row]:
-        """Return the rows of the pairs of a split; a pair is left out whole.
+    ) -> list[UnitRow]:
+        """Return the rows of the pairs of a split; a pair is left out with all its sides.
 
         If the loss reads mismatched sides, each pair has a third one: its prompt with the answers
         to the next other prompt, one for each of its own.
@@ -183,7 +182,7 @@ class BoundPairs(Given):
             rows += _mismatched_rows(name, kept, lengths.most_tokens)
         return rows
 
-    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+    def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
         """Yield the sides of each pair, one after the other."""
         for pair, unit in enumerate(units):
             for row in unit:
@@ -201,10 +200,10 @@ class BoundPairs(Given):
     def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
         """Measure how a policy compares pairs.
 
-        `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its
-        log p, less the reference's if the loss has one); equal scores count half. A labelled answer
-        is compared with the loss's z, or 0. The standard error is that of a normal interval as wide
-        as the share's own (`interval_of`). `margin` is the mean difference of the scores, and
+        `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log
+        p, less the reference's if the loss has one); equal scores count half. A labelled answer is
+        compared with the loss's z, or 0. The standard error belongs to a normal interval as wide as
+        the share's own interval (`interval_of`). `margin` is the mean difference of the scores, and
         `loss` the mean loss.
         """
         masks = [mask.astype(np.float64) for mask in arrays(rows["mask"])]
@@ -244,16 +243,16 @@ class BoundPairs(Given):
 
 
 def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:
-    """Cut the sequences of a side, and drop those in which nothing is trained then."""
+    """Cut the sequences of a side, and drop a sequence that has no trained token left."""
     cut = [one.cut(most) for one in side]
     return [one for one in cut if any(one.weights)]
 
 
-def _mismatched_rows(split: str, kept: Sequence[tuple[int, Unit]], most: int) -> Iterator[Row]:
+def _mismatched_rows(split: str, kept: Sequence[tuple[int, Unit]], most: int) -> Iterator[UnitRow]:
     """Yield each prompt with answers to the next other one; DatasetError if all are the same.
 
-    A pair has two, that of each side, so that what is good and what is bad count alike; to a
-    labelled answer that lacks a side, its only one.
+    A prompt of a pair gets two answers, the next pair's chosen and rejected one, so that good and
+    bad answers count alike. A prompt of a labelled answer gets one answer.
     """
     split_at = [
         {name: _split_at_answer(side[0]) for name, side in unit.sides.items()} for _, unit in kept
@@ -292,7 +291,7 @@ def _refuse_labelled(row: str, loss: str) -> None:
     )
 
 
-def _row(split: str, number: int, side: str, part: int, sequence: WeightedTokens) -> Row:
+def _row(split: str, number: int, side: str, part: int, sequence: WeightedTokens) -> UnitRow:
     return {
         "split": split,
         "example_id": number,

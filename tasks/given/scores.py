@@ -13,18 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.rendering.chat import Chat
-from tasks.algorithm.distillation import NONE
+from tasks.algorithm.distillation import NO_TOKEN
 from tasks.examples.reading import DatasetError
 from tasks.given.given import GivenSource, Unit
-from tasks.given.pairs import KEYS as PAIR_KEYS
-from tasks.given.pairs import REFERENCES
-from tasks.given.texts import KEYS, TAUGHT, Texts
+from tasks.given.pairs import PAIR_KEYS, REFERENCES
+from tasks.given.texts import TAUGHT, TEXT_KEYS, Texts
 from tasks.given.tokenizing import WeightedTokens
 from tasks.references import Reference, from_first, score_rows
 from tasks.settings.given import TRAIN
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, remove_folder
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 
 SCORED_AT_ONCE = 128
 """Sides of pairs that a reference scores in parallel."""
@@ -43,7 +42,7 @@ class LikeliestScorer(Protocol):
 
 
 class LongerTexts:
-    """Texts as a teacher reads them that reads more than the policy: the same ones, but longer."""
+    """Texts for a teacher that reads more than the policy: the same texts, but longer."""
 
     def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
         self._sources, self._chat = sources, chat
@@ -53,7 +52,7 @@ class LongerTexts:
 
         DatasetError if the renderer writes these otherwise behind what the teacher reads.
         """
-        longer = self._sequences.get(tuple(row[name] for name in KEYS))
+        longer = self._sequences.get(tuple(row[name] for name in TEXT_KEYS))
         if longer is not None:
             first = next(at for at, weight in enumerate(longer.weights) if weight > 0)
             end = first + len(ending)
@@ -78,7 +77,7 @@ class LongerTexts:
 def ask_teacher(
     texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
 ) -> None:
-    """Write what a teacher finds likeliest in the texts, a file at a time, unless it is there."""
+    """Write a teacher's likeliest tokens in the texts, a file a part, unless it is there."""
     for part in range(len(texts.parts())):
         score_part(texts.parts()[part], texts, part, teacher, k, longer)
     taught = texts.of_split(TRAIN)
@@ -105,10 +104,10 @@ def score_part(
 ) -> None:
     """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
 
-    DatasetError names a text of which the teacher gives a place no token.
+    DatasetError names a text with a place for which the teacher gives no token.
     """
     rows = texts.of_part(part)
-    keys = rows.select(KEYS).to_pylist()
+    keys = rows.select(TEXT_KEYS).to_pylist()
     own = [one.tolist() for one in arrays(rows["tokens"])]
     trained = [weights > 0 for weights in arrays(rows["weights"])]
     last = from_first(trained)
@@ -119,33 +118,33 @@ def score_part(
     scored = teacher.score_likeliest(own, last, k)
     for key, tokens, mask, (top, logprobs) in zip(keys, own, trained, scored, strict=True):
         kept = mask[-len(top) :]
-        found = np.where(np.isfinite(logprobs), logprobs, NONE)[kept]
-        if not (found > NONE).any(1).all():
+        found = np.where(np.isfinite(logprobs), logprobs, NO_TOKEN)[kept]
+        if not (found > NO_TOKEN).any(1).all():
             raise DatasetError(
                 f"the teacher gives no likely token at a trained place of text "
                 f"{key['example_id']}; leave that text out, or give another teacher.model"
             )
         lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
         made.append({**key, "read": len(tokens), **lists})
-    write(pa.Table.from_pylist(made, schema=TAUGHT), path)
+    write_table(pa.Table.from_pylist(made, schema=TAUGHT), path)
 
 
 @durable
 def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
     """Write the reference's log-probabilities of the trained tokens of every side.
 
-    A part of SCORED_AT_ONCE sides is first a file in the folder `parts`, which is named after its
-    rows. DatasetError names a pair with a token that the reference can never sample.
+    A part of SCORED_AT_ONCE sides is first a file of the folder `parts`; the file is named after
+    its rows. DatasetError names a pair with a token that the reference can never sample.
     """
-    table, scored = read(pairs), list[pa.Table]()
+    table, scored = read_table(pairs), list[pa.Table]()
     for first in range(0, table.num_rows, SCORED_AT_ONCE):
         rows = table.slice(first, SCORED_AT_ONCE)
         part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
         if not is_written(part):
-            write(_score(rows, reference), part)
+            write_table(_score(rows, reference), part)
             log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
-        scored.append(read(part))
-    write(pa.concat_tables(scored), path)
+        scored.append(read_table(part))
+    write_table(pa.concat_tables(scored), path)
     remove_folder(parts)
 
 

@@ -1,15 +1,19 @@
-"""A row of comparisons → the tokens of its two sides, of which one is preferred.
+"""A row of comparisons → the tokens of its two sides, the chosen and the rejected one.
 
-A labelled answer is a row of one side.
+A labelled answer is a row of one side. A judge learns and is tried on pairs: its text or its
+example asks which of the two answers is better.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from adapters.calls import Message
+from adapters.harness.judges import comparison
 from adapters.rendering.chat import Chat
+from adapters.rewards import BETTER
 from tasks.algorithm.preferences import CHOSEN, REJECTED
-from tasks.examples.reading import DatasetError
+from tasks.examples.reading import DatasetError, Example, Source
 from tasks.given.conversations import (
     Said,
     join_repeated,
@@ -18,10 +22,10 @@ from tasks.given.conversations import (
     read_messages,
     read_tools,
 )
-from tasks.given.given import Unit
-from tasks.given.tokenizing import WeightedTokens, tokenize_conversation
+from tasks.given.given import Unit, WrittenUnits
+from tasks.given.tokenizing import WeightedTokens, tokenize, tokenize_conversation
 
-FORMS = (
+PAIR_FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "
     "completion and label"
 )
@@ -42,7 +46,7 @@ def read_pair(row: Mapping[str, Any], chat: Chat) -> Unit | None:
     `rejected` alone, two conversations that begin alike, as messages or as transcripts; or, as the
     Tinker cookbook writes them, a `comparison` of `completion_A` with `completion_B` after a
     `prompt_conversation`, and a `label`. A labelled answer has a `prompt`, its `completion`, and a
-    `label` that is true if it is good. Of a side, the answers after the prompt are trained.
+    `label` that is true if it is good. The answers of a side, after the prompt, are trained.
     """
     if row.get("comparison") is None and row.get("completion") is not None and "label" in row:
         return _read_labelled(row, chat)
@@ -63,14 +67,14 @@ def pair_of(
 
 
 def read_sides(row: Mapping[str, Any]) -> Sides | None:
-    """Read the prompt of a comparison, its chosen side and its rejected one; None of a tie.
+    """Read the prompt of a comparison, its chosen side and its rejected one; None for a tie.
 
     A prompt that the sides repeat stands once.
     """
     if row.get("comparison") is not None:
         read = _read_comparison(row["comparison"], row.get("label"))
     elif row.get("chosen") is None or row.get("rejected") is None:
-        raise DatasetError(f"it has {list_given(row)}; give {FORMS}")
+        raise DatasetError(f"it has {list_given(row)}; give {PAIR_FORMS}")
     else:
         read = _read_sides(row)
     if read is None:
@@ -127,3 +131,56 @@ def _tokenize(prompt: Messages, side: Messages, tools: Any, chat: Chat) -> list[
     ]
     found = tokenize_conversation(said, read_tools(tools), chat, "marked")
     return [sequence for sequence in found if any(sequence.weights)]
+
+
+@dataclass(frozen=True)
+class ComparedPairs(WrittenUnits):
+    """Texts of the pairs of a split: each pair is compared in both orders; a tie makes no text."""
+
+    question: str
+
+    def read(self, row: Mapping[str, Any], chat: Chat) -> Unit:
+        if (read := read_sides(row)) is None:
+            return Unit({})
+        chosen, rejected = ({"messages": messages} for messages in _conversations(read))
+        found: list[WeightedTokens] = []
+        for verdict, shown in (("A", (chosen, rejected)), ("B", (rejected, chosen))):
+            asked = {"role": "user", "content": comparison(self.question, *shown)}
+            answer = {"role": "assistant", "content": verdict}
+            found += tokenize({"messages": [asked, answer]}, chat, "assistant")
+        return Unit({"": found})
+
+
+@dataclass(frozen=True)
+class ComparedExamples(Source):
+    """Examples of a judge: the two sides of each pair, with BETTER; a tie makes no example."""
+
+    question: str = ""
+
+    def examples(self) -> list[Example]:
+        return [
+            {**row, "example": self._example(sides, row["example_id"])}
+            for row in super().examples()
+            if (sides := self._sides(row)) is not None
+        ]
+
+    def _sides(self, row: Example) -> list[dict[str, Any]] | None:
+        try:
+            read = read_sides(row["example"])
+        except DatasetError as error:
+            raise DatasetError(f"row {row['example_id']} of {self.dataset}: {error}") from error
+        if read is None:
+            return None
+        named = zip((CHOSEN, REJECTED), _conversations(read), strict=True)
+        return [{"id": name, "messages": messages} for name, messages in named]
+
+    def _example(self, sides: list[dict[str, Any]], number: int) -> dict[str, Any]:
+        """Return a pair as a judge is shown it; in every other pair the better side is second."""
+        shown = sides if number % 2 else sides[::-1]
+        return {"rollouts": shown, "question": self.question, BETTER: CHOSEN}
+
+
+def _conversations(read: Sides) -> list[list[Message]]:
+    """Return the conversation of each side."""
+    prompt, sides = read
+    return [[one.message for one in (*prompt, *side)] for side in sides]

@@ -1,4 +1,4 @@
-"""Texts, units of one side: rows → tokens → datums, and the loss of a policy on held-out ones."""
+"""Texts, units of one side: rows → tokens → datums, and a policy's loss on held-out texts."""
 
 import logging
 from collections import Counter
@@ -15,18 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from adapters.rendering.chat import Chat
-from tasks.algorithm.distillation import NONE, find_distillation
-from tasks.datums import OF_TAUGHT, given_datum
+from tasks.algorithm.distillation import NO_TOKEN, find_distillation
+from tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import fill_reads
+from tasks.examples.teachers import fill_reads
 from tasks.given.given import (
-    COUNTS,
-    TOO_LONG,
+    COUNTS_KEY,
+    LEFT_OUT_LONG,
     Drawing,
     Given,
     GivenSource,
-    Row,
     Unit,
+    UnitRow,
     WrittenUnits,
     describe_counts,
     leaves_out,
@@ -37,9 +37,9 @@ from tasks.recording.step_log import Metrics
 from tasks.references import from_first
 from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
 from tasks.storage.files import is_written
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
-SCHEMA = pa.schema(
+TEXT_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
         # Name of the source, if the texts are of several.
@@ -56,14 +56,14 @@ SCHEMA = pa.schema(
         # Whether the last trained token is one at which an answer stops.
         ("ends", pa.bool_()),
     ],
-    {COUNTS: b"{}"},
+    {COUNTS_KEY: b"{}"},
 )
-KEYS = ["split", "source", "example_id", "part"]
+TEXT_KEYS = ["split", "source", "example_id", "part"]
 """Columns that name a sequence."""
 
 TAUGHT = pa.schema(
     [
-        *(SCHEMA.field(name) for name in KEYS),
+        *(TEXT_SCHEMA.field(name) for name in TEXT_KEYS),
         # How many tokens the teacher has read.
         ("read", pa.int32()),
         # The teacher's likeliest tokens at each trained place, equally many of each in turn.
@@ -71,20 +71,20 @@ TAUGHT = pa.schema(
         ("top_logprobs", pa.list_(pa.float32())),
     ]
 )
-"""What a teacher finds likeliest in texts, a row for each of their sequences."""
+"""A teacher's likeliest tokens in texts, a row for each sequence."""
 
-PART = 256
+ROWS_A_PART = 256
 """Sequences that a file of TAUGHT has."""
 
-LIKELIEST = (("top_tokens", 0), ("top_logprobs", NONE))
-"""A teacher's columns, and what they have where nothing is trained."""
+LIKELIEST = (("top_tokens", 0), ("top_logprobs", NO_TOKEN))
+"""A teacher's columns, with their values where no token is trained."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WrittenTexts(WrittenUnits):
-    """Texts that stand in rows, behind a text that is read before each conversation."""
+    """Texts in rows; `before` is a text that is read before each conversation."""
 
     trained: Trained = "assistant"
     reads: str | None = None
@@ -97,11 +97,11 @@ class WrittenTexts(WrittenUnits):
 class Texts(Given):
     """The texts of a run as tokens, with what its teacher finds likeliest, read once.
 
-    A teacher's files are named by `taught`, by the number of their part; the `divergence` is what
-    is learnt from it.
+    `taught` names a teacher's file by the number of its part. The `divergence` is the loss that is
+    learnt from it.
     """
 
-    schema = SCHEMA
+    schema = TEXT_SCHEMA
     refuses_broken = True
 
     def __init__(
@@ -121,32 +121,32 @@ class Texts(Given):
     def parts(self) -> list[Path]:
         """List the teacher's files that the texts need."""
         assert self._taught is not None, "the texts have a teacher"
-        return [*map(self._taught, range(ceil(self.table.num_rows / PART)))]
+        return [*map(self._taught, range(ceil(self.table.num_rows / ROWS_A_PART)))]
 
     def of_part(self, part: int) -> pa.Table:
-        """Return the rows of a part in SCHEMA."""
-        return self.table.slice(part * PART, PART)
+        """Return the rows of a part in TEXT_SCHEMA."""
+        return self.table.slice(part * ROWS_A_PART, ROWS_A_PART)
 
     @cached_property
     def scored(self) -> pa.Table:
         if self._taught is None:
             return self.table
-        table, taught = self.table, pa.concat_tables(map(read, self.parts()))
-        if table.select(KEYS).to_pylist() != taught.select(KEYS).to_pylist():
+        table, taught = self.table, pa.concat_tables(map(read_table, self.parts()))
+        if table.select(TEXT_KEYS).to_pylist() != taught.select(TEXT_KEYS).to_pylist():
             raise ValueError(
-                f"the teacher's files of {self.path} are those of other texts; remove them, and "
+                f"the teacher's files of {self.path} belong to other texts; remove them, and "
                 "they are made again"
             )
-        for name in TAUGHT.names[len(KEYS) :]:
+        for name in TAUGHT.names[len(TEXT_KEYS) :]:
             table = table.append_column(name, taught[name])
         return table
 
     @property
     def drawn(self) -> pa.Schema:
-        return super().drawn if self._taught is None else OF_TAUGHT
+        return super().drawn if self._taught is None else TAUGHT_DATUM_SCHEMA
 
     def names(self, rows: pa.Table) -> list[tuple[str, int]]:
-        return [*zip(*(rows[name].to_pylist() for name in KEYS[1:3]), strict=True)]
+        return [*zip(*(rows[name].to_pylist() for name in TEXT_KEYS[1:3]), strict=True)]
 
     def kept(
         self, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
@@ -158,7 +158,7 @@ class Texts(Given):
 
     def keep(
         self, name: str, source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
-    ) -> list[Row]:
+    ) -> list[UnitRow]:
         split, _, part = name.partition("/")
         own = [*trained_rows(source, chat, lengths, counts)]
         if not own:
@@ -181,7 +181,7 @@ class Texts(Given):
                 )
         return [{"split": split, "source": part, **row} for row in own]
 
-    def datums(self, units: Sequence[Sequence[Row]], drawing: Drawing) -> Iterator[Row]:
+    def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
         assert isinstance(drawing.batch, Batches)
         for unit, scale in zip(units, _scales(units, drawing.batch), strict=True):
             for row in unit:
@@ -190,11 +190,11 @@ class Texts(Given):
     def measure(self, datums: Path) -> Metrics:
         """Measure the texts of a step: how many they are, and how many sequences were cut.
 
-        `texts/ends` is the share of the sequences whose last trained token is one at which answers
-        stop: a model that is trained on others does not learn to stop.
+        `texts/ends` is the share of the sequences whose last trained token is a stop token of
+        answers: a model that is trained on other sequences does not learn to stop.
         """
-        drawn = read(datums, ["rollout_id", "group_id"])
-        rows = self.of_split(TRAIN).select([*KEYS, "cut", "ends"]).to_pylist()
+        drawn = read_table(datums, ["rollout_id", "group_id"])
+        rows = self.of_split(TRAIN).select([*TEXT_KEYS, "cut", "ends"]).to_pylist()
         known = {name_sequence(row): row for row in rows}
         sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
         return {
@@ -206,9 +206,9 @@ class Texts(Given):
     def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
         """Measure the loss of a policy, in nats a token by the weights of the trained tokens.
 
-        With a teacher it is the divergence from it. Otherwise `bits_per_byte` is the loss of the
-        trained tokens over the bytes that they write, by which models with different tokens can be
-        compared.
+        With a teacher it is the divergence from the teacher. Otherwise `bits_per_byte` is the loss
+        of the trained tokens over the bytes that they write: it compares models with different
+        tokens.
         """
         weights = arrays(rows["weights"])
         last = from_first(weights)
@@ -238,7 +238,7 @@ def name_text(row: Mapping[str, Any]) -> str:
 
 def trained_rows(
     source: GivenSource, chat: Chat, lengths: Lengths, counts: Counter[str]
-) -> Iterator[Row]:
+) -> Iterator[UnitRow]:
     """Yield the sequences that train something, as rows without their split."""
     most = lengths.most_tokens
     for number, unit in source.units(chat):
@@ -249,7 +249,7 @@ def trained_rows(
         for part, whole in enumerate(unit.sequences()):
             length = len(whole.tokens)
             if leaves_out(lengths, length, f"row {number} of {source.name} has"):
-                counts[TOO_LONG] += 1
+                counts[LEFT_OUT_LONG] += 1
                 continue
             kept = whole.cut(most)
             trained = kept.trained()
@@ -278,12 +278,12 @@ def trained_rows(
 
 
 def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
-    """Count the bytes that trained tokens write; the token that ends an answer writes none."""
+    """Count the bytes that trained tokens write; the token that ends an answer writes no byte."""
     written = [token for token in trained if token not in chat.stop_tokens]
     return len(chat.text(written).encode())
 
 
-def _scales(units: Sequence[Sequence[Row]], batch: Batches) -> list[float]:
+def _scales(units: Sequence[Sequence[UnitRow]], batch: Batches) -> list[float]:
     """Return the factor of each text's loss."""
     weights = [float(sum(row["weights"].sum(dtype=np.float64) for row in unit)) for unit in units]
     match batch.normalisation:
@@ -295,7 +295,7 @@ def _scales(units: Sequence[Sequence[Row]], batch: Batches) -> list[float]:
             return [1 / (batch.divisor or 1.0)] * len(weights)
 
 
-def _datum(row: Row, scale: float) -> Row:
+def _datum(row: UnitRow, scale: float) -> UnitRow:
     weights = row["weights"][1:]
     trained = weights > 0
     return {
@@ -312,7 +312,7 @@ def _datum(row: Row, scale: float) -> Row:
 
 
 def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.ndarray:
-    """Spread the cells of trained places, equally many of each, over all places: [places, k]."""
+    """Spread the k cells of each trained place over all places: [places, k]."""
     of_trained = cells.reshape(int(trained.sum()), -1)
     spread = np.full((len(trained), of_trained.shape[1]), empty, cells.dtype)
     spread[trained] = of_trained
@@ -328,7 +328,7 @@ def _diverge(
         [spread_cells(*one, empty) for one in zip(arrays(table[name]), trained, strict=True)]
         for name, empty in LIKELIEST
     )
-    chosen = [np.where(q > NONE, top, -1) for top, q in zip(likeliest, log_q, strict=True)]
+    chosen = [np.where(q > NO_TOKEN, top, -1) for top, q in zip(likeliest, log_q, strict=True)]
     log_p = policy.score_chosen([one.tolist() for one in arrays(table["tokens"])], chosen)
     function = find_distillation(divergence).function
     pairs = zip(log_p, log_q, strict=True)

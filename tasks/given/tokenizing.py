@@ -12,9 +12,9 @@ from adapters.calls import Message, Refused, Tool
 from adapters.rendering.answers import without_thought
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.conversations import (
-    KNOWN,
+    KNOWN_FORMS,
     Said,
     drop_padding,
     list_given,
@@ -52,15 +52,15 @@ def tokenize(
 
     A text `before` the conversation is its system message, which is not trained.
 
-    A conversation whose tokens do not grow, as where the renderer writes earlier answers anew, has
-    a sequence for each part that does. DatasetError says what is wrong with a row.
+    A conversation whose tokens do not only grow, since the renderer writes earlier answers anew,
+    has a sequence for each part whose tokens only grow. DatasetError says what is wrong with a row.
     """
     said = read_conversation(row)
     if said is None:
         if not isinstance(row.get("text"), str | None):
             raise DatasetError(f"its text is {row['text']!r:.80}; give a text")
         if row.get("text") is None:
-            raise DatasetError(f"it has {list_given(row)}; give {KNOWN}; or text")
+            raise DatasetError(f"it has {list_given(row)}; give {KNOWN_FORMS}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         return [_tokenize_text(row["text"], chat)]
@@ -87,7 +87,7 @@ def tokenize_conversation(
 
 
 def _tokenize_text(text: str, chat: Chat) -> WeightedTokens:
-    """Tokenize a text, in which control tokens that are written out stay text."""
+    """Tokenize a text; control tokens that are written out in it stay text."""
     tokens = [*chat.encode_text(text), chat.stop_tokens[-1]]
     return WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])
 
@@ -129,7 +129,7 @@ def _tokenize(
 
 
 def _ask(messages: Sequence[Message], tools: Sequence[Tool], chat: Chat) -> list[int]:
-    """Render the prompt of an answer; DatasetError if it is nothing and the format wants more."""
+    """Render the prompt of an answer; DatasetError if it is empty and the format wants more."""
     try:
         return chat.render(messages, tools)
     except Refused as refused:

@@ -11,22 +11,22 @@ from adapters.errors import counted
 from adapters.process.terminal import visible
 from adapters.rendering.chat import Chat
 from tasks.examples.reading import DatasetError
-from tasks.given.given import TOO_LONG, Given, GivenSource, Read, Unit
+from tasks.given.given import LEFT_OUT_LONG, Given, GivenSource, Read, Unit
 from tasks.given.tokenizing import WeightedTokens
 from tasks.settings.given import Lengths
 
-SECONDS = 6.0
-"""Time for the rows of all splits; those that are left then are not counted."""
-LONGEST_SHOWN, MOST_REFUSED = 4000, 5
+SHOW_SECONDS = 6.0
+"""Seconds for the rows of all splits; rows that are left after them are not counted."""
+LONGEST_ROW_SHOWN, MOST_REFUSED = 4000, 5
 """Characters of a row, and refusals, that are shown."""
-REFUSED = "refused"
-BEGINS, ENDS = "⟦", "⟧"
-"""What stands around trained tokens."""
+REFUSED_UNITS = "refused"
+TRAINED_BEGIN, TRAINED_END = "⟦", "⟧"
+"""Marks around trained tokens."""
 
 
 @dataclass(frozen=True)
 class TrainedRow:
-    """A row as it is trained: its sequences, each behind a word for what it is."""
+    """A row as it is trained: (word, sequence) pairs; the word says what the sequence is."""
 
     number: int
     sequences: tuple[tuple[str, WeightedTokens], ...]
@@ -34,7 +34,7 @@ class TrainedRow:
 
 @dataclass
 class Tally:
-    """Counts of a split, its first rows, its longest one, and what is refused of it."""
+    """Counts of a split, its first rows, its longest row, and its refused rows."""
 
     shown: int
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -53,7 +53,7 @@ class Tally:
             self.first.append(row)
 
     def refuse(self, why: DatasetError) -> None:
-        self.counts[REFUSED] += 1
+        self.counts[REFUSED_UNITS] += 1
         if len(self.refused) < MOST_REFUSED:
             self.refused.append(str(why))
 
@@ -62,7 +62,7 @@ class Tally:
 class _Counted:
     """Source whose rows are counted as they are read, until the time is over.
 
-    If broken rows are refused, it goes on behind them.
+    If broken rows are refused, it goes on with the next row.
     """
 
     source: GivenSource
@@ -89,12 +89,12 @@ class _Counted:
 
 
 def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:
-    """Make tokens of units, as a run would, and count them; a row that would end it is counted."""
+    """Make tokens of units, as a run would, and count them, also rows that would end the run."""
     tally = source.tally
     for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
         own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
         tally.show(TrainedRow(number, own))
-    if lengths.too_long == "refuse" and (count := tally.counts.pop(TOO_LONG, 0)):
+    if lengths.too_long == "refuse" and (count := tally.counts.pop(LEFT_OUT_LONG, 0)):
         tally.counts["too long, which is refused"] = count
     return tally
 
@@ -110,10 +110,12 @@ def describe_rows(
     """Describe the splits of a recipe: the first rows with what is trained marked, and counts."""
     tallies: dict[str, Tally] = {}
     for split, source in sources.items():
-        until = time.monotonic() + SECONDS / len(sources)
+        until = time.monotonic() + SHOW_SECONDS / len(sources)
         counting = _Counted(source, Tally(shown), until, given.refuses_broken)
         tallies[split] = tally_units(given, counting, chat, lengths)
-    parts = [f"# rows as they are trained\n\nWhat is trained stands in {BEGINS}…{ENDS}."]
+    parts = [
+        f"# rows as they are trained\n\nWhat is trained stands in {TRAINED_BEGIN}…{TRAINED_END}."
+    ]
     for split, one in tallies.items():
         for row in one.first:
             for side, sequence in row.sequences:
@@ -131,10 +133,10 @@ def _mark(sequence: WeightedTokens, chat: Chat) -> str:
     pairs = zip(sequence.tokens, sequence.weights, strict=True)
     for trained, run in groupby(pairs, lambda pair: pair[1] > 0):
         said = visible(chat.text([token for token, _ in run]))
-        said = said[: LONGEST_SHOWN - length]
+        said = said[: LONGEST_ROW_SHOWN - length]
         length += len(said)
-        text += f"{BEGINS}{said}{ENDS}" if trained else said
-        if length >= LONGEST_SHOWN:
+        text += f"{TRAINED_BEGIN}{said}{TRAINED_END}" if trained else said
+        if length >= LONGEST_ROW_SHOWN:
             return f"{text} …"
     return text
 
@@ -142,7 +144,11 @@ def _mark(sequence: WeightedTokens, chat: Chat) -> str:
 def _count(split: str, tally: Tally, total: int, chat: Chat, lengths: Lengths) -> str:
     """Say what was counted of a split, a line each."""
     longest, number = tally.longest
-    read = f"{total:,}" if tally.read >= total else f"{tally.read:,} of {total:,}, in {SECONDS:g} s"
+    read = (
+        f"{total:,}"
+        if tally.read >= total
+        else f"{tally.read:,} of {total:,}, in {SHOW_SECONDS:g} s"
+    )
     context = chat.context
     lines = {
         "rows": read,

@@ -19,9 +19,17 @@ import pyarrow as pa
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
-from tasks.recording.spans import SCHEMA, TIMES, Span, check, identity, rows_of, table
+from tasks.recording.spans import (
+    SPAN_SCHEMA,
+    TIMES,
+    Span,
+    check_span,
+    rows_of,
+    span_identity,
+    spans_table,
+)
 from tasks.storage.files import is_full, is_written
-from tasks.storage.tables import read, write
+from tasks.storage.tables import read_table, write_table
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"
@@ -50,7 +58,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file, spans = _open(path)
         self._end = self._file.tell()
-        self._known = {identity(span) for span in spans}
+        self._known = {span_identity(span) for span in spans}
         self._waiting: list[bytes] = []
         self._broken: OSError | None = None
         self._leaving = Event()
@@ -90,8 +98,8 @@ class Journal:
         self._file.close()
 
     def _submit(self, span: Span) -> Future[None]:
-        check(span)
-        line, key = _line(span), identity(span)
+        check_span(span)
+        line, key = _line(span), span_identity(span)
         with self._adding:
             if self._leaving.is_set():
                 raise JournalError(f"{self.path} is closed; open it again to append to it")
@@ -160,8 +168,8 @@ def read_journal(path: Path) -> list[Span]:
 class JournalTail:
     """Reader of the spans that have been added to a journal since its last look.
 
-    It is for what people look at: no checksum is compared. A journal that became shorter, since its
-    batch is played anew, is read again from its beginning.
+    People look at what it reads, so it compares no checksums. A journal that became shorter, since
+    its batch is played anew, is read again from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +177,7 @@ class JournalTail:
         self._offset = 0
 
     def read(self) -> list[Span]:
-        """Return the whole lines since the last look; none if there is no file yet."""
+        """Return the whole lines since the last look; an empty list if there is no file yet."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -191,18 +199,18 @@ def seal(journal: Path, parquet: Path) -> Path:
     """
     if not is_written(parquet):
         spans = read_journal(journal)
-        repeated = [key for key, count in Counter(map(identity, spans)).items() if count > 1]
+        repeated = [key for key, count in Counter(map(span_identity, spans)).items() if count > 1]
         if repeated:
             raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
-        write(table(rows_of(spans)), parquet)
+        write_table(spans_table(rows_of(spans)), parquet)
     return parquet
 
 
 def read_spans(path: Path) -> pa.Table:
     """Read the spans of a journal or of its Parquet file: the same table from either."""
     if path.suffix == ".jsonl":
-        return table(rows_of(read_journal(path)))
-    return read(path, schema=SCHEMA)
+        return spans_table(rows_of(read_journal(path)))
+    return read_table(path, schema=SPAN_SCHEMA)
 
 
 def _open(path: Path) -> tuple[FileIO, list[Span]]:
@@ -238,7 +246,7 @@ def _intact(line: bytes) -> bool:
 
 
 def _held_a_span(tail: bytes) -> bool:
-    """Return whether a tail without a newline holds a whole line, and so was not torn."""
+    """Return whether a tail without a newline holds a whole line, so that it is not torn."""
     text = tail[len(OPENING % 0) :].decode("ascii", "replace")
     try:
         _, end = json.JSONDecoder().raw_decode(text)

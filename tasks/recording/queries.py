@@ -20,13 +20,13 @@ from tasks.storage.run_folder import RunFolder
 
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""
-NARROWEST = 8
-"""The fewest characters in which a column is readable."""
+NARROWEST_READABLE = 8
+"""Characters of the narrowest readable column."""
 MOST_LETTERS, MOST_ELEMENTS = 600, 12
 """Letters of a text and elements of a list that a cell shows; the other formats have all."""
 
 
-def answer(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
+def answer_query(statement: str, runs: Sequence[RunFolder], format: str) -> bytes:
     """Return the rows of one statement over the views of runs, in a format of WRITERS.
 
     UserError says what is wrong with a statement, or what it may not do.
@@ -56,7 +56,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
     width = terminal_width()
     file = io.StringIO()
     console = Console(file=file, width=width, markup=False, highlight=False, emoji=False)
-    if len(names) * (NARROWEST + 3) <= width:
+    if len(names) * (NARROWEST_READABLE + 3) <= width:
         console.print(_grid(names, texts))
     else:
         for number, row in enumerate(texts, 1):
@@ -67,7 +67,7 @@ def _table(rows: duckdb.DuckDBPyRelation) -> bytes:
 
 
 def _grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Lay cells out, which are wrapped at words."""
+    """Lay cells out; their text is wrapped at words."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in names:
         grid.add_column(Text(on_one_line(name)), overflow="fold")
@@ -119,7 +119,7 @@ def _parquet(rows: duckdb.DuckDBPyRelation) -> bytes:
 
 
 def _records(rows: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
-    """Return the rows as values of JSON; a number that is not finite, which JSON lacks, is null."""
+    """Return the rows as values of JSON; NaN and infinity, which JSON lacks, are null."""
     texts = rows.query("answered", "select to_json(answered)::varchar from answered")
     assert texts is not None
     return [json.loads(text, parse_constant=lambda _: None) for (text,) in texts.fetchall()]

@@ -1,22 +1,24 @@
-"""A run's journals → one rollout as it was recorded: its example, its calls and its end."""
+"""A run's journals → one rollout as it was recorded: its example, its calls and its end.
+
+An interrupted rollout need not sample its recorded calls again.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from adapters.calls import Completion, Example, RefusedCall
+from adapters.calls import CallId, Completion, Example, RefusedCall, Request, Sampling, Usage
 from adapters.errors import did_you_mean
 from adapters.rewards import MEASURE
 from tasks.recording.journal import read_journal
-from tasks.recording.recorded_calls import recorded_calls
-from tasks.recording.spans import CREDIT, ERROR, REFUSED, REWARD, Span
+from tasks.recording.spans import CREDIT, ERROR, LLM, OURS, REFUSED, REWARD, SAMPLING, Span
 from tasks.storage.names import is_judging, parse_rollout
 from tasks.storage.run_folder import RunError, RunFolder
 
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """The last attempt at a rollout that has ended. `failures` is how often it had failed before.
+    """The last attempt at a rollout that has ended. `failures` counts its failures before.
 
     `refused` are the refused calls of that attempt, and `end` says how it ended.
     """
@@ -31,9 +33,10 @@ class RecordedRollout:
 
 
 def describe_end(spans: Sequence[Span]) -> str:
-    """Say how a rollout has ended, by the spans of its end, of which the error or reward is last.
+    """Say how a rollout has ended, by the spans of its end; the last is its error or reward.
 
-    A judge's has ended with a verdict: its scores by the ids of rollouts, and what it measured.
+    A judge's rollout has ended with a verdict: its scores by the ids of rollouts, and what it
+    measured.
     """
     *credits, last = spans
     if last["kind"] == ERROR:
@@ -115,3 +118,71 @@ def _refused(span: Span) -> RefusedCall:
         span["started"],
         span["ended"],
     )
+
+
+def recorded_calls(spans: Iterable[Span]) -> dict[str, list[Completion]]:
+    """Return each rollout's answered calls since its last failure, from a journal's spans in order.
+
+    A call of a later attempt replaces the call of the same number. If the two requests differ, the
+    agent took another course, and the earlier attempt's further calls are dropped.
+    """
+    answered: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span["kind"] == LLM:
+            answered[span["rollout_id"]].append(span)
+        elif span["kind"] == ERROR:
+            answered.pop(span["rollout_id"], None)
+    return {rollout: _merged(calls) for rollout, calls in answered.items()}
+
+
+def _merged(spans: list[Span]) -> list[Completion]:
+    calls: dict[tuple[str, int], Span] = {}
+    for span in sorted(spans, key=lambda span: (span["attempt"], span["role"], span["call"])):
+        role, call = span["role"], span["call"]
+        before = calls.get((role, call))
+        if before is not None and before["request_sha"] != span["request_sha"]:
+            calls = {key: of for key, of in calls.items() if key[0] != role or key[1] < call}
+        calls[role, call] = span
+    return [_completion(span) for span in calls.values()]
+
+
+def _completion(span: Span) -> Completion:
+    """Rebuild a completion from its span, as far as an answer needs it."""
+    usage = _usage(span)
+    return Completion(
+        id=CallId(span["rollout_id"], span["attempt"], span["role"], span["call"]),
+        response_id=span["gen_ai_response_id"],
+        request=Request(
+            span["gen_ai_request_model"],
+            span["messages"],
+            span["tools"],
+            None,
+            [],
+            span["attributes"].get("request", {}),
+        ),
+        sampling=None if usage else Sampling(*(span[f"gen_ai_request_{n}"] for n in SAMPLING)),
+        seed=span["gen_ai_request_seed"],
+        prompt_token_ids=span["prompt_token_ids"],
+        kept_tokens=span["kept_tokens"],
+        kept_call=span["kept_call"],
+        kept_how=span["kept_how"],
+        response_token_ids=span["response_token_ids"],
+        logprobs=span["logprobs"],
+        finish_reason=span["gen_ai_response_finish_reasons"][0],
+        message=span["reply"],
+        policy_version=span["policy_version"],
+        renderer=span["renderer"],
+        tokenizer_sha=span["tokenizer_sha"],
+        started=span["started"],
+        ended=span["ended"],
+        request_sha=span["request_sha"],
+        recalled=span["recalled"],
+        usage=usage,
+    )
+
+
+def _usage(span: Span) -> Usage | None:
+    if span["gen_ai_provider_name"] == OURS:
+        return None
+    counted = span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]
+    return Usage(*counted, cost=span["attributes"]["cost"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.recording.step_log import COST
-from tasks.storage.json_files import read_json
+from tasks.storage.files import read_json
 
 JUDGED = "judged"
 """The score of sampled rollouts by a judge of evaluations."""
@@ -15,7 +15,8 @@ JUDGED = "judged"
 class Spent(BaseModel):
     """Usage of a role that no policy answers.
 
-    `cost` is in US dollars, over the `priced` ones of its `calls`; None if no price is known.
+    `cost` is in US dollars. It covers the `priced` calls among its `calls`; None if no price is
+    known.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,10 +36,10 @@ class Spent(BaseModel):
 class Estimate(BaseModel):
     """Estimate over examples; each example counts once, however many rollouts it has.
 
-    `standard_error` is that of the examples' means, since rollouts of one example are not
-    independent (Miller 2024); None below two examples. `pass_at[k]` is the chance that the best of
-    k rollouts reaches the threshold; a k for which some example has too few rollouts is left out.
-    `interval` holds the mean with 95 % confidence (`interval_of`).
+    `standard_error` is taken over the examples' means, since rollouts of one example are not
+    independent (Miller 2024); it is None below two examples. `pass_at[k]` is the chance that the
+    best of k rollouts reaches the threshold; a k for which some example has too few rollouts is
+    left out. `interval` holds the mean with 95 % confidence (`interval_of`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -88,7 +89,7 @@ SCORES = TypeAdapter(dict[str, Score])
 def headline(scores: Mapping[str, Score]) -> Estimate:
     """Return the estimate that stands for a checkpoint: of the agent's rewards, when sampled.
 
-    Where the agent gives none, it is the judge's.
+    Where the agent gives no reward, it is the judge's estimate.
     """
     own = scores["sampled"].finished
     return scores[JUDGED].finished if own.mean is None and JUDGED in scores else own

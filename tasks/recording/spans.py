@@ -20,21 +20,21 @@ from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
-"""Row of SCHEMA; missing columns are null. JSON columns hold plain values, times `datetime`s."""
+"""Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes."""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
-KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
+SPAN_KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
-PLACE = r" at \S+:\d+$"
+ERROR_PLACE = r" at \S+:\d+$"
 """End of an error's message that says at which line of the agent's code the error came."""
 
 _time = pa.timestamp("us", "UTC")
 _tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
-SCHEMA = pa.schema(
+SPAN_SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
         ("shard", pa.string()),
@@ -144,7 +144,7 @@ def begun_span(begun: Begun) -> Span:
 def refused_span(refused: RefusedCall) -> Span:
     """Record a call that was refused. Nothing was sampled, and nothing reads it but reports.
 
-    `call` counts the refused calls of the role, not its answered ones.
+    `call` counts the refused calls of the role; answered calls have numbers of their own.
     """
     call = CallId(refused.rollout_id, refused.attempt, refused.role, refused.number)
     return {
@@ -159,10 +159,10 @@ def refused_span(refused: RefusedCall) -> Span:
 
 
 def rows_of(spans: Sequence[Span]) -> list[Span]:
-    """Return the rows that a journal's spans make, which are those of the sealed batch.
+    """Return the rows of a sealed batch, by the spans of its journal.
 
-    Begun calls that were answered are dropped; those that are left were lost. The record that
-    closes a batch becomes an end of each straggler.
+    Records of begun calls that were answered are dropped: the remaining ones were lost. The record
+    that closes a batch becomes an end of each straggler.
     """
     answered = {_call_of(span) for span in spans if span["kind"] == LLM}
     rows = [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
@@ -174,10 +174,10 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
 def closed_span(
     rollout_id: str, attempt: int, now: datetime, stragglers: Mapping[str, Mapping[str, Any]]
 ) -> Span:
-    """Record that enough rollouts of a batch have ended, by the end that made them enough.
+    """Record that enough rollouts of a batch have ended, by the end that completed the quorum.
 
     `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
-    line of the journal, so that a crash keeps all of the decision or none of it.
+    line of the journal, so that a crash keeps the whole decision or nothing of it.
     """
     end = _end_span(rollout_id, attempt, CLOSED, now)
     return {**end, "attributes": {LEFT_OUT: stragglers}}
@@ -186,7 +186,7 @@ def closed_span(
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
     """Return what a judge may score, its `rollouts`, as roles with calls.
 
-    A rollout's score may be a list: the numbers of its parts are those of calls.
+    A rollout's score may be a list: its parts are numbered as calls are.
     """
     return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
@@ -225,19 +225,21 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
     return [*credits, span(REWARD, reward_name=REWARD, reward=outcome.value)]
 
 
-def identity(span: Span) -> tuple[Any, ...]:
+def span_identity(span: Span) -> tuple[Any, ...]:
     """Return the key of a span; no two spans of a run share one."""
     names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
     return tuple(span.get(name) for name in names)
 
 
-def check(span: Span) -> None:
+def check_span(span: Span) -> None:
     """Refuse (ValueError) a span that the assembly of trajectories would misread."""
-    unknown = span.keys() - set(SCHEMA.names)
+    unknown = span.keys() - set(SPAN_SCHEMA.names)
     if unknown:
-        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SCHEMA")
-    if span.get("kind") not in KINDS:
-        raise ValueError(f"a span's kind is one of {', '.join(KINDS)}, not {span.get('kind')!r}")
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SPAN_SCHEMA")
+    if span.get("kind") not in SPAN_KINDS:
+        raise ValueError(
+            f"a span's kind is one of {', '.join(SPAN_KINDS)}, not {span.get('kind')!r}"
+        )
     if span["kind"] == LLM:
         _check_tokens(span)
     given = span.get("reward") is not None or span["kind"] == CREDIT
@@ -245,20 +247,20 @@ def check(span: Span) -> None:
         raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
 
 
-def table(spans: Iterable[Span]) -> pa.Table:
+def spans_table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
-    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SCHEMA)
+    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)
 
 
 def cause_of(error: str) -> str:
-    """Return what an error, `TYPE: MESSAGE`, shares with those of its type at the same place."""
-    place = re.search(PLACE, error)
+    """Return what an error, `TYPE: MESSAGE`, shares with errors of its type at the same place."""
+    place = re.search(ERROR_PLACE, error)
     return f"{error.partition(':')[0]}{place[0]}" if place else error
 
 
 def without_secrets(value: Any) -> Any:
-    """Replace by `***` every value whose name is that of a secret."""
+    """Replace by `***` every value whose name says that it is a secret."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):
@@ -310,7 +312,7 @@ def _end_span(
     started: datetime | None = None,
     of: str = "",
 ) -> Span:
-    """Record an end; `of` is the part of its name that tells several of one kind apart."""
+    """Record an end; `of` is the part of its id that tells several ends of one kind apart."""
     return {
         **_of_rollout(rollout_id, attempt),
         "span_id": f"{rollout_id}.{attempt}.{of}{kind}",
@@ -322,7 +324,7 @@ def _end_span(
 
 
 def _left_out_spans(closed: Span) -> Iterable[Span]:
-    """Yield the ends of the stragglers, without their starts: a player tells those at the end."""
+    """Yield the ends of the stragglers, without start times: a player tells these at the end."""
     for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
         span = _end_span(rollout_id, closed["attempt"], LEFT_OUT, closed["ended"])
         own = {"run_id": closed.get("run_id"), "started": None, "status": LEFT_OUT}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 
-from tasks.storage.json_files import append_row, read_log
+from tasks.storage.files import append_row, read_log
 
 Metrics = dict[str, float]
 
@@ -19,7 +19,7 @@ def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Read the lines of metrics.jsonl, in order; none if there is no such file."""
+    """Read the lines of metrics.jsonl, in order; an empty list if there is no such file."""
     return read_log(path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from adapters.calls import POLICY
-from tasks.storage.checksums import verified
+from tasks.storage.files import verified
 from tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)

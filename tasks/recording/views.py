@@ -9,22 +9,26 @@ import duckdb
 import pyarrow as pa
 
 from adapters.errors import UserError
+from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.journal import read_spans
-from tasks.recording.spans import SCHEMA
-from tasks.recording.tokens import add_tokens
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.manifest import compared_files
+from tasks.recording.spans import SPAN_SCHEMA
+from tasks.storage.files import read_json, read_log
+from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
-from tasks.storage.tables import PRELUDE, query_beside, scan
+from tasks.storage.tables import PRELUDE, query_beside, scan_tables
+
+TOKENS_QUERY = query_beside(__file__, "tokens")
+DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"
+TOKEN_TEXTS = pa.schema([("run", pa.string()), ("token", pa.int32()), ("text", pa.string())])
 
 QUERY = query_beside(__file__)
 
-OF_SPANS = ("spans", "calls", "rollouts", "groups", "failures")
-LEARNED = ("trajectories", "verdicts", "datums", "expert")
-GIVEN = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
-"""Views of what a run learns and has not played, each of a file or a folder."""
-VIEWS = (*OF_SPANS, *LEARNED, "tokens", "steps", "evaluations", "comparisons", *GIVEN)
+SPAN_VIEWS = ("spans", "calls", "rollouts", "groups", "failures")
+LEARNED_VIEWS = ("trajectories", "verdicts", "datums", "expert")
+GIVEN_VIEWS = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
+"""Views of what a run learns and has not played: each shows a file or a folder."""
+VIEWS = (*SPAN_VIEWS, *LEARNED_VIEWS, "tokens", "steps", "evaluations", "comparisons", *GIVEN_VIEWS)
 
 EVALUATIONS = pa.schema(
     [
@@ -92,23 +96,25 @@ def open_views(
     does not count; a call that is being answered shows as begun. The connection opens no file and
     loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
 
-    Steps, trajectories, datums and those of GIVEN have the columns of their files, and are no views
-    without one, nor is `tokens`.
-    The views of spans have the batches for which `played` is true; no file of another is read.
+    Steps, trajectories, datums and the GIVEN_VIEWS have the columns of their files. Without a file
+    there is no such view, and no view `tokens`. The views of spans have the batches for which
+    `played` is true; no file of another batch is read.
     """
     connection = duckdb.connect()
     connection.execute(LOCKS)
-    if {*names} & {*OF_SPANS}:
+    if {*names} & {*SPAN_VIEWS}:
         _register_spans(connection, runs, played)
         connection.execute(PRELUDE + QUERY)
-    learned = {name: dict(_learned(runs, name)) for name in LEARNED if {name, "tokens"} & {*names}}
+    learned = {
+        name: dict(_learned(runs, name)) for name in LEARNED_VIEWS if {name, "tokens"} & {*names}
+    }
     for name, files in learned.items():
         if files:
-            connection.register(name, scan(files))
+            connection.register(name, scan_tables(files))
     if "tokens" in names and learned["trajectories"] and learned["datums"]:
         add_tokens(connection, runs)
     _register_rows(connection, runs, names)
-    for name in {*GIVEN} & {*names}:
+    for name in {*GIVEN_VIEWS} & {*names}:
         given = ((run, path) for run in runs for path in run.bound_files())
         files = [
             (run, path)
@@ -116,12 +122,12 @@ def open_views(
             if name == path.relative_to(run.path).parts[0].partition(".")[0]
         ]
         if files:
-            connection.register(name, scan({path: {"run": run.name} for run, path in files}))
+            connection.register(name, scan_tables({path: {"run": run.name} for run, path in files}))
     return connection
 
 
 def views_in(statement: str) -> list[str]:
-    """List the views that a statement may read: those that it names, or all of them."""
+    """List the views that a statement may read: the views that it names, or all of them."""
     words = {word.lower() for word in re.findall(r"\w+", statement)}
     return [name for name in VIEWS if name in words] or [*VIEWS]
 
@@ -130,7 +136,7 @@ def _register_spans(
     connection: Views, runs: Sequence[RunFolder], played: Callable[[BatchName], bool]
 ) -> None:
     files: dict[Path, Mapping[str, str]] = {}
-    tables = [_named(SCHEMA.empty_table(), "", "")]
+    tables = [_named(SPAN_SCHEMA.empty_table(), "", "")]
     for run in runs:
         sealed, journals = run.all_spans()
         files |= {
@@ -144,11 +150,11 @@ def _register_spans(
             if played(parse_batch(path.stem))
         ]
     connection.register("journalled", pa.concat_tables(tables))
-    connection.register("sealed", scan(files, SCHEMA) if files else tables[0])
+    connection.register("sealed", scan_tables(files, SPAN_SCHEMA) if files else tables[0])
 
 
 def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence[str]) -> None:
-    """Register what is known of steps, of evaluations and of comparisons, which are of no run."""
+    """Register the tables of steps, evaluations and comparisons; comparisons belong to no run."""
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
         if rows:
@@ -158,7 +164,7 @@ def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
     if "comparisons" in names:
         compared = {path: {"comparison": path.parent.name} for path in compared_files()}
-        table = scan(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
+        table = scan_tables(compared, COMPARISONS) if compared else COMPARISONS.empty_table()
         connection.register("comparisons", table)
 
 
@@ -171,7 +177,7 @@ def _named(spans: pa.Table, run: str, batch: str) -> pa.Table:
 def _learned(
     runs: Sequence[RunFolder], name: str
 ) -> Iterator[tuple[Path, Mapping[str, str | int]]]:
-    """Yield the files of trajectories or datums, with what their rows are of."""
+    """Yield the files of trajectories or datums, with the run, policy and step of their rows."""
     for run in runs:
         for policy in run.policies():
             for path in run.learned(policy, name):
@@ -179,7 +185,7 @@ def _learned(
 
 
 def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Make a table of rows that differ in their columns; what a row lacks is null."""
+    """Make a table of rows that differ in their columns; missing values are null."""
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
@@ -207,3 +213,21 @@ def evaluation_rows(run: RunFolder) -> Iterator[dict[str, Any]]:
                     "reward_failed_as_zero": as_zero["mean"],
                     "pass_at": [(int(k), value) for k, value in as_zero["pass_at"].items()],
                 }
+
+
+def add_tokens(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFolder]) -> None:
+    """Add the view `tokens` to the views `trajectories` and `datums` of runs.
+
+    Texts come from the tokenizers that are on this machine; without a run's, its texts are null.
+    """
+    tokens = dict(connection.execute(DISTINCT_TOKENS).fetchall())
+    rows = [row for run in runs for row in _texts(run, tokens.get(run.name, ()))]
+    connection.register("token_texts", pa.Table.from_pylist(rows, schema=TOKEN_TEXTS))
+    connection.execute(TOKENS_QUERY)
+
+
+def _texts(run: RunFolder, tokens: Sequence[int]) -> Iterator[dict[str, str | int]]:
+    text_of = find_token_texts(recipe_of(run)["model"]["base"]) if tokens else None
+    if text_of is not None:
+        for token in tokens:
+            yield {"run": run.name, "token": token, "text": text_of(token)}

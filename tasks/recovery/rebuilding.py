@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adapters.errors import UserError
-from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from adapters.tinker.service import Service
+from adapters.tinker.service import Service, ServiceRefused
 from tasks.checkpoints import Ledger
 from tasks.recovery.recorded_steps import Evidence, RecordedSteps, StepDatums
 
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ProbeError(UserError):
-    """Refusal of a rebuilt policy that is not the recorded one."""
+    """Refusal of a rebuilt policy that differs from the recorded policy."""
 
 
 @dataclass
@@ -58,7 +57,7 @@ class RebuiltPolicy:
         self.check_optimizer_step(result)
 
     def check_optimizer_step(self, result: UpdateResult) -> None:
-        """Refuse (ProbeError) an optimizer whose first step does not follow the recorded ones."""
+        """Refuse (ProbeError) an optimizer whose step count does not follow the recorded steps."""
         if self._stepped or not result.logprobs:
             return
         self._stepped, taken, known = True, result.optimizer_step, self.optimizer_steps

@@ -14,12 +14,10 @@ from tinker import Datum
 from adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import read_datums, units_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json
-from tasks.storage.manifest import Eras
+from tasks.storage.files import is_written, read_json, verified
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.update_method import UpdateMethod
 
 FIRST_LOGPROBS = "probe/first_logprobs"
@@ -30,7 +28,7 @@ FIRST_LOGPROBS = "probe/first_logprobs"
 class Start:
     """A training state of an earlier run, with its optimizer or without.
 
-    `optimizer_steps` are those that its optimizer has taken, None if that is not known.
+    `optimizer_steps` counts the steps that its optimizer has taken; None if it is not known.
     """
 
     state: str
@@ -63,7 +61,7 @@ class Evidence:
     mask: np.ndarray
 
     def difference(self, logprobs: np.ndarray) -> float:
-        """Return the largest difference of other log-probabilities to the recorded ones."""
+        """Return the largest difference of these log-probabilities to the recorded ones."""
         kept = self.mask.astype(bool)
         differences = self.logprobs[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
         return float(np.abs(differences).max())
@@ -84,7 +82,7 @@ class StepDatums:
     evidence: Evidence | None
 
     def first_pass(self, logprobs: Sequence[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Return the first that passes gave each datum of each term; `logprobs` are by pass."""
+        """Return the first log-probabilities of each datum of each term; `logprobs` are by pass."""
         found: list[list[np.ndarray]] = [[] for _ in self.counts]
         for asked, of_pass in zip(self.request.passes, logprobs, strict=True):
             found[asked.term] += of_pass
@@ -94,7 +92,7 @@ class StepDatums:
 class StepSource:
     """Source of a policy's datums: what the run's flow makes them from.
 
-    This one is of datums that nothing else in the run could restore.
+    This class is for datums that nothing else in the run could restore.
     """
 
     def restore(self, step: int) -> None:
@@ -103,7 +101,7 @@ class StepSource:
     def history(self, step: int) -> Sequence[Path]:
         """Return the files of earlier steps that the datums of a step depend on.
 
-        Missing ones are made again; CheckpointError if what they are made from is gone.
+        Missing datums are made again; CheckpointError if what they are made from is gone.
         """
         return ()
 
@@ -112,7 +110,7 @@ class StepSource:
         return [[*datums]]
 
     def evidence(self, step: int, method: UpdateMethod) -> Evidence | None:
-        """Find what the weights after `step` updates have scored elsewhere than in the datums."""
+        """Find log-probabilities by the weights after `step` updates outside of the datums."""
         return None
 
 
@@ -122,7 +120,7 @@ class RecordedSteps:
 
     run: RunFolder
     policy: TrainedPolicy
-    methods: Eras[UpdateMethod]
+    methods: ByStep[UpdateMethod]
     source: StepSource
 
     def read(self, step: int, paths: Sequence[Path]) -> StepDatums:
@@ -162,7 +160,7 @@ class RecordedSteps:
     def optimizer_steps(self, before: int) -> int | None:
         """Count the optimizer steps before a step; None if the datums that say it are gone.
 
-        A step without datums took none.
+        A step without datums took no optimizer step.
         """
         for step in range(before):
             self.source.restore(step)
@@ -170,10 +168,10 @@ class RecordedSteps:
         return count_optimizer_steps(self.run, policy.name, policy.start, self.methods, before)
 
     def _evidence(self, step: int, path: Path, datums: Sequence[Datum]) -> Evidence | None:
-        """Return what the update or else, if it was not behind, the sampler recorded of a datum."""
+        """Return a datum's log-probabilities by the update or else, without lag, by the sampler."""
         if not datums:
             return None
-        columns = read(path, ["policy_version", "logprobs", "mask"])
+        columns = read_table(path, ["policy_version", "logprobs", "mask"])
         mask, version = arrays(columns["mask"])[0], columns["policy_version"][0].as_py()
         update = self.run.update(self.policy.name, step)
         recorded = read_json(update).get(FIRST_LOGPROBS) if is_written(update) else None
@@ -190,9 +188,9 @@ def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) ->
 
 
 def count_optimizer_steps(
-    run: RunFolder, policy: str, start: Start | None, methods: Eras[UpdateMethod], before: int
+    run: RunFolder, policy: str, start: Start | None, methods: ByStep[UpdateMethod], before: int
 ) -> int | None:
-    """Count the optimizer steps of a policy before a step, and those of its start."""
+    """Count the optimizer steps of a policy before a step, with the steps of its start."""
     earlier = start.optimizer_steps if start and start.with_optimizer else 0
     for step in range(before):
         method = methods.at(step)

@@ -7,20 +7,21 @@ from pathlib import Path
 import pyarrow as pa
 from tinker import Datum
 
-from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import CheckpointError, policy_version
-from tasks.datums import SCHEMA, build_datums, to_datums
-from tasks.judging.verdicts import record_verdicts
+from tasks.datums import DATUM_SCHEMA, build_datums, to_datums
+from tasks.judging import record_verdicts
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import LLM, Span
 from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
+from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.trajectories import assemble_trajectories
 from tasks.update_method import UpdateMethod
 
@@ -29,20 +30,20 @@ from tasks.update_method import UpdateMethod
 class RolloutSteps(StepSource):
     """Source of the datums of a policy that is trained on its own rollouts.
 
-    What is trained `beside` them has a source of its own.
+    An `expert`'s texts, trained beside the rollouts, have a source of their own.
     """
 
     run: RunFolder
     policy: TrainedPolicy
-    credits: Eras[CreditAssignment]
-    beside: StepSource | None = None
+    credits: ByStep[CreditAssignment]
+    expert: StepSource | None = None
 
     def restore(self, step: int) -> None:
         """Make missing datums again from the step's rollouts and references, byte for byte."""
-        if self.beside is not None:
-            self.beside.restore(step)
+        if self.expert is not None:
+            self.expert.restore(step)
         path, credit = self.run.datums(self.policy.name, step), self.credits.at(step)
-        sources = {penalty.source for penalty in credit.penalties}
+        sources = {penalty.source for penalty in credit.algorithm.penalties()}
         references = {s: self.run.references(self.policy.name, step, s) for s in sorted(sources)}
         lost = not all(map(is_written, references.values()))
         if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
@@ -52,22 +53,23 @@ class RolloutSteps(StepSource):
 
     def history(self, step: int) -> Sequence[Path]:
         """Return the rewards of all earlier steps, if the step's advantage reads them."""
-        if not find_advantage(self.credits.at(step).advantage).by_history:
+        if not find_advantage(self.credits.at(step).algorithm.advantage).by_history:
             return []
         return [self._rewards(earlier) for earlier in range(step)]
 
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
         path = self.run.datums(self.policy.name, step)
-        rollouts = read(path, ["rollout_id"])["rollout_id"].to_pylist()
+        rollouts = read_table(path, ["rollout_id"])["rollout_id"].to_pylist()
         named = [*zip(rollouts, datums, strict=True)]
         played = [
-            {*read(spans, ["rollout_id"])["rollout_id"].to_pylist()} for spans in self._spans(step)
+            {*read_table(spans, ["rollout_id"])["rollout_id"].to_pylist()}
+            for spans in self._spans(step)
         ]
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):
             raise CheckpointError(
-                f"{path} has {len(datums)} datums, of which {sum(map(len, split))} are of the "
+                f"{path} has {len(datums)} datums, and {sum(map(len, split))} are of the "
                 f"batches that step {step} has journals of; put the journals back, since each "
                 "batch is a pass of its own"
             )
@@ -86,7 +88,7 @@ class RolloutSteps(StepSource):
         return None
 
     def _spans(self, step: int) -> list[Path]:
-        """Return the Parquet files of a step's batches; missing ones are made of the journals."""
+        """Return the Parquet files of a step's batches; missing files are made of the journals."""
         batches = batches_of(self.run, step)
         return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
 
@@ -110,7 +112,7 @@ class RolloutSteps(StepSource):
             )
         credit = self.credits.at(step)
         verdicts = self._verdicts(step) if credit.judged else None
-        return compute_rewards.make(path, trajectories, credit.rewards_query, verdicts)
+        return compute_rewards.make(path, trajectories, credit.algorithm.rewards, verdicts)
 
     def _verdicts(self, step: int) -> Path:
         """Return what a judge said of a step, made again of its journals if missing."""
@@ -118,7 +120,7 @@ class RolloutSteps(StepSource):
         batches = self.run.journalled(shard_name(JUDGE, step))
         if not is_written(path) and not batches:
             raise CheckpointError(
-                f"{path} is gone, and so are the journals of the judge of step {step}; put them "
+                f"{path} and the journals of the judge of step {step} are gone; put them "
                 "back, or fork the run at an earlier step"
             )
         spans = [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
@@ -138,7 +140,7 @@ def _evidence_of_call(span: Span, method: UpdateMethod) -> Evidence:
         "mask": [*map(int, unsampled), *[1] * len(response_token_ids)],
         "scale": 1.0,
     }
-    table = pa.Table.from_pylist([row], schema=SCHEMA)
+    table = pa.Table.from_pylist([row], schema=DATUM_SCHEMA)
     logprobs, mask = (arrays(table[name])[0] for name in ("logprobs", "mask"))
     datum = to_datums(table, method.loss, method.loss_settings)[0]
     return Evidence(datum, logprobs, mask)

@@ -11,16 +11,17 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
-from tasks.algorithm.advantages import CreditAssignment, find_advantage
+from tasks.algorithm.advantages import find_advantage, is_uniform
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
-from tasks.storage.checksums import verified
+from tasks.settings.algorithm import CreditAssignment
+from tasks.storage.files import verified
 from tasks.storage.names import parse_rollout
-from tasks.storage.tables import arrays, query_beside, read, select
+from tasks.storage.tables import arrays, query_beside, read_table, select
 
 QUERY = query_beside(__file__)
-KEPT = query_beside(str(Path(__file__).with_name("kept_tokens")))
+KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
 MOST_SPANS = 40
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
@@ -30,7 +31,7 @@ ONLY_GLUE = (
 
 
 class SpanLine(TypedDict):
-    """Span in the list of spans; the columns beside these are for people."""
+    """Span in the list of spans; further columns are for people."""
 
     prompt: int | None
     kept_how: str | None
@@ -68,7 +69,7 @@ class LearnedFrom:
     datums: Path
 
 
-def describe(
+def describe_dryrun(
     spans: Sequence[Path],
     learned: Mapping[str, LearnedFrom],
     credit: CreditAssignment,
@@ -78,8 +79,8 @@ def describe(
 ) -> str:
     """Describe the sealed batches of a dry run, and what each policy made of them, by its name.
 
-    `read_context` is the length of the longest text that the model has read; a `tiny` model is the
-    one of Ratchet's own engine.
+    `read_context` is the length of the longest text that the model has read; a `tiny` model is
+    the model of Ratchet's own engine.
     """
     rollouts = read_transcripts(spans)
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
@@ -95,7 +96,7 @@ def describe(
 
 def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     """Return the turns of every role that is trained, by the role's name."""
-    rows = select(KEPT, trajectories=verified(trajectories))
+    rows = select(KEPT_TOKENS_QUERY, trajectories=verified(trajectories))
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 
@@ -114,7 +115,7 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
 
 
 def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
-    """Say that prompts are longer than what the model has read; empty if none is."""
+    """Say that prompts are longer than what the model has read; empty if no prompt is."""
     # A prompt of a role that no policy answers says nothing of kept tokens: another model read it.
     longest = max((row["prompt"] or 0 for row in rows if row["kept_how"]), default=0)
     if read_context is None or longest <= read_context:
@@ -142,9 +143,9 @@ def _list_rewards(rollouts: Sequence[Transcript]) -> str:
 def _count_datums(
     policy: str, files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
 ) -> str:
-    """Count a policy's datums; if there are none, say why."""
-    trained = [mask.any() for mask in arrays(read(files.trajectories)["mask"])]
-    masks = [mask.sum() for mask in arrays(read(files.datums)["mask"])]
+    """Count a policy's datums; if there is no datum, say why."""
+    trained = [mask.any() for mask in arrays(read_table(files.trajectories)["mask"])]
+    masks = [mask.sum() for mask in arrays(read_table(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
         return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
@@ -159,9 +160,9 @@ def _find_cause(
     """Say why nothing would be trained: what is missing first, in the order of the path."""
     if all(row["error"] for row in rollouts):
         return f"all {len(rollouts)} rollouts failed"
-    if all(row["reward"] is None for row in rollouts) and not read(files.rewards).num_rows:
+    if all(row["reward"] is None for row in rollouts) and not read_table(files.rewards).num_rows:
         return "no rollout has a reward"
-    trajectories = read(files.trajectories)
+    trajectories = read_table(files.trajectories)
     sampled = [bool(mask.any()) for mask in arrays(trajectories["mask"])]
     if not any(sampled):
         return (
@@ -169,7 +170,7 @@ def _find_cause(
             "base_url that it is given"
         )
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in read(files.rewards).to_pylist():
+    for row in read_table(files.rewards).to_pylist():
         groups[row["role"], row["group_id"]].append(row["reward"])
     if not groups:
         given = trajectories.filter(pa.array(sampled))["reward"]
@@ -178,14 +179,10 @@ def _find_cause(
     fewest = credit.min_group_size
     if all(len(rewards) < fewest for rewards in groups.values()):
         return f"no group has {counted(fewest, 'rollout')} with a reward"
-    advantage = find_advantage(credit.advantage)
-    if advantage.in_groups and not advantage.alone and all(map(_equal, groups.values())):
+    advantage = find_advantage(credit.algorithm.advantage)
+    if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
         return "in each group all rewards are equal"
     return f"every advantage ({advantage.formula}) is zero"
-
-
-def _equal(rewards: Sequence[float]) -> bool:
-    return len({*rewards}) == 1
 
 
 def _show_best(rollouts: Sequence[Transcript]) -> str:

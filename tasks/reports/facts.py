@@ -7,20 +7,27 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
 from tasks.checkpoints import Ledger
 from tasks.comparison.statistics import Gain
-from tasks.recording.spans import ERROR, PLACE, REFUSED
+from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
+from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, Views
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import Damaged, verified
-from tasks.storage.files import FileVersions, is_written, version_of
-from tasks.storage.json_files import read_json, read_log
-from tasks.storage.keys import Json, flatten
+from tasks.storage.dotted_keys import Json, flatten
+from tasks.storage.files import (
+    Damaged,
+    FileVersions,
+    is_written,
+    read_json,
+    read_log,
+    verified,
+    version_of,
+)
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -29,21 +36,16 @@ from tasks.storage.manifest import (
     differences,
     read_manifest,
 )
-from tasks.storage.run_folder import NAME, RunFolder, folder_of
+from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
 
-if TYPE_CHECKING:  # it imports Prefect, which takes a second
-    from tasks.given.held_out import HeldOutMeasure
-
-FAILURES, MINUTES = (
-    query_beside(str(Path(__file__).with_name(name))) for name in ("failures", "curves")
-)
+FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
 MOST_RUNS = 10_000
 """Runs whose facts are kept in memory."""
 
 BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
-"""Errors of a run of which somebody has written a file by hand, too."""
+"""Errors of a run, also of a run with a file that somebody has written by hand."""
 
 STOPPED = "stopped"
 """Beginning of the state of a run that can be continued."""
@@ -97,8 +99,8 @@ class HeldOutValues:
 class RunCurves:
     """Curves of a run. Entry k of `minutes` and of `tokens` is what checkpoint k has cost.
 
-    Minutes are those of the clock, up to the end of the last rollout, without the times in which no
-    process had the run open. Tokens are those that the policies sampled in training.
+    Minutes are counted by the clock, up to the end of the last rollout, without the times when no
+    process had the run open. Tokens are the ones that the policies sampled in training.
     """
 
     name: str
@@ -147,7 +149,7 @@ class RecordedFailure:
 class RunFacts:
     """Facts of a run. Each is read when it is first asked for, and kept.
 
-    A damaged file raises one of BROKEN, whenever a fact of it is asked for.
+    A damaged file raises an error of BROKEN whenever one of its facts is asked for.
     """
 
     run: RunFolder
@@ -160,7 +162,7 @@ class RunFacts:
     @property
     def is_named(self) -> bool:
         """True if commands, and addresses of the board, can name the run."""
-        return NAME.fullmatch(self.name) is not None
+        return RUN_NAME.fullmatch(self.name) is not None
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -188,7 +190,7 @@ class RunFacts:
 
     @property
     def agent(self) -> str:
-        """Agent that the run trains, or the flow of a run that plays none."""
+        """Agent that the run trains, or the flow of a run that plays no agent."""
         return str(self.recipe.get("agent") or self.recipe["flow"])
 
     @property
@@ -235,7 +237,7 @@ class RunFacts:
 
     @cached_property
     def cost(self) -> float | None:
-        """US dollars that roles have cost which no policy answers; None if no price is known."""
+        """Cost of roles that no policy answers, in US dollars; None if no price is known."""
         costs = [row[key] for row in self.metrics for key in row if key.startswith(COST)]
         return fsum(costs) if costs else None
 
@@ -251,12 +253,12 @@ class RunFacts:
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of the steps that the run has trained itself, which a fork shares with none."""
+        """Seconds of the steps that the run has trained itself, which a fork shares with no run."""
         return spent_seconds(self.metrics[self.manifest.get("parent", {}).get("step", 0) :])
 
     @property
     def drift(self) -> tuple[float, ...]:
-        """Distance of each step's weights from those that sampled its rollouts."""
+        """Distance of each step's weights from the weights that sampled its rollouts."""
         found = (row.get("kl_sample_train_v2") for row in self.metrics)
         return tuple(value for value in found if value is not None)
 
@@ -277,7 +279,7 @@ class RunFacts:
 
     @cached_property
     def headlines(self) -> Sequence[HeldOutScore]:
-        """Score of each checkpoint: the mean reward as sampled, or else what it was judged."""
+        """Score of each checkpoint: the mean reward when sampled, or else a judge's score."""
         by_step: dict[int, HeldOutScore] = {}
         for how in ("sampled", "judged"):
             for score in self.scores:
@@ -287,23 +289,20 @@ class RunFacts:
 
     @cached_property
     def held_out(self) -> HeldOutValues:
-        """Value of each checkpoint that the run has measured, of whatever it measures."""
+        """Value of each measured checkpoint: a reward, a loss or an accuracy."""
         if files := {int(path.stem): read_json(path) for path in self.run.measures()}:
             measure = next(iter(files.values()))["measure"]
             return HeldOutValues(measure, {step: float(of["value"]) for step, of in files.items()})
         return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
-    def measures(self) -> "list[HeldOutMeasure]":
+    def measures(self) -> list[HeldOutMeasure]:
         """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
-        from tasks.given.held_out import read_measure
-
         return [read_measure(path) for path in self.run.measures()]
 
     @cached_property
     def gain(self) -> Gain | None:
         """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
-        from tasks.evaluations import find_reward_gain  # imports Prefect, as the others do
-        from tasks.given.held_out import find_measured_gain, read_measure
+        from tasks.evaluations import find_reward_gain  # imports Prefect, which takes a second
 
         if len(steps := [*self.held_out.by_step]) < 2:
             return None
@@ -328,9 +327,9 @@ class RunFacts:
                 yield f"update {doubtful - 1}{of} in doubt"
 
     def last_failure(self) -> RecordedFailure | None:
-        """Return the last error of the last step in which rollouts failed, if there is one.
+        """Return the last error of the last step that has failed rollouts, if there is such a step.
 
-        The step that is under way, or at which the run was stopped, counts as far as it is sealed.
+        A step that is under way, or that stopped the run, counts as far as it is sealed.
         """
         failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
         for step in (self.done, *failed[-1:]):
@@ -349,7 +348,7 @@ class RunFacts:
     def _minutes(self, views: Views) -> list[float]:
         """Return the minutes of the run at which the rollouts of each step had ended."""
         openings = [row["opened"] for row in read_log(self.run.owners)]
-        minutes = dict(views.execute(MINUTES, {"openings": openings}).fetchall())
+        minutes = dict(views.execute(MINUTES_QUERY, {"openings": openings}).fetchall())
         passed = [0.0]
         for step in range(self.done):
             ended = [minutes[batch] for batch in batches_of(self.run, step) if batch in minutes]
@@ -358,7 +357,7 @@ class RunFacts:
 
 
 def read_facts(run: RunFolder) -> RunFacts:
-    """Return the facts of a run, which are read anew only if its files have changed."""
+    """Return the facts of a run; they are read anew only if its files have changed."""
     folders = [path.parent for path in (run.evaluation("any"), run.measure(0))]
     return _facts(run, version_of([run.manifest, run.metrics, *folders]))
 
@@ -385,7 +384,7 @@ def describe_ends(values: Sequence[float], digits: int = 2) -> str:
 
 
 def metric_names(runs: Sequence[RunCurves]) -> list[str]:
-    """List the metrics that some step of some run has, in the order in which they appear."""
+    """List the metrics that any step of any run has, in the order of their first step."""
     rows = [row for run in runs for row in run.metrics]
     return [*dict.fromkeys(name for row in rows for name in row if name != "step")]
 
@@ -393,8 +392,9 @@ def metric_names(runs: Sequence[RunCurves]) -> list[str]:
 def describe_origin(run: RunFolder) -> str:
     """Say where a run comes from: the checkpoint that it started at, or what it forked from.
 
-    Of a fork it says its steps, what its parent had held out before, and its changes. The parent's
-    value is of its last scored checkpoint up to the fork. A run without an origin has no words.
+    For a fork it says the steps, the parent's held-out value before, and the changes. The parent's
+    value is of its last scored checkpoint up to the fork. The text of a run without an origin is
+    empty.
     """
     facts = read_facts(run)
     if not facts.is_fork:
@@ -419,20 +419,22 @@ def describe_origin(run: RunFolder) -> str:
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
-    """Read the errors of sealed batches, the latest first; those at one place are one failure."""
+    """Read the errors of sealed batches, the latest first; errors at one place are one failure."""
     if not spans:
         return []
     batches = "with spans as (select * from parquet_rows($spans)) "
-    rows = select(batches + FAILURES, spans=[verified(path) for path in spans], place=PLACE)
+    rows = select(
+        batches + FAILURES_QUERY, spans=[verified(path) for path in spans], place=ERROR_PLACE
+    )
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def find_failures(views: Views) -> list[RecordedFailure]:
     """Find the errors in the view `spans`, as `read_failures` does."""
-    rows = views.sql(FAILURES, params={"place": PLACE}).to_arrow_table()
+    rows = views.sql(FAILURES_QUERY, params={"place": ERROR_PLACE}).to_arrow_table()
     return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def ask_failures(run: str) -> str:
-    """Return the command that lists the failed rollouts of a run by its name, with their errors."""
+    """Return the command that lists the failed rollouts of the named run, with their errors."""
     return f"ratchet sql --run {run} 'from failures'"

@@ -34,26 +34,26 @@ from tasks.reports.rollouts import (
     find_before_and_after,
     read_marked_rollouts,
 )
+from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written, write_text
-from tasks.storage.keys import flatten
 from tasks.storage.manifest import Manifest, ancestors, differences
 from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
-SPENDING = query_beside(str(Path(__file__).with_name("spending")))
+SPENDING_QUERY = query_beside(__file__, "spending")
 MOST_FAILURES = 20
-"""Different errors of a run that its page shows, the latest ones."""
-READ = ("spans", "calls", "rollouts")
+"""Different errors of a run that its page shows: the latest."""
+PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 
 def reveal(value: object) -> object:
-    """Write what a page would not show of a text, or obey, as a terminal has it; pass on HTML."""
+    """Escape control characters of a text; pass on HTML."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def readable(value: object) -> str:
-    """Write a value of a table; a number has separators of thousands, and none is a dash."""
+    """Write a value of a table; a number has separators of thousands, and None is a dash."""
     match value:
         case None:
             return "–"
@@ -112,7 +112,7 @@ class ReportedRun:
         return parents
 
     def held_out(self, played: str) -> list[HeldOutScore]:
-        """Return the first and the last score of a way of sampling; one of them if it is one."""
+        """Return the first and the last score of a way of sampling; one if they are the same."""
         scores = [score for score in self.curves.scores if score.played == played]
         return [*scores[:1], *scores[1:][-1:]]
 
@@ -126,7 +126,7 @@ class ReportedRun:
 def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """Write the page of runs, which may have just begun; return its path.
 
-    In the place of stages or a sweep are their runs, with a table of them.
+    The page of stages or of a sweep shows their runs, with a table.
     """
     records = [read_plan(run) for run in runs]
     tables = [(*record.table(), record.note) for record in records if record.results]
@@ -141,9 +141,9 @@ def render_report(
     chosen: Collection[str] = (),
     **framed: object,
 ) -> str:
-    """Render the page of a run, or of several beside each other, some of which are `chosen`.
+    """Render the page of a run, or of several beside each other; `chosen` names the chosen runs.
 
-    Another `frame` is a template around the page, which shows what it has of `framed`.
+    Another `frame` is a template around the page; `framed` are its values.
     """
     reported = [_read(run, run.name in chosen) for run in runs]
     curves = [one.curves for one in reported]
@@ -163,7 +163,7 @@ def render_report(
 
 
 def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
-    """Draw the rewards of runs, or losses and accuracies if none of them plays rollouts."""
+    """Draw the rewards of runs, or losses and accuracies if no run plays rollouts."""
     curves = [run.curves for run in runs]
     if not any(run.plays for run in runs):
         return plots.draw_panels(curves, plots.LEARNT)
@@ -181,8 +181,8 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     text_of, done = find_token_texts(facts.recipe["model"]["base"]), facts.done
-    with open_views([run], READ) as views:
-        spending = views.sql(SPENDING, params={"ancestors": ancestors(run)})
+    with open_views([run], PAGE_VIEWS) as views:
+        spending = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())

@@ -29,16 +29,16 @@ SIZE = 4.2, 2.5
 LEFT, RIGHT, ABOVE, BELOW = 0.55, 0.1, 0.3, 0.3
 """Least margins of a panel, in inches."""
 LETTER, BEFORE_TICK = 0.085, 0.12
-"""Width of the widest digit of an axis, and of what is between the numbers and the axis, in inches.
+"""Width of an axis' widest digit, and of the gap between numbers and axis, in inches.
 
-To measure the texts would take as long as to draw them.
+Measuring the texts would take as long as drawing them.
 """
 DIGITS = 3
-"""Digits to which all values of a metric are equal whose curve is constant."""
+"""Significant digits: a metric's curve is constant if its values are equal in them."""
 COLOURS = 8
 """Runs that have a colour of their own."""
 LEVEL = 0.02
-"""Share of its size by which a metric changes at least for its panel to show that it did."""
+"""Least change of a metric, as a share of its size, that its panel shows as a change."""
 TICKS = [1, 2, 2.5, 5, 10]
 """Multiples that the numbers of an axis may be of."""
 INK, RULE = "#00fe00", "#00fe01"
@@ -80,12 +80,12 @@ STYLE: dict[Any, Any] = {
 }
 METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
-KEPT = 64
+KEPT_DRAWINGS = 64
 """Drawings that are kept: what a run shows when it ends has most of them twice."""
 Points = tuple[tuple[float, float], ...]
 Series = tuple[str, float, str, Points]
 """Colour, width, dashes, and the values by step."""
-Rewards = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
+RewardCurve = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
 """Colour and width, the rewards of a run's steps, and its scores: where, reward, interval and way
 of sampling."""
 
@@ -159,7 +159,7 @@ def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> 
 
 
 def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
-    """Return the panels with a curve that is not constant; a sentence has the values of others."""
+    """Return the panels with a curve that is not constant, and a sentence on the constant ones."""
     moving: list[Panel] = []
     constant: list[str] = []
     for panel in PANELS:
@@ -174,7 +174,7 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
 
 
 def draw_times(runs: Sequence[RunCurves]) -> str:
-    """Draw the minutes of each run, by name if there are several: of PARTS, each by its colour."""
+    """Draw the minutes of each run in PARTS, each with its colour; several runs have names."""
     height = 0.6 + 0.45 * len(runs)
     with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
         for place, run in enumerate(runs):
@@ -239,8 +239,8 @@ def _draw_reward(
     return _draw_points(label, tuple(rewards))
 
 
-@lru_cache(maxsize=KEPT)
-def _draw_points(label: str, rewards: Sequence[Rewards]) -> str:
+@lru_cache(maxsize=KEPT_DRAWINGS)
+def _draw_points(label: str, rewards: Sequence[RewardCurve]) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
         for colour, width, points, scores in rewards:
@@ -267,7 +267,7 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     return _draw_series(panel, tuple((*line, tuple(values.items())) for *line, values in series))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=KEPT_DRAWINGS)
 def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
     with _panel(panel.title) as (axes, svg):
         for colour, width, dashes, points in series:
@@ -330,7 +330,7 @@ def _write(figure: Figure, axes: Axes) -> str:
 
 
 def _leave_margins(figure: Figure, axes: Axes) -> None:
-    """Leave room for the numbers of the axes, so that none is cut off."""
+    """Leave room for the numbers of the axes, so that no number is cut off."""
     wide, high = figure.get_size_inches()
     below, beside = (_widest(axis) for axis in (axes.xaxis, axes.yaxis))
     left = max(LEFT, below / 2, BEFORE_TICK + beside)

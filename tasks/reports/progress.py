@@ -22,26 +22,25 @@ from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recording.step_log import Metrics
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_log
+from tasks.storage.files import is_written, read_log
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
-from tasks.storage.run_folder import TRAINED, RunFolder
-from tasks.storage.tables import read
+from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
+from tasks.storage.tables import read_table
 
 WINDOW = timedelta(seconds=30)
-"""Time over which sampled tokens a second are measured, or less in a run opened since."""
+"""Time over which tokens a second are measured; a run opened since has a shorter time."""
 
-BARS, WIDTH = "▁▂▃▄▅▆▇█", 40
-"""Bars of a curve in a line of text, and the most of them."""
+BARS, BAR_WIDTH = "▁▂▃▄▅▆▇█", 40
+"""Bars of a curve in a line of text, and their largest number."""
 
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
-"""Metrics by which a step is described, the first one that it has, and their decimals."""
+"""Metrics that describe a step, with their decimals: the first metric that the step has counts."""
 
-CALLS, PACE = "calls", "pace"
+CALLS_MEASURE, PACE = "calls", "pace"
 """Facts that are said of a run only while a process has it open."""
 
-SAMPLED = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
+SAMPLING_COLUMNS = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
 """Columns of spans by which the speed of sampling is measured."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
@@ -90,7 +89,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """View of a run: what is said of it, and whether it has ended or its flow run has failed."""
+    """View of a run: its lines, and whether it has ended or its flow run has failed."""
 
     said: str
     ended: bool = False
@@ -117,12 +116,12 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
 
 
 def say_facts(run: RunFolder, progress: Progress) -> Said:
-    """Say what a run does, a line a fact; only that of a failure is longer than 100 letters."""
+    """Say what a run does, a line a fact; only a failure's line is longer than 100 letters."""
     rows = read_facts(run).metrics
     measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
     values = [row[measure] for row in rows if measure in row]
     said = {
-        CALLS: f"{counted(progress.in_flight, 'call')} in flight",
+        CALLS_MEASURE: f"{counted(progress.in_flight, 'call')} in flight",
         "step": ", ".join(filter(None, [progress.doing, progress.measure])),
         "held-out": progress.held_out,
         PACE: progress.pace,
@@ -136,13 +135,13 @@ def say_facts(run: RunFolder, progress: Progress) -> Said:
 
 def describe_run(name: str, state: str, said: Said, *, is_open: bool) -> str:
     """Describe a run in lines: its state, what it does, its curve, and its last failure."""
-    unsaid = {CALLS} if is_open else {CALLS, PACE}
+    unsaid = {CALLS_MEASURE} if is_open else {CALLS_MEASURE, PACE}
     return "\n".join([f"{name}: {state}", *(said[what] for what in said if what not in unsaid)])
 
 
 def draw_line(values: Sequence[float]) -> str:
-    """Draw values as a line of bars, each the mean of as many values in turn as fit WIDTH bars."""
-    size = ceil(len(values) / WIDTH)
+    """Draw values as at most BAR_WIDTH bars; a bar is the mean of equally many values in turn."""
+    size = ceil(len(values) / BAR_WIDTH)
     means = [fmean(values[at : at + size]) for at in range(0, len(values), size)]
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0
@@ -160,8 +159,8 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
 def step_seconds(run: RunFolder, done: int) -> list[float]:
     """Return the seconds that each of the first `done` steps took, by the times of its files.
 
-    A step begins where the one before it ended, or where the run was opened again since; the first
-    begins with its shard.
+    A step begins when the step before it ended, or when the run was opened again since. The first
+    step begins with its shard.
     """
     opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
@@ -180,7 +179,7 @@ def _opened(run: RunFolder) -> list[datetime]:
 
 
 class ProgressReader:
-    """Reader of a run's progress; each look reads what has been added since the one before."""
+    """Reader of a run's progress; each look reads what was added since the last look."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -189,7 +188,7 @@ class ProgressReader:
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
-        """Read what the run is doing; Damaged if a file that says so is."""
+        """Read what the run is doing; Damaged if a file that it reads is damaged."""
         if not self.run.exists():
             return Progress(0, 0)
         facts = read_facts(self.run)
@@ -223,7 +222,7 @@ class ProgressReader:
             self._failure = _first_line(failed.error)
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:
-        """Read on in the journals of batches that have not been sealed; return these batches."""
+        """Read on in the journals of unsealed batches; return these batches."""
         for path in [path for path in self._batches if path not in journals]:
             del self._batches[path]
         for path in journals:
@@ -239,19 +238,17 @@ class ProgressReader:
         now = datetime.now(UTC)
         since = max([now - WINDOW, *_opened(self.run)])
         recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
-        self._sealed = {path: self._sealed.get(path) or _read_sampled(path) for path in recent}
+        self._sealed = {
+            path: self._sealed.get(path) or _sampled(read_table(path, SAMPLING_COLUMNS).to_pylist())
+            for path in recent
+        }
         calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
         tokens = sum(tokens for ended, tokens in calls if ended >= since)
         return tokens / max(1.0, (now - since).total_seconds())
 
 
-def _read_sampled(sealed: Path) -> list[_Sampled]:
-    """Read when the calls of a sealed batch ended, and how many tokens each has sampled."""
-    return _sampled(read(sealed, SAMPLED).to_pylist())
-
-
 def _sampled(spans: Iterable[Span]) -> list[_Sampled]:
-    """Return when calls ended, and how many tokens each has sampled; recalled ones sample none."""
+    """Return when calls ended, and how many tokens each has sampled: 0 for a recalled call."""
     calls = [span for span in spans if span["kind"] == LLM and not span.get("recalled")]
     return [(span["ended"], span["gen_ai_usage_output_tokens"] or 0) for span in calls]
 
@@ -261,7 +258,7 @@ def _first_line(error: str) -> str:
 
 
 class _Batch:
-    """A batch under way: the rollouts of it that have ended, and its calls that have no answer."""
+    """A batch under way: its rollouts that have ended, and its calls that have no answer."""
 
     def __init__(self, journal: Path) -> None:
         self.name = parse_batch(journal.stem)
@@ -288,7 +285,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _PlayedShard:
-    """A shard that is being played: how many of its rollouts have ended, of how many."""
+    """A shard that is being played: the number of its ended rollouts, and of all."""
 
     name: BatchName
     ended: int
@@ -296,13 +293,13 @@ class _PlayedShard:
 
     @property
     def trained(self) -> bool:
-        return self.name.split in TRAINED
+        return self.name.split in TRAINED_SPLITS
 
 
 def _count_rollouts(
     run: RunFolder, under_way: Mapping[int, _Batch], recipe: Manifest
 ) -> _PlayedShard:
-    """Count the rollouts of a shard, by its batches under way; all of a sealed batch have ended."""
+    """Count a shard's rollouts, by its batches under way; a sealed batch has ended whole."""
     name = next(iter(under_way.values())).name
     group_size = _group_size(name.split, recipe)
     drawn = shard_name("train", name.step) if name.split == BASELINE else name.shard
@@ -319,7 +316,7 @@ def _count_rollouts(
 
 
 def _total(shards: Iterable[_PlayedShard]) -> tuple[int, int]:
-    """Return how many rollouts of shards have ended, of how many."""
+    """Return the number of ended rollouts of shards, and of all."""
     counts = [(shard.ended, shard.planned) for shard in shards]
     return sum(ended for ended, _ in counts), sum(planned for _, planned in counts)
 
@@ -332,7 +329,7 @@ def _group_size(split: str, recipe: Manifest) -> int:
 
 
 def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: int) -> str:
-    """Describe the shards that are being played, the trained ones first, or what follows them."""
+    """Describe the shards that are being played, trained shards first, or what follows them."""
     counted: dict[str, list[_PlayedShard]] = defaultdict(list)
     for shard in sorted(played, key=lambda shard: (not shard.trained, shard.name.step)):
         step = shard.name.step
@@ -353,7 +350,7 @@ def _count_rows(path: Path) -> int:
 
 
 def _seconds_left(seconds: Sequence[float], steps: int) -> tuple[float, float] | None:
-    """Return for how long so many steps last, by the quartiles of the seconds of those before."""
+    """Return how long the steps last, by the quartiles of the seconds of the steps before."""
     if not seconds or not steps:
         return None
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else [*seconds] * 3

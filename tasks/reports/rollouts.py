@@ -16,27 +16,26 @@ from tasks.recording.spans import cause_of
 from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import verified
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written, write_text
+from tasks.storage.files import is_written, verified, write_text
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, query_beside, select
 
-MARKED, TOKENS, UNTRAINED, PAIRS = (
-    query_beside(str(Path(__file__).with_name(name)))
+MARKED_ROLLOUTS_QUERY, MARKED_TOKENS_QUERY, UNTRAINED_TOKENS_QUERY, BEFORE_AFTER_QUERY = (
+    query_beside(__file__, name)
     for name in ("marked_rollouts", "marked_tokens", "untrained_tokens", "before_after")
 )
 
 MOST_TOKENS = 3000
-"""Tokens of a trajectory that are shown; of a longer one its begin and its end."""
+"""Tokens of a trajectory that are shown; a longer one shows its begin and its end."""
 LEVELS = 4
 """Strengths of the colour of a trained token."""
 
 MOST_FAILED = 3
 """Failed rollouts that are shown beside the best, the middle and the worst."""
 
-SPLITS = ("test", "train")
-"""Splits of which an example is shown, the first that was played at two checkpoints."""
+SHOWN_SPLITS = ("test", "train")
+"""Splits with an example to show: the first example that was played at two checkpoints."""
 
 STEPS = """
 select min(step), max(step) from rollouts where split = $split and reward is not null
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 
 def best_middle_worst(ranked: Sequence[T]) -> list[tuple[str, T]]:
-    """Return the first, the middle and the last of what is ranked, each once, with its title."""
+    """Return the first, the middle and the last of ranked values, each once, with its title."""
     titles = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
     return [(titles[rank], ranked[rank]) for rank in sorted(titles)] if ranked else []
 
@@ -72,9 +71,9 @@ def read_games(
 ) -> list[JsonObject]:
     """Read the rollouts of sealed batches as games, in order.
 
-    A game has those `columns` of its example (all if none is named), the example's row in the
-    dataset as `index`, and `correct`, whether the reward is at least `threshold`, which is None if
-    the rollout failed. The rest is of its Transcript, without the conversations.
+    A game has the `columns` of its example (all columns by default), the example's row in the
+    dataset as `index`, and `correct`: whether the reward is at least `threshold`, or None if the
+    rollout failed. The rest is of its Transcript, without the conversations.
     """
     return [_game(row, columns, threshold) for row in read_transcripts(spans)]
 
@@ -180,7 +179,7 @@ def read_marked_rollouts(
     by_rollout = mark_trajectories(run, step, text_of)
     shown = sorted({one.role for many in by_rollout.values() for one in many})
     parameters = {"batches": batches_of(run, step), "shown": shown}
-    found = views.execute(MARKED, parameters).fetchall()
+    found = views.execute(MARKED_ROLLOUTS_QUERY, parameters).fetchall()
     trained = [
         row for row in found if any(one.advantage is not None for one in by_rollout.get(row[0], []))
     ]
@@ -196,7 +195,7 @@ def mark_trajectories(
     """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
     by_rollout: dict[str, list[MarkedTrajectory]] = {}
     for policy in run.policies():
-        for rollout_id, marked in _trajectories(run, policy, step, text_of or _number, only):
+        for rollout_id, marked in _trajectories(run, policy, step, text_of or " {} ".format, only):
             by_rollout.setdefault(rollout_id, []).append(marked)
     return by_rollout
 
@@ -204,15 +203,17 @@ def mark_trajectories(
 def _trajectories(
     run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
-    """Yield the trajectories in which a policy sampled something, with their rollouts."""
+    """Yield the trajectories that have sampled tokens of a policy, with their rollouts."""
     trajectories = run.trajectories(policy, step)
     if not is_written(trajectories):
         return
     datums = run.datums(policy, step)
     if is_written(datums):
-        table = select(TOKENS, trajectories=verified(trajectories), datums=verified(datums))
+        table = select(
+            MARKED_TOKENS_QUERY, trajectories=verified(trajectories), datums=verified(datums)
+        )
     else:
-        table = select(UNTRAINED, trajectories=verified(trajectories))
+        table = select(UNTRAINED_TOKENS_QUERY, trajectories=verified(trajectories))
     lists = [arrays(table[name]) for name in ("tokens", "logprobs", "mask", "advantages")]
     strongest = max((float(np.abs(one).max()) for one in lists[-1] if len(one)), default=0.0)
     rows = table.select(["rollout_id", "role", "advantage"]).to_pylist()
@@ -227,7 +228,7 @@ def _trajectories(
 def _marks(
     mask: np.ndarray, logprobs: np.ndarray, weights: np.ndarray, strongest: float
 ) -> Iterator[tuple[str, str]]:
-    """Yield the class and the title of each token; without `weights`, none was trained."""
+    """Yield the class and the title of each token; without `weights`, no token was trained."""
     for place, sampled in enumerate(mask):
         likely = f"probability {np.exp(logprobs[place]):.3g}"
         if not sampled:
@@ -244,7 +245,7 @@ def _marks(
 def _pieces(
     tokens: np.ndarray, marks: Iterable[tuple[str, str]], text_of: TokenText
 ) -> Iterator[Piece]:
-    """Yield the texts of tokens; those that nobody sampled are one piece, up to the next token."""
+    """Yield the texts of tokens; unsampled tokens are one piece, up to the next sampled token."""
     half, left_out = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
     shown: list[tuple[int | str, tuple[str, str]]] = [*zip(tokens.tolist(), marks, strict=True)]
     if left_out > 0:
@@ -256,10 +257,6 @@ def _pieces(
             yield Piece("".join(piece.text for piece in alike), mark)
         else:
             yield from alike
-
-
-def _number(token: int) -> str:
-    return f" {token} "
 
 
 @dataclass(frozen=True)
@@ -274,7 +271,7 @@ class PlayedExample:
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """Two rollouts, by an early and by a late checkpoint, of the `same` example or of two."""
+    """Two rollouts, by an early and by a late checkpoint; `same` if they play one example."""
 
     split: str
     same: bool
@@ -284,12 +281,12 @@ class BeforeAndAfter:
 
 def find_before_and_after(views: Views) -> BeforeAndAfter | None:
     """Find a held-out example that two checkpoints played, else rollouts of two training steps."""
-    for split in SPLITS:
+    for split in SHOWN_SPLITS:
         [(before, after)] = views.execute(STEPS, {"split": split}).fetchall()
         if before == after:
             continue
         steps = {"split": split, "before": before, "after": after}
-        if rows := views.sql(PAIRS, params=steps).to_arrow_table().to_pylist():
+        if rows := views.sql(BEFORE_AFTER_QUERY, params=steps).to_arrow_table().to_pylist():
             row = rows[0]
             sides = _side(row, "before", before), _side(row, "after", after)
             return BeforeAndAfter(split, row["same"], *sides)

@@ -11,7 +11,7 @@ SPENT = {"tokens": "tokens", "cost": "USD"}
 
 GAP = "  "
 """What stands between the columns of a table for a terminal."""
-NARROWEST = 6
+NARROWEST_SHORTENED = 6
 """Letters of the narrowest column that is still shortened."""
 
 
@@ -57,7 +57,7 @@ def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
 def fitted(
     names: Sequence[str], cells: Iterable[Sequence[object]], width: int, long: Collection[str]
 ) -> str:
-    """Align cells as a table of `width` letters: those of the `long` columns are shortened.
+    """Align cells as a table of `width` letters: cells of the `long` columns are shortened.
 
     A column without a value in any row is left out.
     """
@@ -70,7 +70,7 @@ def fitted(
     widths = [max(len(value or "-") for value in column) for _, column in columns]
     room = width - len(GAP) * (len(columns) - 1)
     shrinking = [index for index, (name, _) in enumerate(columns) if name in long]
-    while sum(widths) > room and max(widths[index] for index in shrinking) > NARROWEST:
+    while sum(widths) > room and max(widths[index] for index in shrinking) > NARROWEST_SHORTENED:
         widths[max(shrinking, key=widths.__getitem__)] -= 1
     shortened = [
         [value and shorten(value, most) for value in column]
@@ -81,7 +81,7 @@ def fitted(
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text of at most `most` letters, which has its beginning and its end."""
+    """Shorten a text to at most `most` letters: its beginning and its end."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2

@@ -27,14 +27,21 @@ from tasks.recording.spans import rows_of
 from tasks.recording.step_log import Metrics, read_metrics
 from tasks.shards import read_shard
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.checksums import remedy, verified
-from tasks.storage.files import is_file, is_written, read_bytes
-from tasks.storage.json_files import read_json, read_log, read_rows
+from tasks.storage.files import (
+    is_file,
+    is_written,
+    read_bytes,
+    read_json,
+    read_log,
+    read_rows,
+    remedy,
+    verified,
+)
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
 from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
-from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED, RunFolder
+from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED_SPLITS, RunFolder
 
-GIVEN = (
+GIVEN_FILES = (
     *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
     *("pairs.parquet", "pair_references.parquet", "reference_parts"),
 )
@@ -44,18 +51,18 @@ FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_log: LOGS,
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),
-    verified: (*GIVEN, "spans", *(name for name in LEARNING if name != "updates")),
+    verified: (*GIVEN_FILES, "spans", *(name for name in LEARNING if name != "updates")),
 }
-"""Reader → the files that it reads, by their own names or by that of their folder."""
-READERS = {name: reader for reader, names in FILES.items() for name in names}
-UNREADABLE = (UserError, OSError, ValueError)
-"""Errors of a damaged file, which is told of where all are read; pyarrow's are ValueErrors."""
+"""Reader → the files that it reads, by their own names or by their folder's name."""
+FILE_READERS = {name: reader for reader, names in FILES.items() for name in names}
+DAMAGED_FILE = (UserError, OSError, ValueError)
+"""Errors of a damaged file, which its own check reports; pyarrow's are ValueErrors."""
 
 
 def find_damage(run: RunFolder) -> Iterator[str]:
     """Yield what is damaged or missing in a run, a sentence each; nothing changes.
 
-    Of the engine's own files only the records of the run's checkpoints are looked for.
+    The engine's own files are not checked, but for the records of the run's checkpoints.
     """
     for path in run.files():
         yield from _damage_of(path)
@@ -63,7 +70,7 @@ def find_damage(run: RunFolder) -> Iterator[str]:
         yield f"{run.manifest} is missing. {remedy(run.manifest)}"
         return
     told = set[str]()
-    with suppress(*UNREADABLE):  # the manifest is damaged, which is told above
+    with suppress(*DAMAGED_FILE):  # the manifest is damaged, which is told above
         for sentence in _Recorded(run).missing():
             if sentence not in told:
                 told.add(sentence)
@@ -71,9 +78,9 @@ def find_damage(run: RunFolder) -> Iterator[str]:
 
 
 def _damage_of(path: Path) -> Iterator[str]:
-    """Yield what is wrong with what is in the place of a file."""
-    name = path.name if path.name in READERS else path.parent.name
-    reader = READERS.get(name)
+    """Yield what is wrong with a file, or with what stands in its place."""
+    name = path.name if path.name in FILE_READERS else path.parent.name
+    reader = FILE_READERS.get(name)
     if reader is None:
         yield f"{path} is not a file of a run"
         return
@@ -93,7 +100,7 @@ def _damage_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Record of a run, from which follows what the run must have."""
+    """Record of a run: it tells what files the run must have."""
 
     run: RunFolder
 
@@ -127,8 +134,8 @@ class _Recorded:
 
     @cached_property
     def rows(self) -> Sequence[Metrics]:
-        """Metrics of the steps that are done; none if they cannot be read."""
-        with suppress(*UNREADABLE):
+        """Metrics of the steps that are done; an empty list if they cannot be read."""
+        with suppress(*DAMAGED_FILE):
             return read_metrics(self.run.metrics)
         return []
 
@@ -139,7 +146,7 @@ class _Recorded:
 
     @cached_property
     def done(self) -> int:
-        """Steps of which a policy's update is made."""
+        """Steps whose update of a policy is made."""
         steps = (step for policy in self.policies for step in self.run.updated(policy))
         return max([len(self.rows), *(step + 1 for step in steps)])
 
@@ -158,7 +165,7 @@ class _Recorded:
                 f"{run.metrics} has {counted(measured, 'step')}, and {self.done} were updated. "
                 f"{remedy(run.metrics)}"
             )
-        with suppress(*UNREADABLE):
+        with suppress(*DAMAGED_FILE):
             saved = (row for policy in self.policies for row in read_log(run.checkpoints(policy)))
             if any("epoch" in row for row in saved) and not read_log(run.owners):
                 yield f"{run.owners} is missing or empty. {remedy(run.owners)}"
@@ -171,7 +178,7 @@ class _Recorded:
             case "finetune":
                 needed = [run.texts]
                 if (recipe.get("teacher") or {}).get("model") and is_file(run.texts):
-                    with suppress(*UNREADABLE):
+                    with suppress(*DAMAGED_FILE):
                         needed += Texts(run.texts, run.text_teacher).parts()
             case "prefer":
                 scored = PREFERENCES[recipe["preference"]["loss"]].reference
@@ -205,7 +212,7 @@ class _Recorded:
         batches: list[str] = []
         if recipe["rollouts"]["order"] == "arrival":
             made: Mapping[int, list[str]] = {}
-            with suppress(*UNREADABLE):
+            with suppress(*DAMAGED_FILE):
                 made = ArrivalLedger(run.arrivals).steps()
             if step not in made:
                 yield f"{run.arrivals} does not say what made step {step}. {remedy(run.arrivals)}"
@@ -223,8 +230,8 @@ class _Recorded:
         yield from _absent(map(run.spans, batches), f"step {step} was done")
 
     def _batches_of(self, shard: Path, *, first: bool = False) -> list[str]:
-        """List the batches of a shard, or those of its first round; none if it is damaged."""
-        with suppress(*UNREADABLE):
+        """List the batches of a shard, or of its first round; [] if the shard is damaged."""
+        with suppress(*DAMAGED_FILE):
             rows = read_shard(shard)
             numbers = {row["batch"] for row in rows if not (first and row["round"])}
             return [batch_name(shard.stem, number) for number in sorted(numbers)]
@@ -241,7 +248,7 @@ class _Recorded:
         for batch in sorted(sealed):
             journal, spans = run.journal(batch), run.spans(batch)
             yield from _absent([journal], f"{spans} is made of it")
-            with suppress(*UNREADABLE):
+            with suppress(*DAMAGED_FILE):
                 kept = len(rows_of(read_journal(journal)))
                 if kept < (rows := pq.read_metadata(verified(spans)).num_rows):
                     yield (
@@ -256,7 +263,7 @@ class _Recorded:
             if self.done:
                 yield f"{path} is missing. {remedy(path)}"
             return
-        with suppress(*UNREADABLE):
+        with suppress(*DAMAGED_FILE):
             ledger = Ledger(path)
             for step in range(self.done + 1):
                 if ledger.find(step) is None and (step == 0 or policy in self._trained(step - 1)):
@@ -286,7 +293,7 @@ class _Recorded:
             step, tag = int(name.partition(".")[0]), name[len(name.partition(".")[0]) :]
             if parent["how"] == REPLAY and step == 0:
                 continue  # shared by the parent, without its rollouts
-            with suppress(*UNREADABLE):
+            with suppress(*DAMAGED_FILE):
                 for how in read_json(run.evaluation(name)):
                     split = {"greedy": "greedy", "judged": EXAMINER}.get(how, "test")
                     shard = run.shard(shard_name(f"{split}{tag}", step))
@@ -311,7 +318,7 @@ class _Recorded:
         shards: dict[str, list[Path]] = {}
         for path in run.shards():
             named = parse_batch(batch_name(path.stem, 0))
-            if named.split not in TRAINED:
+            if named.split not in TRAINED_SPLITS:
                 tag = named.split.partition(".")[1] + named.split.partition(".")[2]
                 shards.setdefault(f"{named.step:05d}{tag}", []).append(path)
         return {

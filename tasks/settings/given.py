@@ -1,13 +1,14 @@
 """The sections of what a run is given to learn: where it is, how long it may be, its batches."""
 
 from dataclasses import replace
+from math import cos, pi
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from adapters.project.hub import locate_dataset
 from tasks.examples.reading import Division, Source
-from tasks.settings.section import MOST_ROLLOUTS, Refusals, Section
+from tasks.settings.section import MOST_ROLLOUTS, MOST_STEPS, Needs, Refusals, Section
 
 Trained = Literal["last_message", "last_turn", "assistant", "marked", "all"]
 """Part of a conversation that is trained."""
@@ -29,6 +30,9 @@ ALONE = ""
 
 Shares = tuple[tuple[str, int], ...]
 WHOLE: Shares = ((ALONE, 1),)
+
+EXPERT = "algorithm.expert"
+"""Key of the section of an expert's texts."""
 
 DEFAULT_SHARE = 0.1
 """Share of a file without splits that is held out."""
@@ -194,13 +198,7 @@ class Batches(Section):
     divisor: float | None = Field(default=None, gt=0, le=1e12)
     """The divisor of normalisation `fixed`."""
 
-    def refusals(self) -> Refusals:
-        yield from super().refusals()
-        yield (
-            (self.normalisation == "fixed") != (self.divisor is not None),
-            f"normalisation {self.normalisation} with divisor {self.divisor}: one without the "
-            "other does nothing; give normalisation fixed and a divisor, or neither",
-        )
+    requirements = (Needs("divisor", "normalisation", "fixed", each_other=True),)
 
     @property
     def size(self) -> int:
@@ -216,3 +214,64 @@ class PairBatches(Section):
     @property
     def size(self) -> int:
         return self.pairs
+
+
+class Expert(Origin, Batches, Lengths):
+    """Texts of an expert that are trained beside the rollouts of each step, as MIX and CHORD do.
+
+    The loss of a step is (1 - µ) times that of its rollouts, plus µ times that of its texts, each
+    divided by its own denominator. The texts are those of the split train, or what a query chooses.
+    """
+
+    loss: TextLoss = "cross_entropy"
+    """Loss of their tokens: `cross_entropy`, as in MIX; `phi`, which weighs it by p (1 - p) of each
+    token, as in CHORD; or `dft`, by p."""
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Share µ of their loss or, if it changes, its largest."""
+
+    final_share: float | None = Field(default=None, ge=0, lt=1)
+    """Share to which µ falls by a cosine; empty keeps it."""
+
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    """Steps over which µ rises from 0, before it falls."""
+
+    decay_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    """Steps over which µ falls to `final_share`."""
+
+    trained: Trained = "assistant"
+    """Part of a conversation that is trained (docs/finetuning.md)."""
+
+    @property
+    def given_texts(self) -> bool:
+        """Whether the recipe has an expert."""
+        return self.path is not None or self.query is not None
+
+    requirements = (
+        Needs("decay_steps", "final_share", each_other=True),
+        Needs("trained", "path"),
+    )
+
+    def refusals(self) -> Refusals:
+        given = self.given(*Expert.model_fields)
+        if not given:
+            return
+        yield (
+            not self.given_texts,
+            f"{EXPERT} without texts ignores {given}; give {EXPERT}.path, or runs and query, or "
+            "leave them out",
+        )
+        yield from super().refusals()
+
+    def share_at(self, step: int) -> float:
+        """Return the share of a step, which counts from 0 (Zhang et al., 2025, arXiv:2508.11408).
+
+        It rises linearly over the warm-up to `share`, and falls by a cosine to `final_share`.
+        """
+        if step < self.warmup_steps:
+            return self.share * step / self.warmup_steps
+        last = self.share if self.final_share is None else self.final_share
+        passed = step - self.warmup_steps
+        if passed >= self.decay_steps:
+            return last
+        return last + (self.share - last) * (1 + cos(pi * passed / self.decay_steps)) / 2

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from adapters.calls import Sampling
-from adapters.door.roles import NAME
+from adapters.door.roles import ROLE_NAME
 from adapters.errors import counted
 from adapters.network.addresses import check_runner
 from tasks.settings.run import HeldOut
@@ -239,7 +239,7 @@ class Judge(Section):
 
     def refusals(self) -> Refusals:
         yield (
-            not NAME.fullmatch(self.role),
+            not ROLE_NAME.fullmatch(self.role),
             f"judge.role {self.role!r} cannot name a role; give lower-case letters, digits and "
             "underscores, a letter first",
         )

@@ -53,9 +53,9 @@ class ArrivalLedger(OwnedLog):
 
 
 def batches_of(run: RunFolder, step: int) -> list[str]:
-    """List the batches that a step is made of: by the ledger, or else those of its own shard.
+    """List the batches that a step is made of: by the ledger, or else by its own shards.
 
-    Greedy baselines are among them.
+    Batches of greedy baselines are among them.
     """
     recorded = ArrivalLedger(run.arrivals).steps()
     if step in recorded:

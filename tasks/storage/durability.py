@@ -1,8 +1,8 @@
 """Durable tasks: Prefect tasks that are done when the file they write is there.
 
-Prefect's own results would be a second truth, and Prefect does not write them atomically, so none
-are kept. A task whose file exists ends at once in the state *Cached*: in a retry of the task, in a
-retry of the flow, and in another flow run.
+Prefect's own results would be a second truth, and Prefect does not write them atomically, so no
+results are kept. A task whose file exists ends at once in the state *Cached*: in a retry of the
+task, in a retry of the flow, and in another flow run.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 
 class WrittenFile(PosixPath):
-    """Path that can be referenced weakly, by which Prefect tells results of tasks apart."""
+    """Path that can be referenced weakly, since Prefect refers to results of tasks so."""
 
 
 class DurableTask(Task[P, Path]):
@@ -49,7 +49,7 @@ def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concate
     leaves nothing. A task run is named after its file. Errors that may pass are retried.
 
     Prefect looks for futures in the collections and dataclasses among the arguments, and fails if
-    one of them changes meanwhile; so an object that changes is of a plain class.
+    one of them changes meanwhile; so an object that changes must have a plain class.
     """
 
     @wraps(write)

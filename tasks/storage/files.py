@@ -1,18 +1,25 @@
-"""Files that appear whole or not at all: a file that exists is a stage that is done.
+"""Files of a run, which appear whole or not at all: a file that exists is a stage that is done.
 
 All reads and writes of a run's files go through this folder (`tasks/storage`) and the journal.
+
+A whole file carries its own SHA-256, which is computed with zeros in the digest's place. The digest
+stands after a key: in Parquet in the footer's metadata, in JSON in the object or in the last row.
+Each line of a log carries a CRC-32. Other readers ignore both.
 """
 
 import errno
+import hashlib
+import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
 from adapters.errors import UserError
@@ -21,13 +28,50 @@ from durable import files
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
-LOOK_SECONDS = 1.0
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+SPACE_LOOK_SECONDS = 1.0
 
 FileVersions: TypeAlias = tuple[tuple[int, int] | None, ...]
-"""Time of the last change and size of each file; None of one that is not there."""
+"""Time of the last change and size of each file; None for a missing file."""
 
 log = logging.getLogger(__name__)
+
+CHECKSUM_KEY = "ratchet.sha256"
+BLANK = "0" * 64
+
+PARQUET_KEY = f"{CHECKSUM_KEY}\x18@".encode()
+"""Bytes before a Parquet file's digest: the key and, in Thrift's compact protocol, the header of a
+string of length 64."""
+
+MADE_FROM = {
+    "spans": "journal",
+    "trajectories": "spans",
+    "references": "trajectories",
+    "teachers": "trajectories",
+    "rewards": "trajectories",
+    "datums": "trajectories",
+    "text_teachers": "texts.parquet",
+    "expert": "expert_texts.parquet",
+}
+"""Folder of a run → the folder whose files its own are made from."""
+
+_AGAIN = "Remove the line and all that follow it, and resume the run: "
+REMEDIES = {
+    "manifest.json": "Restore it from a copy: nothing else says what the run is bound to",
+    "owners.jsonl": "Delete it, and resume the run: it only says who has had the run open",
+    "arrivals.jsonl": "Restore it from a copy: nothing else says what made the steps",
+    "metrics.jsonl": f"{_AGAIN}the steps are measured again",
+    "checkpoints.jsonl": f"{_AGAIN}their checkpoints are made again from the recorded datums",
+}
+"""What to do about a damaged file that is not made from others, by its name."""
+
+SEAL, LINE_SEAL = "sha256", "crc32"
+LINE_BLANK = "0" * 8
+
+JSON_KEY = f'"{SEAL}": "'.encode()
+"""Bytes before a JSON file's digest."""
+
+JsonRow = dict[str, Any]
 
 
 @contextmanager
@@ -60,7 +104,7 @@ def appearing_folder(path: Path) -> Iterator[Path]:
 
 
 def check_absent(path: Path) -> None:
-    """Refuse (UserError) a place where something is, which would be written over."""
+    """Refuse (UserError) a path where something exists, which would be written over."""
     if os.path.lexists(path):
         raise UserError(f"{path} exists, and is not written over; give another folder")
 
@@ -83,7 +127,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with its files, as far as it is there."""
+    """Remove a folder with its files, if it is there."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -98,7 +142,7 @@ def is_file(path: Path) -> bool:
 
 
 def version_of(paths: Iterable[Path]) -> FileVersions:
-    """Return what changes when a file does, or when one appears in a folder."""
+    """Return a value that changes when a file changes, or appears."""
     return tuple(_version(path) for path in paths)
 
 
@@ -119,7 +163,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_note(file: IO[str], text: str) -> None:
-    """Write what is left out where the disk is full, such as who holds a lock."""
+    """Write a text that may be lost, such as who holds a lock; a full disk is no error."""
     try:
         os.write(file.fileno(), text.encode())
     except OSError as error:
@@ -137,11 +181,11 @@ def wait_for_space(folder: Path) -> None:
             text = "the disk of %s is full (%d MiB are free): the run waits until there are %d"
             log.warning(text, folder, free // 2**20, needed)
         told = True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(SPACE_LOOK_SECONDS)
 
 
 def check_writable(path: Path, instead: str) -> None:
-    """Refuse (UserError) a folder, or what is not there yet, that cannot be written; leave nothing.
+    """Refuse (UserError) a folder that cannot be written, or made; leave no file behind.
 
     `instead` names what the user can give in its place.
     """
@@ -173,7 +217,7 @@ def check_output(file: Path, instead: str) -> None:
 
 def is_full(error: BaseException) -> bool:
     """Return whether the error says that the disk has no space left."""
-    return isinstance(error, OSError) and error.errno in FULL
+    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def _version(path: Path) -> tuple[int, int] | None:
@@ -182,3 +226,132 @@ def _version(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+class Damaged(UserError):
+    """Refusal of a file that is not as it was written."""
+
+
+def stamp(path: Path, key: bytes = PARQUET_KEY) -> None:
+    """Replace the BLANK after the key by the digest."""
+    data = path.read_bytes()
+    start = data.rindex(key) + len(key)
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(_digest(data, start))
+
+
+def verified(path: Path) -> Path:
+    """Return the path if every byte of the file is as it was written; otherwise Damaged."""
+    intact(path)
+    return path
+
+
+def intact(path: Path, key: bytes = PARQUET_KEY) -> bytes:
+    """Read the bytes of a file; Damaged if they are not as they were written."""
+    data = path.read_bytes()
+    found = data.rfind(key)
+    start = found + len(key)
+    if found < 0:
+        raise Damaged(f"{path} is damaged: it has no checksum. {remedy(path)}")
+    if data[start : start + len(BLANK)] != _digest(data, start):
+        raise Damaged(
+            f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {remedy(path)}"
+        )
+    return data
+
+
+def _digest(data: bytes, start: int) -> bytes:
+    """Compute the digest that stands at `start`."""
+    digest = hashlib.sha256(data[:start])
+    digest.update(BLANK.encode())
+    digest.update(data[start + len(BLANK) :])
+    return digest.hexdigest().encode()
+
+
+def remedy(path: Path) -> str:
+    """Say what to do about a damaged file of a run."""
+    if path.name in REMEDIES:
+        return REMEDIES[path.name]
+    source = MADE_FROM.get(path.parent.name)
+    of = f" of {_home(path, source) / source}" if source else ""
+    return f"Delete it, and resume the run: it is made anew{of}"
+
+
+def _home(path: Path, source: str) -> Path:
+    """Find the folder that has `source`: rollouts lie in the run's folder, not in a policy's."""
+    own = path.parents[1]
+    return next((folder for folder in path.parents[1:4] if (folder / source).exists()), own)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> Path:
+    """Write an object, whole or not at all; return the path."""
+    return _write(path, json.dumps({**value, SEAL: BLANK}, indent=2) + "\n")
+
+
+def read_json(path: Path) -> JsonRow:
+    """Read an object that `write_json` wrote; Damaged if the file has changed since."""
+    value: JsonRow = json.loads(intact(path, JSON_KEY))
+    del value[SEAL]
+    return value
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    """Write rows, one a line, whole or not at all; return the path. There must be a row."""
+    *others, last = rows
+    lines = [*others, {**last, SEAL: BLANK}]
+    return _write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def read_rows(path: Path) -> list[JsonRow]:
+    """Read rows that `write_rows` wrote; Damaged if the file has changed since."""
+    rows: list[JsonRow] = [json.loads(line) for line in intact(path, JSON_KEY).splitlines()]
+    del rows[-1][SEAL]
+    return rows
+
+
+def append_row(path: Path, row: Mapping[str, object]) -> None:
+    """Append a line to a log durably: the line is on disk when this returns.
+
+    Damaged if the log is: a damaged end would be taken for a torn one, and cut.
+    """
+    read_log(path)
+    line = json.dumps({**row, LINE_SEAL: LINE_BLANK}, allow_nan=False)
+    append_line(path, _with_crc(line.encode()).decode())
+
+
+def read_log(path: Path) -> list[JsonRow]:
+    """Read the whole lines of a log, [] if there is no file; Damaged if a line has changed."""
+    if not is_written(path):
+        return []
+    *lines, torn = read_bytes(path).split(b"\n")
+    if _is_intact(torn[:-1]):  # a whole line whose end has changed
+        lines.append(torn)
+    rows: list[JsonRow] = []
+    for number, line in enumerate(lines, 1):
+        if not _is_intact(line):
+            raise Damaged(
+                f"line {number} of {path} is damaged: its checksum does not fit. {remedy(path)}"
+            )
+        row: JsonRow = json.loads(line)
+        del row[LINE_SEAL]
+        rows.append(row)
+    return rows
+
+
+def _write(path: Path, text: str) -> Path:
+    with appearing(path) as aside:
+        aside.write_bytes(text.encode())
+        stamp(aside, JSON_KEY)
+    return path
+
+
+def _is_intact(line: bytes) -> bool:
+    return line == _with_crc(line)
+
+
+def _with_crc(line: bytes) -> bytes:
+    """Return a line with its CRC-32 before its end."""
+    begin = line[: -len(LINE_BLANK + '"}')]
+    crc = zlib.crc32(begin + f'{LINE_BLANK}"}}'.encode())
+    return begin + f'{crc:08x}"}}'.encode()

@@ -16,9 +16,7 @@ from adapters.door.roles import policy_of
 from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from adapters.tinker.bases import read_origin
-from tasks.storage.checksums import Damaged
-from tasks.storage.files import read_bytes
-from tasks.storage.json_files import SEAL, read_json, write_json
+from tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 9
@@ -125,7 +123,7 @@ def write_manifest(
 
 
 def readable_runs() -> list[RunFolder]:
-    """List the runs that are in FORMAT, by name; the others are named in a warning."""
+    """List the runs that are in FORMAT, by name; a warning names every other run."""
     readable: list[RunFolder] = []
     for run in all_runs():
         try:
@@ -158,10 +156,11 @@ def describe_parent(manifest: Manifest) -> str:
 
 
 @dataclass(frozen=True)
-class Eras(Generic[T]):
-    """Values of a run's steps: a step has that of the last era that begins at or before the step.
+class ByStep(Generic[T]):
+    """Values of a run's steps: `begun` has the first step of each value, in order.
 
-    The steps that a fork shares with its parent are of the parent's era.
+    A step has the last value that begins at or before it: of ((0, "a"), (4, "b")), steps 0 to 3
+    have "a". The steps that a fork shares with its parent have the parent's value.
     """
 
     begun: tuple[tuple[int, T], ...]
@@ -169,10 +168,10 @@ class Eras(Generic[T]):
     def at(self, step: int) -> T:
         return next(value for first, value in reversed(self.begun) if first <= step)
 
-    def make(self, kind: type[K], made_of: Callable[[K], V]) -> "Eras[V]":
-        """Return what is made of the values that are of a kind."""
-        eras = ((first, value) for first, value in self.begun if isinstance(value, kind))
-        return Eras(tuple((first, made_of(value)) for first, value in eras))
+    def make(self, kind: type[K], made_of: Callable[[K], V]) -> "ByStep[V]":
+        """Apply a function to the values of a class; leave the others out."""
+        own = ((first, value) for first, value in self.begun if isinstance(value, kind))
+        return ByStep(tuple((first, made_of(value)) for first, value in own))
 
 
 def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
@@ -227,7 +226,7 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
 
 
 def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
-    """Describe the examples that a recipe names by a path, if the run is to read any."""
+    """Hash the data sets that a recipe names by a path, if the run reads them."""
     if described is None or run.given_files():
         return {}
     sources = {name: of["path"] for name, of in described.get("sources", {}).items()}

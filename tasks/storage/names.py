@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 BASELINE = "baseline"
-"""Split of the greedy rollouts with which those of a training step are compared."""
+"""Split of the greedy rollouts with which the rollouts of a training step are compared."""
 
 JUDGE = "judge"
 """Split of the rollouts of a judge, whose examples are the groups of a training step."""
@@ -68,13 +68,13 @@ def rollout_name(shard: str, example: int, index: int) -> str:
 
 
 def parse_batch(name: str) -> BatchName:
-    """Read the name of a batch; ValueError if it names none."""
+    """Read the name of a batch; ValueError if it is no such name."""
     found = _match(BATCH, name, "a batch; <split>-<step>.<number> does, such as train-00003.1")
     return BatchName(found["shard"], found["split"], int(found["step"]), int(found["number"]))
 
 
 def parse_rollout(name: str) -> RolloutName:
-    """Read the name of a rollout; ValueError if it names none."""
+    """Read the name of a rollout; ValueError if it is no such name."""
     form = "a rollout; <split>-<step>-<example>-<k> does, such as train-00003-0012-01"
     found = _match(ROLLOUT, name, form)
     return RolloutName(found["group"], found["shard"], found["split"], int(found["step"]))

@@ -1,8 +1,8 @@
 """Owners of a run: the processes that had it open, one after the other, in owners.jsonl.
 
-A lock keeps a second process out, where the file system has locks. Where it has none, or somebody
-removed the lock or copied the folder, the log of owners tells: each process that opens the run is
-its next owner, and whoever is no longer the last stops at its next write.
+A lock keeps a second process out, where the file system has locks. Where it has no locks, or
+somebody removed the lock or copied the folder, the log of owners tells: each process that opens the
+run is its next owner, and whoever is no longer the last stops at its next write.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from adapters.errors import UserError
-from tasks.storage.json_files import JsonRow, append_row, read_log
+from tasks.storage.files import JsonRow, append_row, read_log
 
 
 class TakenOver(UserError):
@@ -24,7 +24,7 @@ class TakenOver(UserError):
 class Owner:
     """Process that opened a run. `epoch` counts the owners of the run so far, this one included.
 
-    `id` is random, so that no two owners are equal, not even those of two copies of a run.
+    `id` is random, so that no two owners are equal, not even the owners of two copies of a run.
     """
 
     epoch: int
@@ -42,7 +42,7 @@ class Owner:
         return (self.host, self.folder) == (socket.gethostname(), str(folder.resolve()))
 
     def checkpoint_name(self, step: int) -> str:
-        """Name what this owner saves of checkpoint `step`, as no other owner does."""
+        """Name what this owner saves of checkpoint `step`; no other owner uses the name."""
         return f"{step:05d}-{self.epoch}-{self.id}"
 
 
@@ -89,7 +89,7 @@ def last_owner(log: Path) -> Owner | None:
 
 
 def take_over(log: Path) -> Ownership:
-    """Make this process the owner of the run whose log of owners this is."""
+    """Make this process the owner of the run that has this log of owners."""
     last = last_owner(log)
     owner = Owner(
         epoch=1 if last is None else last.epoch + 1,

@@ -1,11 +1,10 @@
-"""The record of a run of several runs: its recipe, their names, and what each has come to."""
+"""The record of a run of several runs: its recipe, the runs' names, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.storage.files import is_written
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import is_written, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder
 
 Table = tuple[Sequence[str], list[list[object]]]
@@ -33,9 +32,9 @@ class ChildResult:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """Record of a run of several runs; `measure` says what the `measured` of its results is.
+    """Record of a run of several runs; `measure` names what the results' `measured` holds.
 
-    The `note` is what a reader of the results has to know.
+    The `note` tells readers of the results what they must know.
     """
 
     recipe: dict[str, Any]
@@ -72,12 +71,12 @@ def write_plan(run: RunFolder, record: PlanRecord) -> None:
 
 
 def has_plan(run: RunFolder) -> bool:
-    """Return whether a run is one of several, which are runs of their own."""
+    """Return whether a run is a run of several runs: stages, or a sweep."""
     return is_written(run.stages)
 
 
 def read_plan(run: RunFolder) -> PlanRecord:
-    """Read the record of a run of several runs; that of another run is empty."""
+    """Read the record of a run of several runs; any other run has an empty record."""
     if not has_plan(run):
         return PlanRecord({}, (), "")
     values = read_json(run.stages)
@@ -90,6 +89,6 @@ def read_plan(run: RunFolder) -> PlanRecord:
 
 
 def child_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:
-    """List the runs that are there of a run of several, from number `first`."""
+    """List the children of a run of several runs that exist, from number `first`."""
     named = (RunFolder(run.path.with_name(name)) for name in read_plan(run).runs[first:])
     return [one for one in named if one.exists()]

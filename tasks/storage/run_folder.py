@@ -20,8 +20,8 @@ from tasks.storage.files import check_writable, write_note
 from tasks.storage.names import BASELINE, JUDGE, parse_batch
 from tasks.storage.owners import Ownership, last_owner, take_over
 
-APART = ("evaluations", "dryruns", "comparisons")
-"""Folders of what trains nothing; the newest run of an agent is never in one of them."""
+UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
+"""Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
 LEARNING = (
     "trajectories", "references", "teachers", "verdicts", "rewards", "datums", "expert", "updates",
@@ -29,7 +29,7 @@ LEARNING = (
 """Folders that each policy of a run has for itself, with a file a step."""
 
 TEXT_TEACHERS = "text_teachers"
-"""Folder of what a teacher finds likeliest in texts, with a file for some texts each."""
+"""Folder of a teacher's likeliest tokens in texts, a file for each part of the texts."""
 
 FOLDERS = (
     *LEARNING, TEXT_TEACHERS, "shards", "journal", "stopped", "spans", "evaluations", "measures",
@@ -41,8 +41,8 @@ UNSEALED = ("lock", "report.html", "games", "engine", "tracking", "wandb")
 """Files and folders of a run that carry no checksum: what is made for people and for others, and
 the engine's own, which seals its files itself."""
 
-TRAINED = ("train", BASELINE, JUDGE)
-"""Splits whose rollouts are trained on, or say how good those are that are trained on."""
+TRAINED_SPLITS = ("train", BASELINE, JUDGE)
+"""Splits whose rollouts are trained on, or are needed to compute advantages."""
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +51,14 @@ class RunError(UserError):
     """Refusal to open or change a run as it was asked."""
 
 
-NAME = re.compile(rf"(?:(?:{'|'.join(APART)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)")
+RUN_NAME = re.compile(
+    rf"(?:(?:{'|'.join(UNTRAINED_FOLDERS)})/)?(?P<last>[A-Za-z0-9_][A-Za-z0-9_.-]*)"
+)
 SERVES = "which serves it"
 HOLDER = re.compile(rf"process (?P<process>\d{{1,9}}) on (?P<host>[^,]+)(?P<serves>, {SERVES})?")
-"""What the lock of an open run says of who holds it, and whether that serves a checkpoint."""
+"""Text in the lock of an open run: the process that holds it, and whether it serves."""
 
-LONGEST_NAME = 200
+LONGEST_RUN_NAME = 200
 """Letters of a run's name: file systems allow 255, and files beside a run have longer names."""
 
 
@@ -140,7 +142,7 @@ class RunFolder:
         return self._of_step(policy, "datums", step)
 
     def expert(self, policy: str, step: int) -> Path:
-        """Return the file of the datums of an expert's texts, trained beside those of rollouts."""
+        """Return the file of an expert's datums, trained beside the rollouts' datums."""
         return self._of_step(policy, "expert", step)
 
     def update(self, policy: str, step: int) -> Path:
@@ -202,7 +204,7 @@ class RunFolder:
         return [path for path in files if path.exists()]
 
     def shards_of(self, batches: Iterable[str]) -> list[Path]:
-        """List the files of the shards of batches, each once; greedy rollouts have none."""
+        """List the files of the shards of batches, each once; greedy rollouts have no shard."""
         shards = dict.fromkeys(self.shard(parse_batch(batch).shard) for batch in batches)
         return [path for path in shards if path.exists()]
 
@@ -220,7 +222,7 @@ class RunFolder:
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
         batches = self._batches("spans", f"[!.]*-{step:05d}.*.parquet")
-        return [batch for batch in batches if parse_batch(batch).split not in TRAINED]
+        return [batch for batch in batches if parse_batch(batch).split not in TRAINED_SPLITS]
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
@@ -229,7 +231,7 @@ class RunFolder:
         return [path for path in paths if path.exists()]
 
     def evaluations(self, checkpoint: str = "") -> list[Path]:
-        """List the scores of every evaluation, or of those of a checkpoint, in their order."""
+        """List the scores of every evaluation, or of a checkpoint's evaluations, in their order."""
         return sorted((self.path / "evaluations").glob(f"{checkpoint}*.json"))
 
     def measures(self) -> list[Path]:
@@ -237,7 +239,7 @@ class RunFolder:
         return sorted((self.path / "measures").glob("*.json"))
 
     def given_files(self) -> list[Path]:
-        """List the files of the texts or pairs that the run learns, none if it plays rollouts."""
+        """List the files of the texts or pairs that the run learns; [] if it plays rollouts."""
         taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
@@ -247,7 +249,7 @@ class RunFolder:
         return sorted(self.reference_parts.glob("*.parquet"))
 
     def bound_files(self) -> list[Path]:
-        """List the files of all that the run learns and has not played, those of an expert too."""
+        """List the files of all that the run learns and has not played, with an expert's texts."""
         return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
 
     def learned(self, policy: str, stage: str) -> list[Path]:
@@ -265,7 +267,7 @@ class RunFolder:
     def files(self) -> list[Path]:
         """List the files of the run itself, and whatever else is in the place of one.
 
-        Hidden ones are being written, and those of UNSEALED carry no checksum.
+        Hidden files are being written; UNSEALED files carry no checksum. Both are left out.
         """
         found: list[Path] = []
         folders = [self.path]
@@ -288,8 +290,9 @@ class RunFolder:
     def is_held(self) -> bool:
         """Return whether a process of this host has the run open, without touching its lock.
 
-        `is_open` takes the lock for a moment, in which nobody can open the run. Here the process is
-        asked that the lock names; one of another user counts as long as it lives.
+        `is_open` takes the lock for a moment, and nobody can open the run in that moment. This
+        looks at the files that the process which the lock names has open; a process of another user
+        counts as long as it lives.
         """
         lock, named = self.path / "lock", self._holder()
         if named is None or named["host"] != socket.gethostname():
@@ -308,7 +311,7 @@ class RunFolder:
         return named is not None and named["serves"] is not None
 
     def check_writable(self) -> None:
-        """Refuse (UserError) a folder in which nothing can be written."""
+        """Refuse (UserError) a folder that cannot be written."""
         check_writable(self.path, "another folder of runs as RATCHET_RUNS")
 
     @contextmanager
@@ -333,7 +336,7 @@ class RunFolder:
                 left.unlink()
 
     def take_over(self) -> "RunFolder":
-        """Return the folder as it is from now on owned by this process.
+        """Make this process the owner; return the folder with its ownership.
 
         Raises RunError if it is a copy of a run that another process of this host has open.
         """
@@ -390,16 +393,16 @@ def runs_root() -> Path:
 
 def folder_of(name: str) -> RunFolder:
     """Return the folder of the run called `name`; RunError if no run can be called that."""
-    named = NAME.fullmatch(name)
-    if named is None or named["last"] in APART:
+    named = RUN_NAME.fullmatch(name)
+    if named is None or named["last"] in UNTRAINED_FOLDERS:
         there = name in {run.name for run in all_runs()}
         raise RunError(
             f"{name!r} cannot name a run: use letters of A to Z, digits, '_', '-' and '.', a "
             "letter, a digit or '_' first"
             + (f"; rename its folder in {runs_root()}, and it goes on" if there else "")
         )
-    if len(named["last"]) > LONGEST_NAME:
-        raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_NAME} letters")
+    if len(named["last"]) > LONGEST_RUN_NAME:
+        raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_RUN_NAME} letters")
     return RunFolder(runs_root() / name)
 
 
@@ -410,4 +413,4 @@ def all_runs() -> list[RunFolder]:
 
 def name_run(*parts: str) -> str:
     """Join parts, such as an agent's name, into a name that a run can have; keep its end."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts))[-LONGEST_NAME:].strip("-.")
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts))[-LONGEST_RUN_NAME:].strip("-.")

@@ -16,20 +16,20 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
-from tasks.storage.checksums import BLANK, KEY, intact, stamp, verified
-from tasks.storage.files import appearing
+from tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
 
 ROWS_A_GROUP = 4096
 
 
-def query_beside(module: str) -> str:
-    """Read the query `<module>.sql` that lies beside a module; `module` is its `__file__`."""
-    return Path(module).with_suffix(".sql").read_text(encoding="utf-8")
+def query_beside(module: str, name: str = "") -> str:
+    """Read `<name>.sql`, or else `<module>.sql`, beside the module of this `__file__`."""
+    own = Path(module).with_suffix(".sql")
+    return (own.with_stem(name) if name else own).read_text(encoding="utf-8")
 
 
-PRELUDE = query_beside(str(Path(__file__).with_name("prelude")))
+PRELUDE = query_beside(__file__, "prelude")
 """Macros that every query may use; it reads files by nothing else."""
-PATTERN = re.compile(r"[*?\[]")
+GLOB_PATTERN = re.compile(r"[*?\[]")
 """What DuckDB takes for a pattern in a path."""
 
 
@@ -45,7 +45,7 @@ def _database(_: int) -> duckdb.DuckDBPyConnection:
 def select(query: str, **parameters: object) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order.
 
-    A path among the values is that of one file, whatever it is called.
+    A path among the values names one file, even if the path has stars or brackets.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with _database(os.getpid()).cursor() as connection:
@@ -54,7 +54,7 @@ def select(query: str, **parameters: object) -> pa.Table:
         return connection.sql(query, params=values or None).to_arrow_table()
 
 
-def write(table: pa.Table, path: Path) -> Path:
+def write_table(table: pa.Table, path: Path) -> Path:
     """Write `table` to `path`: zstd, with token and log-probability lists byte-stream-split.
 
     Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size.
@@ -70,12 +70,12 @@ def write(table: pa.Table, path: Path) -> Path:
             column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         ) as writer:
             writer.write_table(table, row_group_size=ROWS_A_GROUP)
-            writer.add_key_value_metadata({KEY: BLANK})
+            writer.add_key_value_metadata({CHECKSUM_KEY: BLANK})
         stamp(aside)
     return path
 
 
-def read(
+def read_table(
     path: Path, columns: Sequence[str] | None = None, schema: pa.Schema | None = None
 ) -> pa.Table:
     """Read a table that `write` wrote; Damaged if the file has changed since."""
@@ -86,7 +86,7 @@ def read(
     )
 
 
-def scan(
+def scan_tables(
     files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
 ) -> ds.Dataset:
     """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
@@ -119,7 +119,7 @@ def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     ]
 
 
-def flat(column: pa.ChunkedArray) -> np.ndarray:
+def flat_values(column: pa.ChunkedArray) -> np.ndarray:
     """Return the values of a column's lists, one list after the other."""
     return column.combine_chunks().flatten().to_numpy()
 
@@ -131,16 +131,16 @@ def _bindable(value: object) -> object:
 
 
 def _as_pattern(path: Path) -> str:
-    """Return the pattern of one path alone; UserError if there is none."""
+    """Return a pattern that matches this path alone; UserError if DuckDB has no such pattern."""
     whole = str(path.absolute())  # what is relative may begin as a home or an address does
-    if PATTERN.search(whole) is None:
+    if GLOB_PATTERN.search(whole) is None:
         return whole
     if "\\" in whole:
         raise UserError(
             f"{whole} has a backslash, and a bracket or a star as well, which together DuckDB "
             "cannot read; rename the folder"
         )
-    return PATTERN.sub(r"[\g<0>]", whole)
+    return GLOB_PATTERN.sub(r"[\g<0>]", whole)
 
 
 def _is_numeric_list(kind: pa.DataType) -> bool:

@@ -44,7 +44,7 @@ from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.run_tracking import publish_beside
 
-NAME = "Prefect's UI"
+UI_NAME = "Prefect's UI"
 HELD_OUT = "held-out"
 """Beginning of the tag that says what a run has gained."""
 LONGEST_PATH = 48
@@ -62,10 +62,10 @@ LEGEND = (
 FIRST_SECONDS, GROWTH = 20.0, 1.25
 """Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
 
-LOOK_SECONDS = 3.0
-"""Seconds between two looks at what a run does, the first of which is at FIRST_SECONDS."""
+UI_LOOK_SECONDS = 3.0
+"""Seconds between two looks at what a run does; the first look is at FIRST_SECONDS."""
 
-NOW = "now"
+NOW_ARTIFACT = "now"
 """Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class PrefectPages(Tracker):
         self._now: UUID | None = None
 
     def next_step(self) -> int:
-        """Return the last step that is done: earlier ones would say less."""
+        """Return the last step that is done; its page replaces the pages of earlier steps."""
         done = read_facts(self._run).done
         if done == 0 and self._progress is None:
             self._show(0.0, "starting")
@@ -108,10 +108,10 @@ class PrefectPages(Tracker):
         if left > 0:
             return left
         self._show_now()
-        return LOOK_SECONDS
+        return UI_LOOK_SECONDS
 
     def close(self) -> None:
-        """Show what the run did last and, if it is done, what it has gained and come to."""
+        """Show what the run did last and, if it is done, its gain and its results."""
         self._show_now()
         if read_facts(self._run).done >= self._steps:
             with _unless_unreadable(self._run, "held-out reward"):
@@ -158,18 +158,18 @@ class PrefectPages(Tracker):
     def _show_now(self) -> None:
         with suppress(*UNREADABLE):  # the run itself says what it cannot read
             said = say_facts(self._run, self._reader.look())
-            rows = [{"what": what, NOW: line} for what, line in said.items()]
+            rows = [{"what": what, NOW_ARTIFACT: line} for what, line in said.items()]
             with _failing():
                 self._now = self._update_now(rows)
 
     def _update_now(self, rows: list[dict[str, str]]) -> UUID:
-        """Show rows in the place of those before; return the artifact."""
+        """Show rows in place of the earlier rows; return the artifact."""
         if self._now is not None:
             with get_client(sync_client=True) as client:
                 client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
             return self._now
         words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
-        key = artifact_key(self._run.name, NOW)
+        key = artifact_key(self._run.name, NOW_ARTIFACT)
         made = create_table_artifact(rows, key=key, description=words)
         assert isinstance(made, UUID)
         return made
@@ -182,7 +182,7 @@ def publish_evaluations(run: RunFolder, tag: str) -> None:
         tag_flow_run(tag)
         _create_evaluations(run)
 
-    publish_beside(NAME, publish)
+    publish_beside(UI_NAME, publish)
 
 
 def publish_stages(run: RunFolder) -> None:
@@ -194,12 +194,12 @@ def publish_stages(run: RunFolder) -> None:
         return f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({run.report})"
 
     words = f"What the runs of {run.name} have come to"
-    publish_beside(NAME, partial(_create_markdown, run, "stages", describe, words))
+    publish_beside(UI_NAME, partial(_create_markdown, run, "stages", describe, words))
 
 
 def publish_tag(tag: str) -> None:
     """Give the flow run a tag, which the list of runs shows."""
-    publish_beside(NAME, partial(tag_flow_run, tag))
+    publish_beside(UI_NAME, partial(tag_flow_run, tag))
 
 
 def write_run_report(run: RunFolder) -> None:
@@ -221,7 +221,7 @@ def _failing() -> Iterator[None]:
 
 @contextmanager
 def _unless_unreadable(run: RunFolder, what: str) -> Iterator[None]:
-    """Say by a warning that a damaged file keeps one of the pages from being made."""
+    """Warn if a damaged file keeps a page from being made."""
     try:
         yield
     except UNREADABLE as error:
@@ -283,15 +283,14 @@ def describe_curves(run: RunFolder) -> str:
 
 
 DIVERGENCES = ("kl_reference_v1", "teacher/kl", "kl_sample_train_v1")
-"""Metrics of a divergence, of which a table has the first that there is."""
+"""Metrics of a divergence; a table has the first of them that the run has."""
 
 
 def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
     """Return the metrics of a run that one reads first, a row a step; a column has some value.
 
-    The held-out reward or loss is that of the checkpoint which the step made. Entropy and KL are
-    those of the main policy, the KL to the reference or, without one, to the teachers, or else to
-    the weights that sampled.
+    The held-out reward or loss belongs to the checkpoint which the step made. Entropy and KL are
+    measured on the main policy; KL is the first of DIVERGENCES that the run has.
     """
     facts = read_facts(run)
     held_out, tokens = facts.held_out.by_step, facts.tokens
@@ -337,7 +336,7 @@ def describe_evaluations(run: RunFolder) -> str:
 
 
 def tag_flow_run(tag: str) -> None:
-    """Give the current flow run a tag, in place of one that begins with the same word."""
+    """Give the current flow run a tag, in place of a tag that begins with the same word."""
     if (id := flow_run.id) is None:
         return
     with _failing(), get_client(sync_client=True) as client:
@@ -349,7 +348,7 @@ def tag_flow_run(tag: str) -> None:
 
 
 def describe_transcripts(run: RunFolder, step: int) -> str:
-    """Tell rollouts of a step word for word, without the greedy ones of a baseline."""
+    """Tell rollouts of a step word for word, without a baseline's greedy rollouts."""
     played = [batch for batch in batches_of(run, step) if parse_batch(batch).split != BASELINE]
     return transcripts([run.spans(batch) for batch in played])
 

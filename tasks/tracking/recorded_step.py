@@ -1,29 +1,35 @@
-"""A step's files → what trackers are sent of it."""
+"""A step's files → what trackers are sent: metrics, calls, and tables of rollouts or texts."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapters.calls import POLICY
+from adapters.tinker.token_texts import Decode, find_decoder
 from adapters.tracking.tracker import Row, SavedWeights, TrackedCall
+from tasks.algorithm.preferences import CHOSEN, REJECTED, SIDES, Pairs, Side, find_preference
 from tasks.checkpoints import Ledger
+from tasks.metrics import DATUM_LOGPROBS
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import Metrics, read_metrics
 from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
-from tasks.storage.checksums import verified
-from tasks.storage.files import is_written
+from tasks.storage.files import is_written, read_json, verified
+from tasks.storage.manifest import recipe_of
 from tasks.storage.names import BASELINE, parse_batch, parse_rollout, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, select
-from tasks.tracking.given_step import read_given
+from tasks.storage.tables import query_beside, read_table, select
 
 QUERY = query_beside(__file__)
 
-SPLITS = {"sampled": "test", "greedy": "greedy"}
+SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""
 
 LONGEST_TEXT = 2000
@@ -47,19 +53,19 @@ class RecordedStep:
         return self.number - self.lag
 
     def metrics(self) -> Metrics:
-        """Return the metrics of the step, none if it is no step of training."""
+        """Return the metrics of the step; {} if it is no step of training."""
         found = read_metrics(self.run.metrics)[self.number :]
         return {name: value for name, value in found[0].items() if name != "step"} if found else {}
 
     def scores(self) -> Metrics:
-        """Return the scores of the checkpoint, none if it was not evaluated."""
+        """Return the scores of the checkpoint; {} if it was not evaluated."""
         if not is_written(self._evaluation):
             return {}
         scores = read_evaluation(self._evaluation)
         return {
             name: value
             for how, score in scores.items()
-            for name, value in score.metrics(SPLITS.get(how, how)).items()
+            for name, value in score.metrics(SPLIT_BY_SAMPLING.get(how, how)).items()
         }
 
     def seconds(self) -> float:
@@ -68,7 +74,7 @@ class RecordedStep:
         return (updates if is_written(updates) else self._evaluation).stat().st_mtime
 
     def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
-        """Return tables of at most so many rollouts, from the worst reward to the best.
+        """Return at most `most` rollouts a table, from the worst reward to the best.
 
         A step of texts or pairs has a table of these, if its tokenizer is on this machine.
         """
@@ -78,7 +84,7 @@ class RecordedStep:
             name: [*map(_row, _ranked(read_transcripts(spans)))]
             for name, spans in self._batches.items()
         }
-        found |= read_given(self.run, self.number)
+        found |= given_tables(self.run, self.number)
         return {name: [*map(_cut, _spread(rows, most))] for name, rows in found.items() if rows}
 
     def weights(self) -> list[SavedWeights]:
@@ -107,19 +113,19 @@ class RecordedStep:
         trained = [b for b in batches_of(self.run, self.number) if parse_batch(b).split != BASELINE]
         found = {"rollouts": [self.run.spans(batch) for batch in trained]}
         if is_written(self._evaluation):
-            for split in SPLITS.values():
+            for split in SPLIT_BY_SAMPLING.values():
                 shard = shard_name(split, self.checkpoint)
                 found[f"{split}/rollouts"] = self.run.sealed(shard)
         return {name: paths for name, paths in found.items() if paths}
 
 
 def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
-    """Return rollouts in order: those that failed come first, then they rise in reward."""
+    """Sort rollouts: failed rollouts come first, then the others by their reward, rising."""
     return sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
 
 
 def _spread(ranked: Sequence[Row], most: int) -> Sequence[Row]:
-    """Return at most so many, evenly from the first to the last."""
+    """Return at most `most` rows, evenly spread from the first to the last."""
     if len(ranked) <= most:
         return ranked
     last = len(ranked) - 1
@@ -163,3 +169,81 @@ def _call(row: Mapping[str, Any]) -> TrackedCall:
         messages=row["messages"] or "",
         reply=row["reply"] or "",
     )
+
+
+def given_tables(run: RunFolder, step: int) -> dict[str, list[Row]]:
+    """Return the texts of a step from the lowest loss to the highest, or its pairs by margin.
+
+    There is no table if a policy sampled the step's datums, or without a tokenizer.
+    """
+    datums, update = run.datums(POLICY, step), run.update(POLICY, step)
+    if not (is_written(datums) and is_written(update)):
+        return {}
+    logprobs: list[float] = read_json(update).get(DATUM_LOGPROBS, [])
+    recipe = recipe_of(run)
+    decode = find_decoder(recipe["model"]["base"])
+    if not logprobs or decode is None:
+        return {}
+    rows = [
+        {**row, "log_p": log_p, "trained": sum(row["mask"])}
+        for row, log_p in zip(read_table(datums).to_pylist(), logprobs, strict=True)
+    ]
+    if "pair" in rows[0]:
+        pairs = _pairs(rows, recipe["preference"]["loss"], decode)
+        return {"pairs": sorted(pairs, key=_by("margin"))}
+    return {"texts": sorted((_text(row, decode) for row in rows), key=_by("loss"))}
+
+
+def _by(column: str) -> Callable[[Row], float]:
+    return lambda row: float(row[column] or 0)
+
+
+def _text(row: Mapping[str, Any], decode: Decode) -> Row:
+    prompt, trained = _split(row, decode)
+    weights = np.array(row["advantages"]) * row["mask"]
+    loss = -row["log_p"] / float(weights.sum())
+    return {"text": row["rollout_id"], "prompt": prompt, "trained": trained, "loss": loss}
+
+
+def _pairs(rows: Sequence[dict[str, Any]], loss: str, decode: Decode) -> list[Row]:
+    """Return a row a pair: both sides, their log-probabilities and the reference's, the margin."""
+    sides: dict[int, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        row["log_ref"] = float(np.dot(row["mask"], row["references"]))
+        sides[row["pair"]][row["side"]].append(row)
+    chosen, rejected, mismatched = (
+        Side(
+            *(
+                np.array([sum(row[name] for row in of[side]) for of in sides.values()], float)
+                for name in ("log_p", "log_ref", "trained")
+            )
+        )
+        for side in range(len(SIDES))
+    )
+    margins = find_preference(loss).margins(Pairs(chosen, rejected, mismatched))
+    return [
+        _pair(of, float(margin), decode) for of, margin in zip(sides.values(), margins, strict=True)
+    ]
+
+
+def _pair(of: Mapping[int, Sequence[dict[str, Any]]], margin: float, decode: Decode) -> Row:
+    given = {side: of[SIDES.index(side)] for side in (CHOSEN, REJECTED)}
+    first = next(rows[0] for rows in given.values() if rows)
+    row: dict[str, str | float | None] = {"pair": first["group_id"]}
+    row["prompt"] = _split(first, decode)[0]
+    for side, rows in given.items():
+        row[side] = "\n".join(_split(one, decode)[1] for one in rows) or None
+    row["margin"] = margin
+    for side, rows in given.items():
+        row[f"{side} log p"] = sum(one["log_p"] for one in rows) if rows else None
+        row[f"{side} reference"] = sum(one["log_ref"] for one in rows) if rows else None
+    return row
+
+
+def _split(row: Mapping[str, Any], decode: Decode) -> tuple[str, str]:
+    """Return the text before the first trained token, and the trained parts behind it."""
+    mask, tokens = row["mask"], [row["tokens"][0], *row["targets"]]
+    first = mask.index(1) + 1
+    runs = groupby(range(first, len(tokens)), lambda at: mask[at - 1])
+    parts = [decode([tokens[at] for at in run]) if trained else " … " for trained, run in runs]
+    return decode(tokens[:first]), "".join(parts).removesuffix(" … ")

@@ -1,10 +1,11 @@
-"""A run's files → its trackers, each of which a thread of its own keeps up with the run."""
+"""The trackers of a run: a recipe chooses them, and a thread for each sends it the run's files."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -12,17 +13,27 @@ from typing import Self
 import duckdb
 
 from adapters.errors import UserError
-from adapters.tracking.tracker import Tracker, TrackerFailed
+from adapters.tracking.mlflow import MlflowTracker
+from adapters.tracking.opentelemetry import OpenTelemetryTracker
+from adapters.tracking.tracker import TrackedRun, Tracker, TrackerFailed
+from adapters.tracking.wandb import WandbTracker
 from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Tracking
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.recorded_step import RecordedStep
+
+OpenTracker = Callable[[TrackedRun], Tracker]
+
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+LIBRARIES = {"project": "wandb", "experiment": "mlflow", "opentelemetry": EXPORTER}
+"""Key of `tracking` → the library that it needs."""
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""
 STOPPED_SECONDS = 5.0
-"""Seconds for which a run that an error ends does."""
+"""Seconds for which a run that an error ends waits."""
 
-FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
+TRACKING_FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
 """Errors of trackers, and of files that cannot be read."""
 
 log = logging.getLogger(__name__)
@@ -31,9 +42,9 @@ log = logging.getLogger(__name__)
 class RunTracking:
     """Trackers of a run while it is open.
 
-    They are opened when the run is first followed, and are sent what its files say and they do not
-    have: a run that goes on after a crash, or is a fork, is whole in each of them. A tracker that
-    fails is tried again after the next step; one warning says so, and the run needs none of them.
+    They are opened when the run is first followed. Each is sent what it lacks of the run's files,
+    so that a run that goes on after a crash, or is a fork, is whole in each tracker. A tracker that
+    fails is tried again after the next step; one warning says so, and the run needs no tracker.
     """
 
     def __init__(
@@ -106,9 +117,9 @@ class _Tracked:
 
 
 class Follower:
-    """A thread beside a run that publishes something of it, and never stops it.
+    """A thread that publishes something of a run, and never stops the run.
 
-    It publishes whenever it is woken, and when the seconds have passed that `publish` returns.
+    It publishes whenever it is woken, and after the seconds that `publish` returns.
     """
 
     def __init__(self, name: str, publish: Callable[[bool], float | None]) -> None:
@@ -131,7 +142,7 @@ class Follower:
         self._woken.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end, but no longer than so many seconds."""
+        """Wait for the end, but at most `seconds`."""
         if self._thread.is_alive():
             self._thread.join(seconds)
             if self._thread.is_alive():
@@ -146,7 +157,7 @@ class Follower:
             ended = self._ended.is_set()
             try:
                 seconds = self._publish(ended)
-            except FAILURES as error:
+            except TRACKING_FAILURES as error:
                 self._tell(f"{error}")
 
     def _tell(self, why: str) -> None:
@@ -166,3 +177,32 @@ def publish_beside(name: str, publish: Callable[[], None]) -> None:
     follower.end()
     follower.wake()
     follower.wait(LAST_SECONDS)
+
+
+def tracker_openers(chosen: Tracking) -> Mapping[str, OpenTracker]:
+    """Map the name of each chosen tracker to what opens a run in it."""
+    openers: dict[str, OpenTracker] = {}
+    if chosen.project is not None:
+        openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts)
+    if chosen.experiment is not None:
+        openers["MLflow"] = partial(MlflowTracker, chosen.experiment)
+    if chosen.opentelemetry is not None:
+        openers["OpenTelemetry"] = partial(OpenTelemetryTracker, chosen.opentelemetry == "messages")
+    return openers
+
+
+def check_trackers(chosen: Tracking) -> None:
+    """Refuse (UserError) a tracker whose library, which is not imported, is not installed."""
+    for key, library in LIBRARIES.items():
+        if getattr(chosen, key) is not None and not _is_installed(library):
+            raise UserError(
+                f"the recipe has tracking.{key}, and {library} is not installed: "
+                f"`pip install 'ratchet-rl[tracking]'`, or leave tracking.{key} empty"
+            )
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # a package that it lies in
+        return False

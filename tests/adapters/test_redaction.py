@@ -11,7 +11,7 @@ from adapters.errors import UserError
 from adapters.redaction import public
 from adapters.yaml_text import read_yaml, write_yaml
 from flows.recipe.loading import changed_recipe, recipe_options
-from tasks.storage.keys import merge, nest
+from tasks.storage.dotted_keys import merge_values, nest_value
 from tests.support.processes import ROOT
 
 DEPLOYMENTS = read_yaml((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
@@ -58,7 +58,10 @@ def test_no_refusal_of_a_recipe_shows_a_secret_wherever_it_is_written(data: st.D
     given_by_set = [
         f"{key}={value if isinstance(value, str) else write_yaml(value, in_one_line=True)}"
     ]
-    for recipe, overrides in ((merge(HELLO, nest(key, value)), ()), (HELLO, given_by_set)):
+    for recipe, overrides in (
+        (merge_values(HELLO, nest_value(key, value)), ()),
+        (HELLO, given_by_set),
+    ):
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("JUDGE_API_KEY", "of the environment")
             try:
@@ -72,7 +75,7 @@ def test_no_refusal_of_a_recipe_shows_a_secret_wherever_it_is_written(data: st.D
 @pytest.mark.parametrize("key", ["api_key", "judge.password", "tracking.token", "rollouts.secret"])
 def test_the_value_of_a_key_that_is_named_like_a_secret_is_not_quoted(key: str) -> None:
     with pytest.raises(UserError, match=key.rpartition(".")[2]) as refused:
-        changed_recipe(merge(HELLO, nest(key, "hunter2")))
+        changed_recipe(merge_values(HELLO, nest_value(key, "hunter2")))
     assert "hunter2" not in str(refused.value)
 
 

@@ -95,7 +95,7 @@ REFUSED = {
     "a merge of text": ("<<: text", "<< merges a value that has no keys"),
     "a tab": ("a:\n\t- b", "line 2, column 1: found character"),
     "NUL": ('a: "\\0"', "a text holds NUL"),
-    "a control character": ("a: \x01", "letter 4 is none of YAML"),
+    "a control character": ("a: \x01", "letter 4 is not allowed in YAML"),
     "half a letter": ("a: \udc80", "half a letter"),
 }
 

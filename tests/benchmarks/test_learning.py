@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pictures.learning import draw, read_curve
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.scores import SCORES
 from tasks.recording.step_log import record_metrics
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 
@@ -24,7 +24,9 @@ def learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
             seconds = {"seconds/sampling": 40.0, "seconds/training": 20.0}
             record_metrics(run.metrics, step, {"reward/mean": reward, **seconds})
         for step, rewards in {0: [0.0, 0.0], 2: [0.0, 1.0]}.items():
-            scores = score([ScoredRollout(f"group {at}", won) for at, won in enumerate(rewards)])
+            scores = score_outcomes(
+                [ScoredRollout(f"group {at}", won) for at, won in enumerate(rewards)]
+            )
             scored = SCORES.dump_python({"sampled": scores}, mode="json")
             write_json(run.evaluation(f"{step:05d}"), scored)
     return run

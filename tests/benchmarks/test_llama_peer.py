@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.engine.llama.process import PYTHON, Limits, Llama, start_llama
 from benchmarks.engine.llama.weights import write_gguf
-from engine.__main__ import SHIPPED
-from engine.model.base_models import find
+from engine.model.base_models import TINY_CHAT, find
 from engine.model.language_model import LanguageModel
 from engine.sampling.requests import SampleRequest
 from engine.sampling.scheduler import Scheduler
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(params=["Qwen3", "Llama"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "Qwen3":
-        return find(SHIPPED).folder
+        return find(TINY_CHAT).folder
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1024,

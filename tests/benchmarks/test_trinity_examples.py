@@ -7,7 +7,7 @@ import pytest
 
 from adapters.yaml_text import read_yaml, write_yaml
 from benchmarks.peers.trinity_examples import main
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge_values
 from tests.support.processes import ROOT
 
 CONFIG = read_yaml((ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def test_the_table_says_of_each_file_what_becomes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, (changes, _) in FILES.items():
-        (tmp_path / f"{name}.yaml").write_text(write_yaml(merge(CONFIG, changes)))
+        (tmp_path / f"{name}.yaml").write_text(write_yaml(merge_values(CONFIG, changes)))
     monkeypatch.setattr("sys.argv", ["trinity_examples", str(tmp_path)])
     main()
     table = capsys.readouterr().out

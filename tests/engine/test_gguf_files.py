@@ -14,7 +14,7 @@ import pytest
 
 from durable.files import PARTIAL
 from engine.errors import RequestRefused
-from engine.model.gguf_files import LOCK, prepare_gguf
+from engine.model.base_models import LOCK, prepare_gguf
 from tests.support.gguf_models import write_gguf
 
 LIMIT_SECONDS = 120

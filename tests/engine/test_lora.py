@@ -3,8 +3,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import RequestRefused
-from engine.model.attention import SequenceAttention
-from engine.model.forward_pass import BasePass
+from engine.model.attention import BasePass, SequenceAttention
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.training.trainer import TrainingPass

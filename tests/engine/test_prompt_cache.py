@@ -11,8 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.sampling.decoder import Decoder
-from engine.sampling.kv_cache import Pool
-from engine.sampling.prompt_cache import BLOCK, PromptCache
+from engine.sampling.kv_cache import BLOCK, Pool, PromptCache
 from engine.sampling.requests import SampleRequest, SampleResult
 from tests.engine.test_sampling import VOCABULARY, Asked, bits, network
 

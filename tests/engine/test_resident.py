@@ -3,7 +3,7 @@
 import torch
 
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.resident_weights import ALWAYS_KEPT, ResidentWeights
+from engine.sampling.scheduler import ALWAYS_KEPT, ResidentWeights
 
 
 def weights(size: int = 256) -> LoraWeights:

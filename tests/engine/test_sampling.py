@@ -14,9 +14,8 @@ from engine.model.lora import LoraConfig, LoraWeights
 from engine.model.workers import Workers
 from engine.randomness import stream_keys, uniforms
 from engine.sampling import decoder
-from engine.sampling.decoder import Decoder
+from engine.sampling.decoder import Decoder, choose_tokens
 from engine.sampling.requests import SampleRequest, SampleResult, check_request
-from engine.sampling.token_choice import choose_tokens
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import Trainer
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.training import target_logprobs
-from engine.training.target_logprobs import compute_target_logprobs
+from engine.training import trainer
+from engine.training.trainer import compute_target_logprobs
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -15,7 +15,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_values_and_gradients_have_the_bits_of_torchs_own_operations(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(target_logprobs, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(trainer, "LOGITS_AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(1)
     shapes = ((4,), (7, 3), (1, 1), (9,))
     targets = [torch.rand(shape[0], 50, generator=generator).argsort(1) for shape in shapes]

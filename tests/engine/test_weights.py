@@ -8,7 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from engine.errors import RequestRefused
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.weight_files import load_lora, load_optimizer, save_lora, save_optimizer
+from engine.state.checkpoints import load_lora, load_optimizer, save_lora, save_optimizer
 from engine.training.trainer import Trainer
 
 

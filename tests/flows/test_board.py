@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 from adapters.network.app_server import AppServer
 from flows.server.board import COOKIE, SentHeaders, board_app
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.step_log import record_metrics
 from tasks.reports.page import render_report
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import (
@@ -95,7 +95,7 @@ def failed(error: str) -> dict:
 
 def evaluate(run: RunFolder, step: int, *rewards: float) -> None:
     """Record a held-out evaluation: its scores, and the rollouts that they are of."""
-    scored = score([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
+    scored = score_outcomes([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
     write_json(run.evaluation(f"{step:05d}"), {"sampled": scored.model_dump(mode="json")})
     spans = []
     for k, reward in enumerate(rewards):

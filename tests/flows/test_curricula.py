@@ -25,7 +25,7 @@ from tasks.examples.curricula import Curriculum, Order, rank_by_reward, read_exa
 from tasks.examples.reading import DatasetError, Example, Source
 from tasks.recording.journal import seal
 from tasks.recording.spans import Span
-from tasks.shards import choose, read_shard
+from tasks.shards import choose_examples, read_shard
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
@@ -46,7 +46,7 @@ def series(order: Order, count: int, *difficulties: float) -> list[int]:
     """Return the ids of the first `count` examples that steps of one example draw."""
     curriculum = Curriculum(order, "d" if order == "easy_to_hard" else None)
     rows = examples(*difficulties)
-    return [choose(rows, 0, step, 1, curriculum)[0]["example_id"] for step in range(count)]
+    return [choose_examples(rows, 0, step, 1, curriculum)[0]["example_id"] for step in range(count)]
 
 
 def test_a_sequential_order_is_that_of_the_file_pass_after_pass() -> None:
@@ -72,7 +72,7 @@ def test_every_example_is_drawn_once_a_pass(
     order: Order, difficulties: list[float], turn: int, seed: int
 ) -> None:
     rows, curriculum = examples(*difficulties), Curriculum(order, "d")
-    drawn = choose(rows, seed, turn, len(rows), curriculum)
+    drawn = choose_examples(rows, seed, turn, len(rows), curriculum)
     assert sorted(row["example_id"] for row in drawn) == [*range(len(rows))]
 
 

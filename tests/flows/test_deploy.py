@@ -13,7 +13,7 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.loading import RecipeError, find_deployment
-from flows.server.deployments import AUTOMATION, OURS
+from flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
   - name: nightly
@@ -83,7 +83,9 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
 
 def test_the_automation_is_for_every_flow() -> None:
     texts = [file.read_text() for file in (Path(__file__).parents[2] / "flows").rglob("*.py")]
-    assert {name for text in texts for name in re.findall(r'@flow\(name="(.+?)"', text)} == {*OURS}
+    assert {name for text in texts for name in re.findall(r'@flow\(name="(.+?)"', text)} == {
+        *FLOW_NAMES
+    }
 
 
 @pytest.mark.story

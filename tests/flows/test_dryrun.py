@@ -14,17 +14,18 @@ from typer.testing import CliRunner
 from adapters.process.terminal import hanging
 from flows.cli.commands import app
 from flows.cli.dry_recipes import OfflineError, shrink, take_offline
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import build_datums
-from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe, read_kept_tokens
+from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
 from tasks.rewards import compute_rewards
-from tasks.storage.tables import write
+from tasks.settings.algorithm import CreditAssignment
+from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
+from tests.support.credited import credited
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed
 
 ROOT = Path(__file__).parents[2]
-CENTRED = CreditAssignment("centred", min_group_size=2)
+CENTRED = credited("centred", min_group_size=2)
 EXAMPLE = {"attributes": {"example_id": 0, "example": {}}}
 CALL = said("?", "yes")
 
@@ -77,7 +78,7 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     reply = {"role": "assistant", "content": "", "tool_calls": calls}
     failed = [rollout(k, ended(None, LONG) | example) for k in (0, 1)]
     won = rollout(2, said("?", "", reply=reply), ended(1.0) | example)
-    text = describe([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED)
+    text = describe_dryrun([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED)
     shown = hanging(f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}")
     assert text.count(shown) == text.count(LONG.splitlines()[-1]) == 1
     assert 'policy answered: search({"q": "x"})' in text
@@ -93,9 +94,9 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
         *(folder / f"{name}.parquet" for name in ("trajectories", "rewards", "datums"))
     )
     assemble_trajectories.make(of.trajectories, [spans])
-    compute_rewards.make(of.rewards, of.trajectories, credit.rewards_query)
+    compute_rewards.make(of.rewards, of.trajectories, credit.algorithm.rewards)
     build_datums.make(of.datums, of.trajectories, of.rewards, credit)
-    report = describe([spans], {"policy": of}, credit)
+    report = describe_dryrun([spans], {"policy": of}, credit)
     return report.partition("# datums\n\n")[2].partition("\n\n#")[0]
 
 
@@ -115,7 +116,7 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
         (
             (1.0, 0.0),
             CALL,
-            {"rewards_query": "select rollout_id, role, reward from rewards where reward > 9"},
+            {"rewards": "select rollout_id, role, reward from rewards where reward > 9"},
             "algorithm.rewards left all out",
         ),
         ((0.0, 0.0), CALL, {"advantage": "none"}, "every advantage (r) is zero"),
@@ -126,7 +127,7 @@ def test_a_dry_run_without_datums_says_why(
 ) -> None:
     rollouts = [rollout(k, call, ended(r) | EXAMPLE) for k, r in enumerate(rewards)]
     credit = {"advantage": "centred", "min_group_size": 2} | credit
-    said = learn(tmp_path, CreditAssignment(**credit), *rollouts)
+    said = learn(tmp_path, credited(**credit), *rollouts)
     assert said == f"the policy would learn nothing: {why}"
 
 
@@ -201,7 +202,7 @@ def test_the_turns_that_kept_their_tokens_are_counted(tmp_path: Path) -> None:
         trajectory("policy", 2, "unknown", [0, 1]),  # one that did not, and one that did
         trajectory("answerer", 9, "new", [0, 0]),
     ]
-    path = write(pa.Table.from_pylist(made), tmp_path / "trajectories.parquet")
+    path = write_table(pa.Table.from_pylist(made), tmp_path / "trajectories.parquet")
     (kept,) = read_kept_tokens(path)
     assert kept == KeptTokens("policy", turns=4, kept=3, not_kept={"unknown": 1})
     assert str(kept) == (

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from adapters.calls import POLICY
-from tasks.recording.spans import SCHEMA
+from tasks.recording.spans import SPAN_SCHEMA
 from tasks.recording.step_log import read_metrics
 from tasks.rollouts import Yield, measure_yield
 from tasks.shards import read_shard
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read, write
+from tasks.storage.tables import read_table, write_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
@@ -48,7 +48,7 @@ def test_groups_with_unequal_rewards_teach_and_calls_that_ended_are_counted(tmp_
         *(reward("d-00", 1.0), call("d-01", 1), reward("d-01", 1.0)),
         span("d-01", "credit", role="measure/x", reward=0.2),
     ]
-    path = write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "spans.parquet")
+    path = write_table(pa.Table.from_pylist(rows, schema=SPAN_SCHEMA), tmp_path / "spans.parquet")
     assert measure_yield([path]) == Yield(teaching_groups=2, calls=6)
 
 
@@ -72,7 +72,7 @@ def test_a_step_plays_rounds_until_enough_groups_teach(whole: RunFolder) -> None
         before = measure_yield(batches[: 2 * (count - 1)]).teaching_groups if count > 1 else 0
         assert before < RECIPE.rollouts.groups, "the last round was needed"
         assert teaching >= RECIPE.rollouts.groups or count == RECIPE.rollouts.rounds
-        groups = {*read(whole.datums(POLICY, step), ["group_id"])["group_id"].to_pylist()}
+        groups = {*read_table(whole.datums(POLICY, step), ["group_id"])["group_id"].to_pylist()}
         assert len(groups) == teaching, "every group that teaches is trained"
     metrics = read_metrics(whole.metrics)
     assert [row["groups"] for row in metrics] == [4 * count for count in rounds]

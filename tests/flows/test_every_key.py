@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe.presets import PRESETS
 from flows.recipe.recipe import Recipe
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Number
 from tasks.datums import to_datums
-from tasks.references import SCHEMA as REFERENCES
+from tasks.references import REFERENCE_SCHEMA as REFERENCES
+from tasks.settings.presets import PRESETS
 from tasks.settings.section import TABLES
-from tasks.storage.keys import find, flatten, merge, nest
+from tasks.storage.dotted_keys import find_value, flatten, merge_values, nest_value
 from tests.support.credited import build
 from tests.support.runs.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table
@@ -175,12 +175,12 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "fixed": {"algorithm": {"aggregation": "fixed", "divisor": 3.0}},
     "project": {"tracking": {"project": "demo"}},
     "kl": KL,
-    "kl in reward": merge(KL, {"algorithm": {"kl": {"placement": "reward"}}}),
+    "kl in reward": merge_values(KL, {"algorithm": {"kl": {"placement": "reward"}}}),
     "teacher": TEACHER,
     "teachers": TEACHERS,
-    "jsd": merge(TEACHER, {"algorithm": {"teacher": {"divergence": "jsd"}}}),
+    "jsd": merge_values(TEACHER, {"algorithm": {"teacher": {"divergence": "jsd"}}}),
     "expert": EXPERT,
-    "falling share": merge(
+    "falling share": merge_values(
         EXPERT, {"algorithm": {"expert": {"final_share": 0.01, "decay_steps": 2}}}
     ),
     "judge": {"judge": {"agent": "some_judge"}},
@@ -218,7 +218,7 @@ def recipe_of(context: Mapping[str, Any], *changes: Mapping[str, Any]) -> Recipe
     """Make a small recipe of a context, and of changes over it."""
     base = small_recipe(steps=STEPS).model_dump(exclude_unset=True)
     for change in (context, *changes):
-        base = merge(base, change)
+        base = merge_values(base, change)
     return Recipe.model_validate(base)
 
 
@@ -281,7 +281,7 @@ def trained(recipe: Recipe) -> list[Any]:
 def trained_by(text: str) -> list[Any]:
     recipe = Recipe.model_validate_json(text)
     credit, method = recipe.credit(), recipe.update_method()
-    scored = {penalty.source: references() for penalty in credit.penalties}
+    scored = {penalty.source: references() for penalty in credit.algorithm.penalties()}
     batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
     loss = method.terms(0)[0].service_loss()
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
@@ -299,10 +299,10 @@ def consumed(recipe: Recipe, key: str) -> Any:
     """Return what a run reads of the section of a key."""
     values, section = recipe.model_dump(mode="json"), key.partition(".")[0]
     if key in OF_REFERENCES:
-        return find(values, key), recipe.credit().penalties
+        return find_value(values, key), recipe.algorithm.penalties()
     if key.startswith("algorithm.expert."):
         expert = recipe.algorithm.expert
-        return find(values, key), expert.term(), expert.drawing(recipe.seed)
+        return find_value(values, key), [*map(expert.share_at, range(recipe.steps))]
     if section == "algorithm":
         return trained(recipe)
     steps = range(recipe.steps)
@@ -314,7 +314,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         datums = [[asked.datums for asked in of_step] for of_step in passes]
         return requests, datums
     if section in ("evaluation", "checkpoints"):
-        due = [find(values, section), getattr(recipe, section).due]
+        due = [find_value(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]
     if section == "judge":
         return values["judge"], recipe.judge.sampling()
@@ -323,14 +323,14 @@ def consumed(recipe: Recipe, key: str) -> Any:
         played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
-    return recipe.train_split(), recipe.policies(), find(values, key)
+    return recipe.train_split(), recipe.policies(), find_value(values, key)
 
 
 def test_each_leaf_of_the_recipe_is_tried_with_a_value_that_is_not_its_default() -> None:
     keys = {*leaves(Recipe)}
     assert keys - {*TABLES} == OTHERS.keys() - {*TABLES}
     plain = small_recipe(steps=STEPS).model_dump()
-    assert not [key for key in OTHERS if find(plain, key) in OTHERS[key]]
+    assert not [key for key in OTHERS if find_value(plain, key) in OTHERS[key]]
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -340,9 +340,9 @@ def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its
     base = recipe_of(CONTEXTS[context])
     for key, others in OTHERS.items():
         for other in others:
-            if find(base.model_dump(), key) == other:
+            if find_value(base.model_dump(), key) == other:
                 continue
-            changed = recipe_or_refusal(CONTEXTS[context], nest(key, other))
+            changed = recipe_or_refusal(CONTEXTS[context], nest_value(key, other))
             if isinstance(changed, str):
                 keys = (
                     [*flatten(PRESETS[other].values, TABLES)]
@@ -365,7 +365,7 @@ def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() 
     base = recipe_of({})
     for key, others in OTHERS.items():
         try:
-            changed = recipe_of({}, nest(key, others[0]))
+            changed = recipe_of({}, nest_value(key, others[0]))
         except ValidationError:
             continue
         unbound = key in base.changes_no_result()

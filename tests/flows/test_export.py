@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 
 import flows.export
 from adapters.errors import UserError
-from adapters.tinker.model_files import read_licence
+from adapters.tinker.bases import read_licence
 from adapters.weights.network import merge
 from flows.cli.commands import app
 from flows.export import ExportForm, export
 from flows.runtime.serving import find_weights, serve_model
-from tasks.exports.card import Exported
-from tasks.exports.parity import ExportRefused, Parity
+from tasks.reports.exports import Exported, ExportRefused, Parity
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of

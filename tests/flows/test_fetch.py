@@ -26,7 +26,7 @@ from adapters.tinker import bases
 from adapters.tinker.engines import engines_kept
 from adapters.tinker.known_models import KNOWN, KnownModel, largest_file
 from engine.model import base_models
-from engine.model.gguf_files import prepare_gguf
+from engine.model.base_models import prepare_gguf
 from flows.cli.commands import app
 from tests.support.gguf_models import write_gguf
 

@@ -14,7 +14,7 @@ from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.recording.step_log import read_metrics
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge_values
 from tests.flows.test_presets import TRINITY
 from tests.support.runs.small_recipe import DISTILLED
 
@@ -30,7 +30,7 @@ def imported(*overrides: str, **changes: Any) -> Recipe:
 
 
 def text_of(*overrides: str, **changes: Any) -> str:
-    values = merge(read_yaml(CONFIG), changes)
+    values = merge_values(read_yaml(CONFIG), changes)
     return import_trinity("trinity.yaml", write_yaml(values), [*OURS, *overrides])
 
 
@@ -69,7 +69,7 @@ def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_exp
         "dual_clip",
         "rollout_mean",
     )
-    assert made.kl.penalty() is None
+    assert made.kl.coefficient == 0
 
 
 def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does() -> None:
@@ -131,7 +131,7 @@ def test_the_environment_is_read_and_other_interpolations_are_refused(
     monkeypatch.setenv("MODEL", "some/model")
     monkeypatch.delenv("NOWHERE", raising=False)
     assert imported(model={"model_path": "${oc.env:MODEL}"}).model.base == "local/tiny-chat"
-    values = merge(read_yaml(CONFIG), {"model": {"model_path": "${oc.env:MODEL}"}})
+    values = merge_values(read_yaml(CONFIG), {"model": {"model_path": "${oc.env:MODEL}"}})
     assert '  base: "some/model"  #' in import_trinity("t.yaml", write_yaml(values))
     given = read_trinity("f", "project: '${oc.env:NOWHERE,./here}/runs'")
     assert given.get("project") == "./here/runs"
@@ -150,7 +150,7 @@ def test_a_variable_that_is_not_set_is_a_value_to_give_and_one_of_no_counterpart
         "checkpoint_root_dir": "${oc.env:NOWHERE}",
         "trainer": {"trainer_config": {"critic": {"size": "${trainer.trainer_config.actor.size}"}}},
     }
-    text = write_yaml(merge(read_yaml(CONFIG), values))
+    text = write_yaml(merge_values(read_yaml(CONFIG), values))
     with pytest.raises(ImportRefusal) as refused:
         import_trinity("t.yaml", text)
     for key, ours in (

@@ -17,7 +17,7 @@ from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe
 from tasks.recording.step_log import read_metrics
-from tasks.storage.keys import merge
+from tasks.storage.dotted_keys import merge_values
 from tasks.storage.run_folder import folder_of
 
 DATASETS = Path(__file__).parents[2] / "datasets"
@@ -49,7 +49,9 @@ RFT = {
 
 
 def imported(values: Any, *overrides: str, **changes: Any) -> tuple[str, dict[str, Any]]:
-    text = import_trinity("t.yaml", yaml.safe_dump(merge(values, changes)), [*OURS, *overrides])
+    text = import_trinity(
+        "t.yaml", yaml.safe_dump(merge_values(values, changes)), [*OURS, *overrides]
+    )
     return text, yaml.safe_load(text)
 
 
@@ -82,7 +84,7 @@ def test_columns_of_other_names_are_named(
     algorithm: str, form: dict[str, str], columns: dict[str, str]
 ) -> None:
     _, values = imported(
-        SFT, **merge({"algorithm": {"algorithm_type": algorithm}}, with_rows(**form))
+        SFT, **merge_values({"algorithm": {"algorithm_type": algorithm}}, with_rows(**form))
     )
     expected = {ours: theirs or "response" for ours, theirs in columns.items()}
     assert values["dataset"]["columns"] == expected
@@ -99,7 +101,9 @@ def test_every_answer_is_trained_where_trinity_trains_all_turns_and_all_tokens_b
 def test_whether_the_model_thinks_is_that_of_the_rows_or_else_of_the_model(
     of_rows: bool | None,
 ) -> None:
-    changes = merge({"model": {"enable_thinking": False}}, with_rows(enable_thinking=of_rows))
+    changes = merge_values(
+        {"model": {"enable_thinking": False}}, with_rows(enable_thinking=of_rows)
+    )
     assert imported(SFT, **changes)[1]["model"]["thinking"] is bool(of_rows)
 
 

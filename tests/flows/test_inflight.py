@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from adapters.calls import POLICY
 from adapters.project.modules import load_agent_file
-from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
+from adapters.tinker.service import ServiceFailed
 from benchmarks.interruptions.compare_runs import count_repetitions
 from flows.train import train
 from tasks.recording.step_log import read_metrics

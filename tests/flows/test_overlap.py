@@ -15,8 +15,8 @@ from adapters.calls import POLICY
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
 from adapters.project.modules import load_agent_file
-from adapters.tinker.faults import ServiceRefused
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
+from adapters.tinker.service import ServiceRefused
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
 from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard

@@ -22,7 +22,7 @@ from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
 from tasks.reports.board.runs import list_runs
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.flows.test_train import without_clocks
 from tests.support.runs.two_policies import CHANGES, two_policies
 
@@ -92,7 +92,7 @@ def test_a_policy_moves_only_by_what_its_own_roles_have_earned(run: RunFolder) -
 def test_a_policy_s_datums_are_its_own_roles_and_say_whose_they_are(run: RunFolder) -> None:
     said = {"policy": ("teller", "00001"), "listener": ("listener", "listener@00001")}
     for policy, whose in said.items():
-        rows = read(run.datums(policy, 1)).to_pylist()
+        rows = read_table(run.datums(policy, 1)).to_pylist()
         assert {(row["role"], row["policy_version"]) for row in rows} == {whose}
 
 

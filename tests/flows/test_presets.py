@@ -7,12 +7,12 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.algorithms import describe_presets
-from flows.recipe.algorithm import Algorithm
 from flows.recipe.loading import changed_recipe, named_recipe
-from flows.recipe.presets import PRESETS, describe_preset
 from flows.recipe.recipe import Recipe
+from tasks.settings.algorithm import Algorithm
+from tasks.settings.presets import PRESETS, describe_preset
 from tasks.settings.section import TABLES
-from tasks.storage.keys import flatten, merge
+from tasks.storage.dotted_keys import flatten, merge_values
 from tests.support.runs.small_recipe import small_recipe, taught
 
 TRINITY = [
@@ -72,7 +72,7 @@ def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
     }
     plain = small_recipe(algorithm=taught_by)
     values = plain.model_dump(exclude_unset=True)
-    spelt_out = Recipe.model_validate(merge(values, PRESETS[name].values))
+    spelt_out = Recipe.model_validate(merge_values(values, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()
 
 
@@ -99,7 +99,7 @@ def test_the_settings_of_another_loss_are_not_the_preset_s() -> None:
 @pytest.mark.parametrize("off", [0, 0.0, "0", "0.00"])
 def test_a_preset_s_penalty_can_be_switched_off(off: object) -> None:
     recipe = small_recipe(algorithm={"preset": "rloo", "kl": {"coefficient": off}})
-    assert recipe.algorithm.kl.penalty() is None
+    assert recipe.algorithm.kl.coefficient == 0
     more = small_recipe(algorithm={"preset": "rloo", "kl": {"coefficient": 0.1}}).algorithm.kl
     assert (more.coefficient, more.placement) == (0.1, "reward")
 

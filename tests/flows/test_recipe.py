@@ -131,7 +131,7 @@ def test_a_quorum_that_does_nothing_is_refused(rollouts: dict[str, object], said
         ),
         (
             {"dataset": {"path": "x.csv", "order": "sequential", "target": 0.7}},
-            "target 0.7 would be ignored by order sequential, which no reward changes",
+            "target 0.7 does nothing with order sequential; give order pass_rate",
         ),
         (
             {

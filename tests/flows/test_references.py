@@ -12,7 +12,7 @@ from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die, die_and_go_on, differences, train_whole
 from tests.support.servers.dying_engine import dying_in_update
@@ -33,9 +33,9 @@ def whole(
 
 def test_the_base_model_gives_what_the_untrained_policy_sampled(whole: RunFolder) -> None:
     for step, apart in ((0, True), (1, False)):
-        trajectories = read(whole.trajectories(POLICY, step))
+        trajectories = read_table(whole.trajectories(POLICY, step))
         columns = arrays(trajectories["logprobs"]), arrays(trajectories["mask"])
-        references = arrays(read(whole.references(POLICY, step))["logprobs"])
+        references = arrays(read_table(whole.references(POLICY, step))["logprobs"])
         differences = [
             np.abs(ours - theirs)[mask != 0].max()
             for ours, mask, theirs in zip(*columns, references, strict=True)
@@ -44,8 +44,11 @@ def test_the_base_model_gives_what_the_untrained_policy_sampled(whole: RunFolder
 
 
 def test_a_tokens_advantage_is_less_by_its_penalty(whole: RunFolder) -> None:
-    trajectories, datums = read(whole.trajectories(POLICY, 1)), read(whole.datums(POLICY, 1))
-    references = read(whole.references(POLICY, 1))
+    trajectories, datums = (
+        read_table(whole.trajectories(POLICY, 1)),
+        read_table(whole.datums(POLICY, 1)),
+    )
+    references = read_table(whole.references(POLICY, 1))
     names = trajectories["rollout_id"].to_pylist()
     for row in datums.to_pylist():
         place = names.index(row["rollout_id"])
@@ -65,7 +68,7 @@ def test_a_penalty_in_the_loss_is_a_pass_of_its_own_which_a_run_that_dies_makes_
         optimizer={"learning_rate": 0.005, "substeps": 2},
     )
     with train_whole(recipe, tmp_path / "whole") as run:
-        datums = read(run.datums(POLICY, 1))
+        datums = read_table(run.datums(POLICY, 1))
         assert "references" in datums.column_names
         assert datums.num_rows == 16, "groups of equal rewards have the penalty too"
     broken = die_and_go_on(recipe, dying_in_update(1), tmp_path / "broken")
@@ -78,12 +81,12 @@ def test_a_checkpoint_of_another_run_stays_the_reference_when_that_run_is_gone(
 ) -> None:
     recipe, root = kept_near("whole@2"), whole.path.parent
     broken = die(recipe, dying_in_update(1), root)
-    first = read(broken.references(POLICY, 0))
+    first = read_table(broken.references(POLICY, 0))
     whole.path.rename(tmp_path / "moved")
     assert not (root / "whole").exists()
     train(recipe, run="broken")
     (tmp_path / "moved").rename(whole.path)
-    assert read(broken.references(POLICY, 0)) == first
+    assert read_table(broken.references(POLICY, 0)) == first
     divergence = [step["kl_reference_v2"] for step in read_metrics(broken.metrics)]
     assert divergence[0] > 1e-4, "the reference has been trained, and the policy has not"
 

@@ -8,7 +8,7 @@ from adapters.calls import POLICY
 from flows.replay import replay
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunError, RunFolder
-from tasks.storage.tables import read, select
+from tasks.storage.tables import read_table, select
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
@@ -36,10 +36,10 @@ def test_an_advantage_is_the_reward_beside_that_of_the_greedy_rollout(whole: Run
     assert len(greedy) == RECIPE.rollouts.groups
     assert {row["temperature"] for row in greedy} == {0.0}
     baselines = {row["group_id"].replace("baseline", "train"): row["reward"] for row in greedy}
-    rows = read(whole.trajectories(POLICY, 0)).to_pylist()
+    rows = read_table(whole.trajectories(POLICY, 0)).to_pylist()
     assert len(rows) == RECIPE.rollouts.groups * RECIPE.rollouts.group_size
     assert all(row["baseline"] == baselines[row["group_id"]] for row in rows)
-    datums = read(whole.datums(POLICY, 0)).to_pylist()
+    datums = read_table(whole.datums(POLICY, 0)).to_pylist()
     assert datums, "something is learnt"
     for row in datums:
         assert row["advantage"] == pytest.approx(row["reward"] - baselines[row["group_id"]])

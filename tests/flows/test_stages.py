@@ -21,7 +21,7 @@ from flows.stages import check_stages, stages
 from tasks.reports.board.runs import runs_table
 from tasks.reports.page import write_report
 from tasks.reports.tables import fitted
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.owners import last_owner
 from tasks.storage.plan_record import (
     ChildResult,

@@ -17,7 +17,7 @@ from tasks.checkpoints import Ledger
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rollouts import Play, RolloutHost
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.support.credited import recorded_steps
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
@@ -63,9 +63,9 @@ def whole(
 def test_the_passes_of_a_step_are_its_batches(whole: RunFolder) -> None:
     passes = [recorded(whole).restored(step).request.passes for step in range(STEPS)]
     assert [*map(len, passes)] == [BATCHES] * STEPS
-    rollouts = read(whole.datums(POLICY, 1), ["rollout_id"])["rollout_id"].to_pylist()
+    rollouts = read_table(whole.datums(POLICY, 1), ["rollout_id"])["rollout_id"].to_pylist()
     of_batch = [
-        {*read(path, ["rollout_id"])["rollout_id"].to_pylist()}
+        {*read_table(path, ["rollout_id"])["rollout_id"].to_pylist()}
         for path in whole.sealed("train-00001")
     ]
     counts = [sum(rollout in batch for rollout in rollouts) for batch in of_batch]

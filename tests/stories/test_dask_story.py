@@ -53,7 +53,7 @@ def test_a_worker_that_comes_late_takes_its_share(tmp_path: Path, cluster: HandC
 def test_a_cluster_without_a_worker_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(dask_cluster, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(dask_cluster, "CLUSTER_LOOK_SECONDS", 0.1)
     monkeypatch.setattr("adapters.process.running_clock.FIRST_WORD_SECONDS", 0.3)
     with (
         by_hand(tmp_path / "dask", {}) as cluster,

@@ -52,7 +52,7 @@ class JournalledCalls(ListRecorder):
         self._journal = journal
 
     async def answered(self, completion: Completion) -> None:
-        await self._journal.append(call_span(completion, "story"))
+        await self._journal.append({**call_span(completion), "run_id": "story"})
 
 
 @contextmanager

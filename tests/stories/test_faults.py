@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapters.project.modules import load_agent_file
-from adapters.tinker.faults import ServiceRefused, TimedOut
+from adapters.tinker.service import ServiceRefused, TimedOut
 from flows.recipe.recipe import Recipe
 from flows.train import train
 from tasks.recording.journal import read_journal

@@ -12,7 +12,7 @@ from adapters.harness.agents import load_agent
 from flows.recipe.loading import named_recipe
 from flows.train import train
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read, select
+from tasks.storage.tables import read_table, select
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 
@@ -63,7 +63,7 @@ def test_each_transition_has_the_example_s_advantage_and_a_part_of_them_is_train
     trained: RunFolder,
 ) -> None:
     wanted = expected(trained, gamma=0.9)
-    rows = read(trained.datums("policy", 0)).to_pylist()
+    rows = read_table(trained.datums("policy", 0)).to_pylist()
     assert len(wanted) > len(rows) == 5, "five of all calls are trained"
     for row in rows:
         credited = {value for value, bit in zip(row["advantages"], row["mask"], strict=True) if bit}
@@ -82,7 +82,7 @@ def test_a_prompt_is_one_turn_of_the_user_as_in_the_example(trained: RunFolder) 
 
 def prompt_of(run: RunFolder) -> list[int]:
     """Return the last prompt of the longest game."""
-    rows = read(run.datums("policy", 0)).to_pylist()
+    rows = read_table(run.datums("policy", 0)).to_pylist()
     row = max(rows, key=lambda row: row["first_call"])
     return [*row["tokens"], row["targets"][-1]][: row["mask"].index(1) + 1]
 
@@ -92,7 +92,7 @@ def test_the_recipe_has_the_values_of_the_example() -> None:
     load_agent(recipe.agent)
     assert recipe.policies() == {"policy": ("policy",)}
     assert (recipe.rollouts.groups, recipe.rollouts.group_size) == (32, 1)
-    assert (recipe.algorithm.loss, recipe.credit().trained_calls) == ("importance_sampling", 128)
+    assert (recipe.algorithm.loss, recipe.algorithm.trained_calls) == ("importance_sampling", 128)
     adam = recipe.update_method().request(0, []).optimizer
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.eps) == (4e-5, 0.9, 0.95, 1e-8)
     assert recipe.rollouts.temperature == 1.0

@@ -11,7 +11,7 @@ from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.support.runs.two_policies import two_policies
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
@@ -30,7 +30,7 @@ whole = fixture_of(RECIPE)
 def test_the_listener_has_a_baseline_of_its_own(whole: RunFolder) -> None:
     """In the first step it earns 1 in each rollout; later, 1 in half of them."""
     advantages = [
-        sorted({row["advantage"] for row in read(path).to_pylist()})
+        sorted({row["advantage"] for row in read_table(path).to_pylist()})
         for path in (whole.datums("listener", step) for step in range(3))
     ]
     # The baselines are 1, which leaves only failures to train on, and (0.5 × 1 + 0.5) / 1.5.

@@ -3,17 +3,24 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from tasks import datums
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.rewards import MeanRewards, compute_rewards, rewards_of
-from tasks.storage.manifest import Eras
+from tasks.settings.algorithm import Algorithm, CreditAssignment
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
+
+
+def credited(advantage: str, min_group_size: int = 1, **settings: Any) -> CreditAssignment:
+    """Return the credit assignment of an algorithm that has the other settings."""
+    algorithm = Algorithm.model_validate({"advantage": advantage, **settings})
+    return CreditAssignment(algorithm, min_group_size)
 
 
 def build(
@@ -22,7 +29,7 @@ def build(
     references: Mapping[str, pa.Table] | None = None,
     history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
-    rewards = rewards_of(trajectories, credit.rewards_query)
+    rewards = rewards_of(trajectories, credit.algorithm.rewards)
     return datums.datums_of(trajectories, rewards, credit, references, history)
 
 
@@ -30,7 +37,7 @@ def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> No
     """Write the datums of a file of trajectories anew, and beside it no file of rewards."""
     path.unlink(missing_ok=True)
     rewards = path.with_name(f"{path.stem}.rewards")
-    compute_rewards.make(rewards, trajectories, credit.rewards_query)
+    compute_rewards.make(rewards, trajectories, credit.algorithm.rewards)
     datums.build_datums.make(path, trajectories, rewards, credit)
     rewards.unlink()
 
@@ -50,5 +57,5 @@ def recorded_steps(
     run: RunFolder, policy: TrainedPolicy, credit: CreditAssignment, method: UpdateMethod
 ) -> RecordedSteps:
     """Return the recorded steps of a run of rollouts, all by one credit assignment and method."""
-    source = RolloutSteps(run, policy, Eras(((0, credit),)))
-    return RecordedSteps(run, policy, Eras(((0, method),)), source)
+    source = RolloutSteps(run, policy, ByStep(((0, credit),)))
+    return RecordedSteps(run, policy, ByStep(((0, method),)), source)

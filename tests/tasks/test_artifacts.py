@@ -13,7 +13,7 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recording.step_log import record_metrics
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.prefect_pages import (
-    NAME,
+    UI_NAME,
     PrefectPages,
     artifact_key,
     describe_evaluations,
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunFolder:
 def shown(run: RunFolder, steps: int) -> RunTracking:
     """Return the tracking of a run of so many steps by pages alone, which follow it."""
     pages = PrefectPages(run, steps)
-    tracking = RunTracking(run, {NAME: lambda: pages}, steps, 0)
+    tracking = RunTracking(run, {UI_NAME: lambda: pages}, steps, 0)
     tracking.follow()
     return tracking
 

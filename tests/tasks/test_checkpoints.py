@@ -6,8 +6,7 @@ import pytest
 
 from flows.runtime.bound_checkpoints import best_step, read_step
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
-from tasks.storage.checksums import Damaged
-from tasks.storage.json_files import write_json
+from tasks.storage.files import Damaged, write_json
 from tasks.storage.run_folder import RunError, RunFolder
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.datums import read_datums
-from tasks.metrics import StepFiles, measure
+from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import JournalError, read_journal
-from tasks.storage.checksums import Damaged, verified
+from tasks.storage.files import Damaged, verified
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read, write
+from tasks.storage.tables import read_table, write_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import write_datums
 from tests.support.runs.recorded_run import BATCH, CENTRED, record_run
@@ -49,7 +49,7 @@ def test_any_byte_changed_in_a_parquet_file_is_found(
     with pytest.raises(Damaged, match="is damaged"):
         verified(copy)
     with pytest.raises(Damaged, match="Delete it, and resume the run"):
-        read(copy)
+        read_table(copy)
 
 
 @settings(max_examples=300)
@@ -112,7 +112,7 @@ def test_no_stage_reads_a_damaged_file_and_the_remedy_is_named(
     with pytest.raises(Damaged, match=said):
         stages[folder]()
     with pytest.raises(Damaged, match=said):
-        measure(StepFiles([files["spans"]], files["trajectories"], {}, files["datums"]))
+        measure_step(StepFiles([files["spans"]], files["trajectories"], {}, files["datums"]))
 
 
 def test_the_remedy_for_another_policy_s_file_names_its_own_sources(
@@ -134,7 +134,7 @@ def test_a_file_that_others_wrote_has_no_checksum_and_is_not_trained_on(tmp_path
     path.parent.mkdir()
     pq.write_table(pa.table({"n": [1]}), path)
     with pytest.raises(Damaged, match="it has no checksum"):
-        read(path)
+        read_table(path)
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"ratchet.sha256", b"x" * 5])
@@ -145,7 +145,7 @@ def test_what_is_no_parquet_file_is_damaged(tmp_path: Path, data: bytes) -> None
 
 
 def test_others_read_the_file_and_see_the_checksum(tmp_path: Path) -> None:
-    path = write(pa.table({"n": [1, 2]}), tmp_path / "x.parquet")
+    path = write_table(pa.table({"n": [1, 2]}), tmp_path / "x.parquet")
     metadata = pq.ParquetFile(path).metadata.metadata
     assert len(metadata[b"ratchet.sha256"]) == 64
     assert set(metadata[b"ratchet.sha256"]) != {ord("0")}

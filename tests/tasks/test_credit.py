@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment, Earned
-from tasks.rewards import Unit, calls_of, group_earnings, returns_to_go, rewards_of
-from tests.support.credited import build
+from tasks.algorithm.advantages import Earned
+from tasks.rewards import CreditUnit, calls_of, group_earnings, returns_to_go, rewards_of
+from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 
 GROUP = "train-00000-0000"
@@ -36,7 +36,10 @@ def trajectory(
 
 
 def earnings(
-    *rows: dict, discount: float = 1.0, unit: Unit = "rollout", penalties: np.ndarray | None = None
+    *rows: dict,
+    discount: float = 1.0,
+    unit: CreditUnit = "rollout",
+    penalties: np.ndarray | None = None,
 ) -> list[Sequence[Earned]]:
     trajectories = table(*rows)
     calls = calls_of(trajectories, penalties)
@@ -114,7 +117,7 @@ def test_penalties_lessen_the_reward_of_their_call_and_the_returns_before() -> N
 def test_rebn_compares_the_discounted_returns_of_all_calls() -> None:
     """With γ = 1/2 the returns are [1/2, 1] and [0]; mean 1/2, deviation 1/2."""
     rows = trajectory(0, 1.0, [None, None]), trajectory(1, 0.0, [None])
-    datums = build(table(*rows), CreditAssignment("rebn", discount=0.5))
+    datums = build(table(*rows), credited("rebn", discount=0.5))
     assert advantages(datums) == [[0.0, 0.0, 1.0, 1.0], [-1.0, -1.0]]
 
 
@@ -125,7 +128,7 @@ def test_each_token_has_the_advantage_of_its_call() -> None:
         trajectory(1, 1.0, [0.0, 1.0]),
         trajectory(2, 0.0, [0.0, 0.0]),
     ]
-    datums = build(table(*rows), CreditAssignment("centred", discount=0.5))
+    datums = build(table(*rows), credited("centred", discount=0.5))
     assert advantages(datums) == [
         pytest.approx([0.5, 0.5, -1 / 3, -1 / 3]),
         pytest.approx([0.0, 0.0, 2 / 3, 2 / 3]),
@@ -140,7 +143,7 @@ def test_a_turn_that_kept_no_tokens_has_the_advantage_of_each_call() -> None:
         trajectory(0, 1.0, [0.0], first=1),
         trajectory(1, 1.0, [0.0, 1.0]),
     ]
-    datums = build(table(*rows), CreditAssignment("centred", discount=0.0))
+    datums = build(table(*rows), credited("centred", discount=0.0))
     assert advantages(datums) == [[0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]]
 
 
@@ -153,7 +156,7 @@ def test_a_role_is_compared_with_the_same_role_and_needs_a_reward_to_train() -> 
         trajectory(2, 0.5, [None], role="teller"),
         trajectory(2, None, [None], role="listener"),
     ]
-    datums = build(table(*rows), CreditAssignment("centred", min_group_size=2))
+    datums = build(table(*rows), credited("centred", min_group_size=2))
     made = zip(datums["role"].to_pylist(), datums["advantage"].to_pylist(), strict=True)
     assert list(made) == [("teller", 0.5), ("listener", 3.0), ("teller", -0.5), ("listener", -3.0)]
 
@@ -165,5 +168,5 @@ def test_a_role_with_too_few_rollouts_in_a_group_is_left_out_alone() -> None:
         trajectory(1, 0.0, [None], role="teller"),
         trajectory(1, None, [None], role="listener"),
     ]
-    datums = build(table(*rows), CreditAssignment("centred", min_group_size=2))
+    datums = build(table(*rows), credited("centred", min_group_size=2))
     assert datums["role"].to_pylist() == ["teller", "teller"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tasks.examples import bounds
 from tasks.examples.reading import DatasetError, Source, read_examples
-from tasks.examples.rows import LONGEST_MESSAGE, READERS, read_rows
+from tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
 
 MIB = 2**20
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -130,7 +130,7 @@ def test_any_bytes_are_rows_or_a_refusal(
     place: Callable[[str], Path], data: bytes, drawn: st.DataObject
 ) -> None:
     cut = data[: drawn.draw(st.integers(0, len(data)))]
-    for kind in READERS:
+    for kind in ROW_READERS:
         path = place(kind)
         path.write_bytes(cut)
         assert is_read_or_refused(path)

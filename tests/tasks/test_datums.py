@@ -8,15 +8,16 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.algorithm.advantages import Aggregation, CreditAssignment
+from tasks.algorithm.advantages import Aggregation
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.datums import read_datums, to_datums
-from tasks.storage.tables import write
-from tests.support.credited import build, write_datums
+from tasks.settings.algorithm import CreditAssignment
+from tasks.storage.tables import write_table
+from tests.support.credited import build, credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 
-CENTRED = CreditAssignment("centred")
+CENTRED = credited("centred")
 
 
 def trajectory(rollout: int, reward: float, mask: list[int], first_call: int = 0) -> dict:
@@ -39,7 +40,7 @@ def trajectory(rollout: int, reward: float, mask: list[int], first_call: int = 0
 
 def written(folder: Path, *rows: dict, credit: CreditAssignment = CENTRED) -> Path:
     path, trajectories = folder / "datums.parquet", folder / "trajectories.parquet"
-    write_datums(path, write(table(*rows), trajectories), credit)
+    write_datums(path, write_table(table(*rows), trajectories), credit)
     return path
 
 
@@ -98,7 +99,7 @@ def test_an_aggregation_divides_by_what_the_step_trained() -> None:
     rows = table(trajectory(0, 1.0, [0, 1, 1, 1]), trajectory(1, 0.0, [0, 1]))
 
     def scales(aggregation: Aggregation, divisor: float | None = None) -> list[float]:
-        credit = CreditAssignment("centred", aggregation, divisor=divisor)
+        credit = credited("centred", aggregation=aggregation, divisor=divisor)
         return build(rows, credit)["scale"].to_pylist()
 
     assert scales("sum") == [1.0, 1.0]
@@ -112,7 +113,7 @@ def test_an_aggregation_divides_by_what_the_step_trained() -> None:
 
 def test_an_aggregation_counts_rollouts_that_teach_nothing() -> None:
     rows = table(*(trajectory(place, place, [0, 1]) for place in range(3)))
-    batch = build(rows, CreditAssignment("centred", "rollout_mean"))
+    batch = build(rows, credited("centred", aggregation="rollout_mean"))
     assert batch["scale"].to_pylist() == pytest.approx([1 / 3, 1 / 3])
     datums = to_datums(batch, "ppo")
     advantages = [datum.loss_fn_inputs["advantages"].tolist() for datum in datums]
@@ -158,7 +159,7 @@ sequence = st.lists(st.tuples(st.integers(0, 2**31 - 1), float32, st.integers(0,
 @settings(max_examples=40)
 @given(sequences=st.lists(sequence, min_size=2, max_size=5), rewards=st.data())
 def test_datums_come_back_from_the_file_bit_by_bit(tmp_path_factory, sequences, rewards) -> None:
-    folder, credit = tmp_path_factory.mktemp("datums"), CreditAssignment("standardized")
+    folder, credit = tmp_path_factory.mktemp("datums"), credited("standardized")
     rows = []
     for place, steps in enumerate(sequences):
         tokens, logprobs, mask = ([7], [0.0], [0])
@@ -197,16 +198,14 @@ def groups_of_two_and_three() -> list[dict]:
     [(2, [0.5, -0.5, 2.0, -1.0, -1.0]), (3, [2.0, -1.0, -1.0]), (4, [])],
 )
 def test_a_group_that_is_too_small_is_left_out(smallest: int, advantages: list[float]) -> None:
-    batch = build(
-        table(*groups_of_two_and_three()), CreditAssignment("centred", min_group_size=smallest)
-    )
+    batch = build(table(*groups_of_two_and_three()), credited("centred", min_group_size=smallest))
     assert batch["advantage"].to_pylist() == advantages
 
 
 def test_a_group_that_is_left_out_divides_nothing() -> None:
     batch = build(
         table(*groups_of_two_and_three()),
-        CreditAssignment("centred", "token_mean", min_group_size=3),
+        credited("centred", aggregation="token_mean", min_group_size=3),
     )
     # Six trained tokens in the group that is left; the first rollout's advantage is 2.
     assert batch["advantages"][0].as_py() == [2.0, 2.0]

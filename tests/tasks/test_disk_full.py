@@ -31,7 +31,7 @@ from tasks.storage import files
 from tasks.storage.files import appearing_folder
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
 from tests.support.door.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
@@ -187,7 +187,7 @@ def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
         server = RolloutHost(journals_on, door, stage.service, settings)
         collect_rollouts.make(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
     freeing.join()
-    rows = read(rest.spans(BATCH)).to_pylist()
+    rows = read_table(rest.spans(BATCH)).to_pylist()
     assert [row["kind"] for row in rows if row["kind"] != "llm"] == ["reward"] * 2
 
 

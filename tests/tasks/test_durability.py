@@ -84,7 +84,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_with_a_full_disk_writing_waits_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(files, "SPACE_LOOK_SECONDS", 0.02)
     monkeypatch.setattr(files, "RESERVE_BYTES", 2**60)
     path = tmp_path / "file.txt"
     writer = Thread(target=write_text, args=(path, "whole"))

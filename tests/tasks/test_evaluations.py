@@ -10,17 +10,17 @@ from tasks.evaluations import (
     PlayedShard,
     ScoredRollout,
     find_reward_gain,
-    score,
+    score_outcomes,
     score_rollouts,
     score_spans,
 )
 from tasks.recording.scores import Spent, read_evaluation
-from tasks.recording.spans import table
+from tasks.recording.spans import spans_table
 from tasks.reports.tables import score_rows
-from tasks.storage.json_files import read_json, write_rows
+from tasks.storage.files import read_json, write_rows
 from tasks.storage.names import group_name, shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
 
@@ -35,7 +35,7 @@ def outcomes(**groups: Sequence[float | None]) -> list[ScoredRollout]:
 
 
 def test_the_mean_is_over_examples_and_so_is_its_error() -> None:
-    result = score(outcomes(a=[1.0, 1.0, 1.0, 0.0], b=[0.25], c=[0.5]))
+    result = score_outcomes(outcomes(a=[1.0, 1.0, 1.0, 0.0], b=[0.25], c=[0.5]))
     # Means .75, .25 and .5: their deviation is .25.
     assert result.finished.mean == 0.5
     assert result.finished.standard_error == pytest.approx(0.25 / sqrt(3))
@@ -43,7 +43,7 @@ def test_the_mean_is_over_examples_and_so_is_its_error() -> None:
 
 
 def test_a_failed_rollout_is_counted_and_stated_both_ways() -> None:
-    result = score(outcomes(a=[1.0, None], b=[0.0, 1.0], c=[None, None]))
+    result = score_outcomes(outcomes(a=[1.0, None], b=[0.0, 1.0], c=[None, None]))
     assert (result.rollouts, result.failed) == (6, 3)
     assert (result.finished.examples, result.finished.mean) == (2, 0.75)
     assert (result.failed_as_zero.examples, result.failed_as_zero.mean) == (3, pytest.approx(1 / 3))
@@ -52,22 +52,22 @@ def test_a_failed_rollout_is_counted_and_stated_both_ways() -> None:
 
 
 def test_pass_at_is_told_for_doublings_of_k() -> None:
-    result = score(outcomes(a=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], b=[0.0] * 6))
+    result = score_outcomes(outcomes(a=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], b=[0.0] * 6))
     assert result.finished.pass_at == pytest.approx({1: 1 / 12, 2: 2 / 12, 4: 4 / 12, 6: 0.5})
 
 
 def test_a_rollout_passes_at_its_threshold() -> None:
-    assert score(outcomes(a=[0.5, 0.4]), threshold=0.5).finished.pass_at[1] == 0.5
+    assert score_outcomes(outcomes(a=[0.5, 0.4]), threshold=0.5).finished.pass_at[1] == 0.5
 
 
 def test_nothing_has_no_mean() -> None:
-    result = score([])
+    result = score_outcomes([])
     assert (result.rollouts, result.finished.mean, result.finished.pass_at) == (0, None, {})
-    assert score(outcomes(a=[1.0])).finished.standard_error is None
+    assert score_outcomes(outcomes(a=[1.0])).finished.standard_error is None
 
 
 def test_headline_numbers_are_flat() -> None:
-    assert score(outcomes(a=[1.0], b=[None])).metrics("test") == {
+    assert score_outcomes(outcomes(a=[1.0], b=[None])).metrics("test") == {
         "test/reward/mean": 1.0,
         "test/reward/mean_failed_as_zero": 0.5,
         "test/rollouts/failed": 1,
@@ -87,7 +87,7 @@ def test_a_batch_is_scored_from_its_spans_and_by_category(tmp_path: Path) -> Non
         return row | EARNED | {"reward": reward}
 
     rows = [ended(0, 1.0), ended(1, None), ended(1, 0.5, attempt=1), ended(2, None)]
-    spans = write(table(rows), tmp_path / "spans.parquet")
+    spans = write_table(spans_table(rows), tmp_path / "spans.parquet")
     result = score_spans([spans], shard)
     assert (result.rollouts, result.failed, result.finished.mean) == (3, 1, 0.75)
     assert result.categories["animal"].finished.mean == 0.75
@@ -106,7 +106,7 @@ def test_what_an_agent_measures_is_a_mean_over_the_attempts_that_ended(tmp_path:
 
     failed = {"kind": "error", "reward_name": None, "reward": None}
     rows = [*ended(0, 0, 9.0, **failed), *ended(0, 1, 0.25), *ended(1, 0, 0.75, reward=None)]
-    result = score_spans([write(table(rows), tmp_path / "spans.parquet")], shard)
+    result = score_spans([write_table(spans_table(rows), tmp_path / "spans.parquet")], shard)
     assert (result.measures, result.failed) == ({"measure/a b.": 0.5}, 0)
     assert result.categories["flower"].measures == {"measure/a b.": 0.75}
     assert result.metrics()["test/measure/a b."] == 0.5
@@ -117,7 +117,7 @@ def test_what_an_agent_measures_is_a_mean_over_the_attempts_that_ended(tmp_path:
 def test_examples_without_a_category_have_none(tmp_path: Path) -> None:
     shard = written_shard(tmp_path / "s.jsonl", {"question": "?"})
     row = {"rollout_id": "test-00000-0000-00", "group_id": "test-00000-0000", "attempt": 0}
-    spans = write(table([row | EARNED]), tmp_path / "spans.parquet")
+    spans = write_table(spans_table([row | EARNED]), tmp_path / "spans.parquet")
     assert score_spans([spans], shard).categories == {}
 
 
@@ -148,7 +148,7 @@ def test_what_roles_spent_is_summed_over_every_attempt(tmp_path: Path) -> None:
         call(5, role="policy", gen_ai_provider_name="ratchet", attributes={}),
         call(6, attempt=1, kind="error", role=None, error_type="TimeoutError"),
     ]
-    spans = write(table(rows), tmp_path / "spans.parquet")
+    spans = write_table(spans_table(rows), tmp_path / "spans.parquet")
     result = score_spans([spans], shard)
     judge = Spent(calls=3, priced=2, prompt_tokens=30, sampled_tokens=6, cost=0.75)
     seer = Spent(calls=1, priced=0, prompt_tokens=10, sampled_tokens=2, cost=None)
@@ -162,7 +162,7 @@ def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
     place = {"group_id": "test-00010-0000", "attempt": 0}
     rows = [place | EARNED | {"rollout_id": f"test-00010-0000-{k:02d}"} for k in (0, 1)]
     rows[1] |= {"kind": "error", "reward_name": None, "reward": None}
-    spans = write(table(rows), tmp_path / "spans.parquet")
+    spans = write_table(spans_table(rows), tmp_path / "spans.parquet")
     played, path = PlayedShard(shard, [spans]), tmp_path / "evaluations" / "00010.json"
     score_rollouts.make(path, {"greedy": played, "sampled": played}, threshold=0.5)
     scores = read_evaluation(path)
@@ -182,7 +182,7 @@ def recorded_evaluation(run: RunFolder, step: int, rewards: Sequence[float | Non
         rows.append(
             row | (EARNED | {"reward": reward} if reward is not None else {"kind": "error"})
         )
-    spans = write(table(rows), run.spans(f"{shard}.0"))
+    spans = write_table(spans_table(rows), run.spans(f"{shard}.0"))
     played = PlayedShard(run.shard(shard), [spans])
     score_rollouts.make(run.evaluation(f"{step:05d}"), {"sampled": played}, 1.0)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.recording.spans import table
+from tasks.recording.spans import spans_table
 from tasks.reports.rollouts import list_games, read_games
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 LOOK = {"type": "function", "function": {"name": "search", "arguments": "{}"}}
@@ -48,7 +48,7 @@ def spans(tmp_path: Path) -> Path:
             attributes={"example_id": 3, "example": {"answer": "rose", "category": "flower"}},
         ),
     ]
-    return write(table(rows), tmp_path / "spans.parquet")
+    return write_table(spans_table(rows), tmp_path / "spans.parquet")
 
 
 def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_refused_call_is_told_with_its_game_and_makes_none(tmp_path: Path) -> 
         row(3, place=1, **refused),
         row(4, place=1, kind="left_out"),
     ]
-    (game,) = read_games([write(table(rows), tmp_path / "spans.parquet")])
+    (game,) = read_games([write_table(spans_table(rows), tmp_path / "spans.parquet")])
     told = "context_length_exceeded: 9 tokens, and 8 are the limit"
     assert game["refused"] == [{"role": "policy", "why": told}]
 

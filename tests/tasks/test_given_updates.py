@@ -14,12 +14,11 @@ from adapters.tinker.service import Service
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
-from tasks.recovery.scored_datums import SamplerApart
 from tasks.settings.optimizer import Optimizer
-from tasks.storage.manifest import Eras
+from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
-from tasks.updates import PolicyUpdater
+from tasks.updates import PolicyUpdater, SamplerApart
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 
@@ -38,7 +37,7 @@ class Trained:
         self.ledger = Ledger(self._run.checkpoints(POLICY))
 
     def updater(self, tolerance: float | None = 1e-4) -> PolicyUpdater:
-        recorded = RecordedSteps(self._run, self._policy, Eras(((0, METHOD),)), StepSource())
+        recorded = RecordedSteps(self._run, self._policy, ByStep(((0, METHOD),)), StepSource())
         made = PolicyUpdater(self.service, self.ledger, recorded, lambda _: True, None, tolerance)
         made.make_initial()
         return made

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.storage.checksums import Damaged
-from tasks.storage.json_files import (
+from tasks.storage.files import (
+    Damaged,
     append_row,
     read_json,
     read_log,

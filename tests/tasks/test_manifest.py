@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.reports.board.runs import list_runs, runs_table
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import (
     FORK,
     FORMAT,
@@ -109,7 +109,7 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
             "was written by an older Ratchet, in format 1, and this one reads format 9; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
-        (9, "was written by a newer Ratchet, in format 9"),
+        (10, "was written by a newer Ratchet, in format 10"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.datums import read_datums
-from tasks.metrics import StepFiles, divergence, measure
-from tasks.recording.spans import table
+from tasks.metrics import StepFiles, measure_divergence, measure_step
+from tasks.recording.spans import spans_table
 from tasks.recording.step_log import read_metrics, record_metrics
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]
@@ -51,10 +50,10 @@ LEFT_OUT = {"kind": "left_out", "started": None}
 
 def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
     rows = [row for spans in rollouts for row in spans]
-    spans = write(table(rows), folder / "spans.parquet")
+    spans = write_table(spans_table(rows), folder / "spans.parquet")
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     assemble_trajectories.make(trajectories, [spans])
-    write_datums(datums, trajectories, CreditAssignment("centred"))
+    write_datums(datums, trajectories, credited("centred"))
     return StepFiles([spans], trajectories, {}, datums)
 
 
@@ -68,7 +67,7 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         rollout(1, 0, FAILED),
         rollout(1, 0, said([1], [2]), said([1], [9], role="judge"), ended(0.5), attempt=1),
     )
-    assert measure(made) == {
+    assert measure_step(made) == {
         "rollouts/ok": 3,
         "rollouts/failed": 1,
         "rollouts/retried": 1,
@@ -114,7 +113,7 @@ def test_stragglers_are_counted_beside_what_was_kept_and_are_no_failures(tmp_pat
         rollout(1, 1, LEFT_OUT),
         rollout(1, 2, FAILED),
     )
-    metrics = measure(made, min_group_size=2)
+    metrics = measure_step(made, min_group_size=2)
     measured = {name: value for name, value in metrics.items() if name.startswith("stragglers/")}
     assert measured == {
         "stragglers/count": 2,
@@ -131,7 +130,7 @@ def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path:
     formed = [{"format": {"valid": valid}} for valid in (True, False, None)]
     kept = [{"tool_choice": {"kept": True}}, {}]
     calls = [said([1], [2], attributes=found) for found in (*formed, *kept)]
-    metrics = measure(files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
+    metrics = measure_step(files(tmp_path, rollout(0, 0, *calls, ended(1.0))))
     assert (metrics["format/valid_fraction"], metrics["tool_choice/kept_fraction"]) == (0.5, 1.0)
 
 
@@ -146,8 +145,8 @@ def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
     whole = [said([1], [2, 3], **first), said([4], [5], **other), end]
     cut = rollout(0, 0, said([1], [2, 3], **first), lost)
     resumed = rollout(0, 0, said([1], [2, 3], **again), said([4], [5], **other), end, attempt=1)
-    expected = measure(files(undisturbed, rollout(0, 0, *whole)))
-    assert measure(files(disturbed, cut, resumed)) == expected | {
+    expected = measure_step(files(undisturbed, rollout(0, 0, *whole)))
+    assert measure_step(files(disturbed, cut, resumed)) == expected | {
         "rollouts/retried": 1,
         "calls/lost": 1,
         "recall/calls": 1,
@@ -159,7 +158,7 @@ def test_a_call_counts_where_it_was_sampled_and_not_where_it_was_given_again(
 
 
 def test_a_step_in_which_everything_failed_has_counts_and_no_means(tmp_path: Path) -> None:
-    metrics = measure(files(tmp_path, rollout(0, 0, FAILED)))
+    metrics = measure_step(files(tmp_path, rollout(0, 0, FAILED)))
     assert metrics["rollouts/failed"] == 1
     assert metrics["groups"] == metrics["datums"] == metrics["tokens/sampled"] == 0
     assert metrics.keys().isdisjoint({"reward/mean", "entropy", "groups/uniform_fraction"})
@@ -179,19 +178,20 @@ def test_partial_and_dropped_groups_are_counted(tmp_path: Path) -> None:
     )
     names = ("groups", "groups/partial", "groups/dropped")
     counts = {
-        size: [measure(made, min_group_size=size)[name] for name in names] for size in (1, 2, 3)
+        size: [measure_step(made, min_group_size=size)[name] for name in names]
+        for size in (1, 2, 3)
     }
     assert counts == {1: [3, 3, 1], 2: [3, 3, 2], 3: [3, 3, 3]}
 
 
 def test_a_rollout_that_never_called_the_policy_has_a_reward_all_the_same(tmp_path: Path) -> None:
-    metrics = measure(files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
+    metrics = measure_step(files(tmp_path, rollout(0, 0, ended(1.0)), rollout(0, 1, ended(0.0))))
     assert (metrics["reward/mean"], metrics["groups"]) == (0.5, 0)
 
 
 def test_what_an_agent_measures_beside_its_reward_has_a_name_of_its_own(tmp_path: Path) -> None:
     measured = {"kind": "credit", "role": "measure/is short", "reward_name": "role", "reward": 0.5}
-    row = measure(files(tmp_path, rollout(0, 0, said([1], [2]), measured, ended(1.0))))
+    row = measure_step(files(tmp_path, rollout(0, 0, said([1], [2]), measured, ended(1.0))))
     assert (row["measure/is short"], row["reward/mean"]) == (0.5, 1.0)
     assert not [name for name in row if "/measure/" in name]
 
@@ -204,7 +204,7 @@ def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
     )
     # Differences log q - log p: .5, -.5 and 1.
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    assert divergence(made.datums, returned, step=0) == {
+    assert measure_divergence(made.datums, returned, step=0) == {
         "kl_sample_train_v1": pytest.approx(1 / 3),
         "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
         "ess": pytest.approx(sum(WEIGHTS) ** 2 / (3 * sum(w**2 for w in WEIGHTS))),
@@ -222,7 +222,7 @@ def test_divergence_is_given_for_each_lag_of_a_step_that_was_sampled_by_earlier_
         rollout(0, 1, said([1], [2], -1.0) | old, ended(0.0)),
     )
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    measured = divergence(made.datums, returned, step=3)
+    measured = measure_divergence(made.datums, returned, step=3)
     assert measured["lag"] == pytest.approx((3 + 3 + 1) / 3)
     by_lag = {name: value for name, value in measured.items() if "/lag_" in name}
     assert by_lag == {
@@ -242,14 +242,14 @@ def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_pat
         rollout(0, 1, said([1], [2]), ended(0.0)),
     )
     with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
-        divergence(made.datums, [np.zeros(1), np.zeros(1)], step=0)
+        measure_divergence(made.datums, [np.zeros(1), np.zeros(1)], step=0)
     with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
-        divergence(made.datums, [np.zeros(2)], step=0)
+        measure_divergence(made.datums, [np.zeros(2)], step=0)
 
 
 def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
     made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
-    assert divergence(made.datums, [], step=0) == {}
+    assert measure_divergence(made.datums, [], step=0) == {}
 
 
 def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
@@ -279,7 +279,9 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
         right.append(logits[inputs, targets])
         # The final target is missing: the rest stands one place off, with a zero in the gap.
         wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
-    healthy, broken = (divergence(made.datums, logprobs, step=0) for logprobs in (right, wrong))
+    healthy, broken = (
+        measure_divergence(made.datums, logprobs, step=0) for logprobs in (right, wrong)
+    )
     assert abs(healthy["kl_sample_train_v1"]) < 1e-6
     assert healthy["kl_sample_train_v2"] < 1e-6
     assert broken["kl_sample_train_v2"] > 0.3

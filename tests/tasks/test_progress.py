@@ -11,7 +11,7 @@ import pytest
 from adapters.player_protocol import Failure, Outcome
 from adapters.rewards import Reward
 from flows.cli.progress_bar import show_progress, watch_folder
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
@@ -24,10 +24,10 @@ from tasks.reports.progress import (
     draw_line,
     say_facts,
 )
-from tasks.storage.json_files import append_row, write_json, write_rows
+from tasks.storage.files import append_row, write_json, write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_journal import ended
 
@@ -186,7 +186,7 @@ def test_sides_that_the_reference_has_scored_are_counted(run: RunFolder) -> None
         run.reference_parts / "0-4.parquet": 4,
         run.reference_parts / "4-8.parquet": 4,
     }.items():
-        write(pa.table({"part": [0] * rows}), path)
+        write_table(pa.table({"part": [0] * rows}), path)
     assert ProgressReader(run).look().doing == "the reference has scored 8 of 9 sides"
 
 
@@ -236,7 +236,7 @@ def test_a_file_of_errors_gets_a_line_a_step(
 
 
 def test_a_held_out_reward_is_shown_with_the_checkpoint_that_has_it(run: RunFolder) -> None:
-    scored = score([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
+    scored = score_outcomes([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
     write_json(run.evaluation("00000"), {"sampled": scored.model_dump(mode="json")})
     record_metrics(run.metrics, 1, {"reward/mean": 0.84})
     assert read_facts(run).held_out.last == "held-out 0.25 at checkpoint 0"

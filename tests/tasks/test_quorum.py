@@ -24,7 +24,6 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.rewards import Reward
 from tasks import rollouts
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
@@ -32,10 +31,10 @@ from tasks.reports.rollouts import read_games, transcripts
 from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.agents.dask_agents import talks
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.door.played_shard import AGENT, CountingSampler, PlayedShard
 from tests.support.door.stand_in import CHAT
@@ -102,7 +101,7 @@ def datums_of(run: RunFolder) -> bytes:
     """Return the datums of a sealed batch."""
     trajectories, datums = run.trajectories(POLICY, 0), run.datums(POLICY, 0)
     assemble_trajectories.make(trajectories, [run.spans(BATCH)])
-    write_datums(datums, trajectories, CreditAssignment("centred"))
+    write_datums(datums, trajectories, credited("centred"))
     return datums.read_bytes()
 
 
@@ -137,7 +136,7 @@ def test_a_straggler_is_no_failure_and_is_neither_trained_nor_shown(closed: RunF
     score = score_spans(spans, closed.shard(SHARD))
     assert (score.rollouts, score.failed, len(read_games(spans))) == (14, 0, 14)
     assert not any(straggler in transcripts(spans) for straggler in STRAGGLERS)
-    trained = {*read(closed.trajectories(POLICY, 0))["rollout_id"].to_pylist()}
+    trained = {*read_table(closed.trajectories(POLICY, 0))["rollout_id"].to_pylist()}
     assert trained == {*ends_of(closed)["reward"]}
 
 

@@ -12,17 +12,16 @@ from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.metrics import StepFiles, measure
+from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import read_journal
-from tasks.recording.recorded_calls import recorded_calls
+from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import Span
 from tasks.recording.step_log import Metrics
 from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import ended
 
@@ -123,7 +122,7 @@ def cut_after(whole: RunFolder, calls: int) -> Lines:
 
 def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
     """Return what the attempts with a reward consist of."""
-    rows = read(run.spans(BATCH)).to_pylist()
+    rows = read_table(run.spans(BATCH)).to_pylist()
     ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == "reward"}
     columns = ("rollout_id", "kind", "call", "prompt_token_ids", "response_token_ids", "logprobs")
     columns += ("reply", "reward", "kept_tokens", "kept_call", "kept_how")
@@ -135,7 +134,7 @@ def rewarded(run: RunFolder) -> list[tuple[Any, ...]]:
 
 
 def calls(run: RunFolder, *, recalled: bool) -> list[Span]:
-    rows = read(run.spans(BATCH)).to_pylist()
+    rows = read_table(run.spans(BATCH)).to_pylist()
     return [row for row in rows if row["kind"] == "llm" and row["recalled"] is recalled]
 
 
@@ -153,8 +152,8 @@ def sampled_twice(run: RunFolder) -> int:
 def measured(run: RunFolder) -> Metrics:
     spans, trajectories, datums = [run.spans(BATCH)], *made_of(run)
     assemble_trajectories.make(trajectories, spans)
-    write_datums(datums, trajectories, CreditAssignment("centred"))
-    return measure(StepFiles(spans, trajectories, {}, datums))
+    write_datums(datums, trajectories, credited("centred"))
+    return measure_step(StepFiles(spans, trajectories, {}, datums))
 
 
 def made_of(run: RunFolder) -> tuple[Path, Path]:
@@ -196,7 +195,7 @@ def test_refused_calls_are_rows_and_change_nothing_that_is_recalled_or_trained(
     collect: Collect, tmp_path: Path
 ) -> None:
     whole = collect(tmp_path / "whole", talks_between_refusals)
-    rows = read(whole.spans(BATCH)).to_pylist()
+    rows = read_table(whole.spans(BATCH)).to_pylist()
     refused = [row for row in rows if row["kind"] == "refused"]
     assert [(row["call"], row["error_type"]) for row in refused] == [
         (0, "refused"),
@@ -257,7 +256,7 @@ def test_a_finished_rollout_is_not_played_again(
     ended = [(line, span) for line, span in journalled(whole) if span["rollout_id"] == finished]
     others = [(line, span) for line, span in cut_after(whole, 2) if span["rollout_id"] != finished]
     run = collect(written(tmp_path, others + ended))
-    rows = read(run.spans(BATCH)).to_pylist()
+    rows = read_table(run.spans(BATCH)).to_pylist()
     assert {row["attempt"] for row in rows if row["rollout_id"] == finished} == {0}
     assert {row["attempt"] for row in rows if row["rollout_id"] != finished} == {0, 1}
 

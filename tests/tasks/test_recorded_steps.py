@@ -10,18 +10,18 @@ from adapters.tinker.live_policy import LoraSpec
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.datums import build_datums
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rewards import compute_rewards
+from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read, write
+from tasks.storage.tables import read_table, write_table
 from tasks.update_method import UpdateMethod
-from tests.support.credited import recorded_steps
+from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -29,7 +29,7 @@ from tests.tasks.test_datums import trajectory
 
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), steps=9)
-RUNNING = CreditAssignment("running_mean")
+RUNNING = credited("running_mean")
 POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 
 
@@ -68,7 +68,7 @@ def test_another_policy_s_files_are_made_in_its_own_folder(run: RunFolder, tmp_p
 def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(copytree(run.path, tmp_path / "run"))
     copy.datums(POLICY, 0).unlink()
-    credit = CreditAssignment("centred", min_group_size=3)
+    credit = credited("centred", min_group_size=3)
     assert recorded(copy, credit=credit).restored(0).request.passes == []
     assert recorded(copy).optimizer_steps(1) == 0
 
@@ -95,7 +95,7 @@ def record_steps(folder: Path) -> RunFolder:
             for role, values in of_step.items()
             for rollout, reward in enumerate(values)
         ]
-        path = write(table(*rows), run.trajectories(POLICY, step))
+        path = write_table(table(*rows), run.trajectories(POLICY, step))
         shaped = compute_rewards.make(run.rewards(POLICY, step), path)
         history = steps.source.history(step)
         build_datums.make(run.datums(POLICY, step), path, shaped, RUNNING, None, history)
@@ -105,7 +105,7 @@ def record_steps(folder: Path) -> RunFolder:
 def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> None:
     run = record_steps(tmp_path)
     made = [
-        {(row["role"], row["reward"]): row["advantage"] for row in read(path).to_pylist()}
+        {(row["role"], row["reward"]): row["advantage"] for row in read_table(path).to_pylist()}
         for path in (run.datums(POLICY, step) for step in range(3))
     ]
     assert made[0] == {("policy", 0.0): -0.5, ("policy", 1.0): 0.5}
@@ -157,7 +157,7 @@ def make_fork(parent: RunFolder, name: str, step: int, rate: float) -> RunFolder
     return fork_run(parent, name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
-def rates(run: RunFolder, steps: int) -> list[float]:
+def rates(run: RunFolder, steps: int) -> list[float | None]:
     """Return the learning rate by which each step was made."""
     recipes = read_lineage(run, read_recipe(run))
     return [recipes.at(step).update_method().optimizer.learning_rate for step in range(steps)]

@@ -11,7 +11,7 @@ from adapters.calls import CallId, Completion, Message, Request, Usage
 from adapters.door.batches import RolloutEnd
 from adapters.door.role_calls import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
-from adapters.tinker.faults import ServiceRefused
+from adapters.tinker.service import ServiceRefused
 from tasks.recording.journal import Journal, read_journal
 from tasks.rollouts import JournalRecorder, RolloutHost
 from tasks.shards import BatchPlan

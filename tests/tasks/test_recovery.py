@@ -19,21 +19,19 @@ from adapters.calls import POLICY
 from adapters.door.door import Door
 from adapters.player_protocol import PlaySettings
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.faults import ServiceFailed
 from adapters.tinker.live_policy import LivePolicy, LoraSpec
-from adapters.tinker.service import Service
-from tasks.algorithm.advantages import CreditAssignment
+from adapters.tinker.service import Service, ServiceFailed
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
-from tasks.datums import SCHEMA
+from tasks.datums import DATUM_SCHEMA
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.rollouts import RolloutHost
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tasks.update_method import UpdateMethod
 from tasks.updates import PolicyUpdater, update_policy
-from tests.support.credited import recorded_steps
+from tests.support.credited import credited, recorded_steps
 from tests.support.damages import delete_the_folder, flip
 from tests.support.door.opened_door import CHAT
 from tests.support.servers.engine_server import Address, connected
@@ -71,7 +69,7 @@ def make_updater(connection: Service, address: Address, tmp_path: Path) -> MakeU
             address.base_model, rank, seed, train_attn=True, train_mlp=True, train_unembed=True
         )
         policy = TrainedPolicy(POLICY, (POLICY,), lora)
-        recorded = recorded_steps(run, policy, CreditAssignment("centred"), method)
+        recorded = recorded_steps(run, policy, credited("centred"), method)
         ledger = Ledger(run.checkpoints(POLICY))
         return PolicyUpdater(connection, ledger, recorded, is_even, None, probe_tolerance)
 
@@ -112,7 +110,7 @@ def sampled_datums(updater: PolicyUpdater, checkpoint: Checkpoint, path: Path) -
                 **lists,
             }
         )
-    return write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    return write_table(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, float]]:

@@ -18,21 +18,20 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from flows.cli.commands import app
 from flows.runtime.forks import fork_run
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
 from tasks.recording.views import open_views
 from tasks.reports.facts import RunCurves, read_facts
 from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
-from tasks.storage.json_files import append_row, write_json
+from tasks.storage.files import append_row, write_json
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from tasks.tracking.prefect_pages import describe_curves, describe_training, write_run_report
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.runs.whole_run import train_whole
@@ -121,9 +120,7 @@ def record_step(run: RunFolder, step: int, *rollouts: list[Span]) -> None:
     run.journal(f"train-{step:05d}.0").parent.mkdir(exist_ok=True)
     run.journal(f"train-{step:05d}.0").touch()
     assemble_trajectories.make(run.trajectories(POLICY, step), [spans])
-    write_datums(
-        run.datums(POLICY, step), run.trajectories(POLICY, step), CreditAssignment("centred")
-    )
+    write_datums(run.datums(POLICY, step), run.trajectories(POLICY, step), credited("centred"))
     record_metrics(
         run.metrics, step, {"reward/mean": 0.5, "tokens/sampled": 40, "calls": 4, "entropy": 0.7}
     )
@@ -257,7 +254,7 @@ def test_runs_are_compared_by_what_their_recipes_differ_in(tmp_path: Path) -> No
 def test_scores_and_costs_are_told() -> None:
     run = record_run("hello", roles={"judge": "openai/gpt-4o-mini"})
     for step, reward in ((0, 0.0), (1, 1.0)):
-        scores = score([ScoredRollout(str(k), reward) for k in range(4)])
+        scores = score_outcomes([ScoredRollout(str(k), reward) for k in range(4)])
         write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
     page = render_report([run])
     text = " ".join(PageReader(page).text.split())
@@ -282,7 +279,7 @@ def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after(
     record_held_out(run, (0, f"Before {HOSTILE}", 0.0), (1, "Certainly after", 1.0))
     for step, reward in ((0, 0.25), (1, 0.75)):
         rewards = (reward - 0.25, reward + 0.25)
-        scores = score([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
+        scores = score_outcomes([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
         write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
     text = " ".join(PageReader(render_report([run])).text.split())
     first, _, rest = text.partition("By minutes and by tokens")

@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 from adapters.errors import counted
 from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.scores import Spent
-from tasks.recording.spans import Span, table
+from tasks.recording.spans import Span, spans_table
 from tasks.reports.facts import ask_failures, read_failures
 from tasks.reports.rollouts import transcripts
 from tasks.reports.tables import scores_table
 from tasks.rollouts import StepStopped, check_rewards
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 
@@ -54,7 +54,7 @@ def rollout(index: int, *rows: dict, step: int = 0, attempt: int = 0) -> list[Sp
 
 
 def sealed(path: Path, *rollouts: list[Span]) -> Path:
-    return write(table([span for spans in rollouts for span in spans]), path)
+    return write_table(spans_table([span for spans in rollouts for span in spans]), path)
 
 
 def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_scores_are_a_line_for_each_category_with_their_intervals() -> None:
         ScoredRollout("b", 0.0, "bird"),
         ScoredRollout("c", None, "fish"),
     ]
-    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+    assert scores_table({"greedy": score_outcomes(outcomes)}).splitlines() == [
         "played  category  examples  failed  reward  95 % interval",
         "greedy  all       2         1       0.5     0.0945 to 0.905",
         "greedy  bird      2         0       0.5     0.0945 to 0.905",
@@ -204,7 +204,7 @@ def test_scores_say_what_roles_spent_where_anybody_knows_it() -> None:
         ScoredRollout("a", 1.0, "bird", {"judge": judged, "scripted": free}),
         ScoredRollout("b", 1.0, "fish"),
     ]
-    assert scores_table({"greedy": score(outcomes)}).splitlines() == [
+    assert scores_table({"greedy": score_outcomes(outcomes)}).splitlines() == [
         "played  category  examples  failed  reward  95 % interval  judge tokens  judge USD",
         "greedy  all       2         0       1       0.342 to 1     100           0.25",
         "greedy  bird      1         0       1       0.207 to 1     100           0.25",

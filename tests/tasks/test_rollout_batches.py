@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.calls import POLICY, JsonObject
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.evaluations import score_spans
-from tasks.metrics import StepFiles, measure
+from tasks.metrics import StepFiles, measure_step
 from tasks.recording.scores import Score
-from tasks.recording.spans import Span, table
+from tasks.recording.spans import Span, spans_table
 from tasks.recording.step_log import Metrics
 from tasks.reports.rollouts import read_games, transcripts
-from tasks.storage.json_files import write_rows
-from tasks.storage.tables import write
+from tasks.storage.files import write_rows
+from tasks.storage.tables import write_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 GROUPS, GROUP_SIZE = 6, 3
@@ -81,8 +80,8 @@ class Step:
     def __init__(self, folder: Path, beginnings: Sequence[int]) -> None:
         ends = [*beginnings[1:], GROUPS]
         spans = [
-            write(
-                table(
+            write_table(
+                spans_table(
                     span
                     for rollout in ROLLOUTS[begin * GROUP_SIZE : end * GROUP_SIZE]
                     for span in rollout
@@ -91,13 +90,15 @@ class Step:
             )
             for number, (begin, end) in enumerate(zip(beginnings, ends, strict=True))
         ]
-        credit = CreditAssignment("standardized", "rollout_mean", min_group_size=2, discount=0.9)
+        credit = credited(
+            "standardized", aggregation="rollout_mean", min_group_size=2, discount=0.9
+        )
         trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
         assemble_trajectories.make(trajectories, spans, ROLES)
         write_datums(datums, trajectories, credit)
         self.trajectories, self.datums = trajectories.read_bytes(), datums.read_bytes()
         files = StepFiles(spans, trajectories, {}, datums)
-        self.metrics: Metrics = measure(files, trained_roles=ROLES, min_group_size=2)
+        self.metrics: Metrics = measure_step(files, trained_roles=ROLES, min_group_size=2)
         self.games: list[JsonObject] = read_games(spans)
         self.transcripts = transcripts(spans)
         rows = [

@@ -11,10 +11,10 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from adapters.rendering.chat import Chat
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.reports.dryruns import describe
+from tasks.reports.dryruns import describe_dryrun
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
+from tests.support.credited import credited
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.servers.engine_server import TINY
 
@@ -95,8 +95,8 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
         said.getMessage() for said in caplog.records if said.name == "adapters.rendering.chat"
     ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
-    text = describe(
-        [RunFolder(tmp_path).spans(BATCH)], {}, CreditAssignment("centred"), served.read_context
+    text = describe_dryrun(
+        [RunFolder(tmp_path).spans(BATCH)], {}, credited("centred"), served.read_context
     )
     assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text
 

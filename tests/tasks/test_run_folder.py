@@ -8,7 +8,7 @@ import pytest
 
 from tasks.storage.names import batch_name, shard_name
 from tasks.storage.run_folder import (
-    LONGEST_NAME,
+    LONGEST_RUN_NAME,
     RunError,
     RunFolder,
     all_runs,
@@ -62,7 +62,16 @@ def test_any_agent_can_name_a_run() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["a", "7", "_x", "Big-one_2.1", "a.b", "a" * LONGEST_NAME, "dryruns/hello-1", "evaluations/x"],
+    [
+        "a",
+        "7",
+        "_x",
+        "Big-one_2.1",
+        "a.b",
+        "a" * LONGEST_RUN_NAME,
+        "dryruns/hello-1",
+        "evaluations/x",
+    ],
 )
 def test_a_run_is_named_by_letters_digits_and_three_signs(root: Path, name: str) -> None:
     assert folder_of(name).path == root / name
@@ -87,7 +96,7 @@ def test_whatever_a_shell_or_a_page_reads_otherwise_names_no_run(name: str) -> N
 
 def test_a_name_that_a_file_system_refuses_names_no_run() -> None:
     with pytest.raises(RunError, match="use at most 200 letters"):
-        folder_of("a" * (LONGEST_NAME + 1))
+        folder_of("a" * (LONGEST_RUN_NAME + 1))
     assert folder_of(name_run("command:" + "x" * 300, "1f")).name.endswith("x-1f")
 
 

@@ -10,10 +10,10 @@ import pytest
 from adapters.calls import POLICY
 from adapters.process.terminal import hanging
 from tasks.checkpoints import Ledger
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.step_log import record_metrics
 from tasks.reports.board.runs import count, list_runs, runs_table
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import bind_run, write_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.tasks.test_reports import LONG, ended, rollout, sealed
@@ -49,7 +49,7 @@ def make_run(
 
 
 def evaluate(run: RunFolder, step: int, *rewards: float) -> None:
-    scored = score([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
+    scored = score_outcomes([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
     write_json(run.evaluation(f"{step:05d}"), {"sampled": scored.model_dump(mode="json")})
 
 

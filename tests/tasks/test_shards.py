@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tasks.examples.curricula import shuffle_pass
 from tasks.examples.reading import Example, Source
-from tasks.shards import ShardSize, choose, draw_shard, read_shard
+from tasks.shards import ShardSize, choose_examples, draw_shard, read_shard
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -27,7 +27,7 @@ def numbers(shard: list[Example]) -> list[int]:
 
 
 def test_five_examples_in_shards_of_two_wrap_without_dropping_any() -> None:
-    steps = [numbers(choose(numbered(5), seed=0, step=step, size=2)) for step in range(5)]
+    steps = [numbers(choose_examples(numbered(5), seed=0, step=step, size=2)) for step in range(5)]
     assert Counter(place for step in steps for place in step) == dict.fromkeys(range(5), 2)
     assert sorted((steps[0] + steps[1] + steps[2])[:5]) == [0, 1, 2, 3, 4]
 
@@ -38,7 +38,7 @@ def test_any_step_is_the_same_slice_of_one_endless_series(
 ) -> None:
     passes = [shuffle_pass(count, seed, turn) for turn in range(100 // count + 1)]
     series = [place for order in passes for place in order]
-    shard = numbers(choose(numbered(count), seed, step, size))
+    shard = numbers(choose_examples(numbered(count), seed, step, size))
     assert shard == series[step * size : (step + 1) * size]
     assert all(sorted(order) == list(range(count)) for order in passes)
 
@@ -53,7 +53,7 @@ def test_the_order_never_changes_between_versions() -> None:
 
 def test_a_shard_without_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="got size 0, step 0"):
-        choose(numbered(3), seed=0, step=0, size=0)
+        choose_examples(numbered(3), seed=0, step=0, size=0)
 
 
 @pytest.fixture(scope="module")

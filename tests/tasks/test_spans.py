@@ -9,13 +9,13 @@ from adapters.calls import CallId, Completion, Request, Sampling, Usage
 from adapters.player_protocol import Failure, Outcome, RolloutEnd
 from adapters.rewards import Reward, read_reward
 from tasks.recording.spans import (
-    SCHEMA,
+    SPAN_SCHEMA,
     Span,
     call_span,
-    check,
+    check_span,
     end_spans,
-    identity,
-    table,
+    span_identity,
+    spans_table,
     without_secrets,
 )
 
@@ -67,7 +67,7 @@ def test_a_span_says_where_it_belongs() -> None:
         2,
     ]
     assert span["kept_span_id"] == call_span(completion(call=1))["span_id"]
-    check(span)
+    check_span(span)
 
 
 def test_a_span_shows_no_secrets() -> None:
@@ -78,8 +78,8 @@ def test_a_span_shows_no_secrets() -> None:
 
 def test_spans_fill_the_schema_whatever_their_kind() -> None:
     error, reward = ends(Failure("TimeoutError", "too long")), ends(Reward(0.1), attempt=1)
-    spans = table([*reward, call_span(completion()), *error])
-    assert spans.schema == SCHEMA
+    spans = spans_table([*reward, call_span(completion()), *error])
+    assert spans.schema == SPAN_SCHEMA
     assert spans["kind"].to_pylist() == ["error", "llm", "reward"]
     assert spans["reward"].to_pylist() == [None, None, 0.1]
     assert spans["error_type"].to_pylist() == ["TimeoutError", None, None]
@@ -88,11 +88,15 @@ def test_spans_fill_the_schema_whatever_their_kind() -> None:
 
 def test_a_role_and_each_of_its_calls_have_a_credit_of_their_own() -> None:
     *spans, _ = ends(read_reward({"judge": [0.5, 0.5]}), judge=[0, 1])
-    assert len({identity(span) for span in spans}) == len({span["span_id"] for span in spans}) == 3
+    assert (
+        len({span_identity(span) for span in spans})
+        == len({span["span_id"] for span in spans})
+        == 3
+    )
     assert [span["reward_name"] for span in spans] == ["role", "call", "call"]
-    assert table(spans)["kind"].to_pylist() == ["credit"] * 3
+    assert spans_table(spans)["kind"].to_pylist() == ["credit"] * 3
     with pytest.raises(ValueError, match=r"judge\.credit has the reward nan"):
-        check(ends(Reward(0.0, {"judge": float("nan")}), judge=[])[0])
+        check_span(ends(Reward(0.0, {"judge": float("nan")}), judge=[])[0])
 
 
 def test_the_end_of_a_rollout_is_its_credits_and_last_its_reward() -> None:
@@ -120,13 +124,15 @@ def test_a_call_that_no_policy_answered_has_its_usage_and_its_cost() -> None:
     span = call_span(completion(usage=Usage(7, 3, 0.25), prompt_token_ids=[], **nobody))
     assert (span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]) == (7, 3)
     assert (span["attributes"]["cost"], "gen_ai_request_top_p" in span) == (0.25, False)
-    check(span)
+    check_span(span)
 
 
 def test_spans_are_sorted_by_rollout_attempt_role_and_call() -> None:
     late = "train-00003-0012-02"
     spans = [completion(10), completion(2), completion(0, rollout_id=late)]
-    rows = table([call_span(span) for span in spans]).select(["rollout_id", "call"]).to_pylist()
+    rows = (
+        spans_table([call_span(span) for span in spans]).select(["rollout_id", "call"]).to_pylist()
+    )
     assert [(row["rollout_id"], row["call"]) for row in rows] == [
         (ROLLOUT, 2),
         (ROLLOUT, 10),
@@ -145,16 +151,16 @@ def test_spans_are_sorted_by_rollout_attempt_role_and_call() -> None:
 )
 def test_a_span_that_assembly_would_misread_is_refused(changed: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        check(call_span(completion(**changed)))
+        check_span(call_span(completion(**changed)))
 
 
 def test_an_unknown_column_or_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="no column colour"):
-        check({**call_span(completion()), "colour": "red"})
+        check_span({**call_span(completion()), "colour": "red"})
     with pytest.raises(ValueError, match="not 'turn'"):
-        check({**call_span(completion()), "kind": "turn"})
+        check_span({**call_span(completion()), "kind": "turn"})
     with pytest.raises(ValueError, match="must be finite"):
-        check(ends(Reward(float("inf")))[0])
+        check_span(ends(Reward(float("inf")))[0])
 
 
 def test_a_name_that_says_no_step_is_refused() -> None:
@@ -163,5 +169,5 @@ def test_a_name_that_says_no_step_is_refused() -> None:
 
 
 def test_tokens_may_not_be_missing_in_parquet() -> None:
-    assert SCHEMA.field("prompt_token_ids").type.value_type == pa.int32()
-    assert not SCHEMA.field("prompt_token_ids").type.value_field.nullable
+    assert SPAN_SCHEMA.field("prompt_token_ids").type.value_type == pa.int32()
+    assert not SPAN_SCHEMA.field("prompt_token_ids").type.value_field.nullable

@@ -15,16 +15,15 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.evaluations import ScoredRollout, score
-from tasks.recording.queries import answer
+from tasks.evaluations import ScoredRollout, score_outcomes
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import record_metrics
-from tasks.recording.views import GIVEN, VIEWS
-from tasks.storage.json_files import write_json
+from tasks.recording.views import GIVEN_VIEWS, VIEWS
+from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
 
@@ -60,9 +59,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ]
         trajectories = run.trajectories(POLICY, step)
         assemble_trajectories.make(trajectories, spans)
-        write_datums(run.datums(POLICY, step), trajectories, CreditAssignment("centred"))
+        write_datums(run.datums(POLICY, step), trajectories, credited("centred"))
         record_metrics(run.metrics, step, {"reward/mean": 0.5 + step / 2, "tokens/sampled": 7})
-    held_out = score([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
+    held_out = score_outcomes([ScoredRollout("a", 1.0, "bird"), ScoredRollout("b", 0.0)])
     write_json(run.evaluation("00002"), {"sampled": held_out.model_dump(mode="json")})
     yield tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "no statement writes a file"
@@ -82,7 +81,7 @@ def call(question: str, answer: str, **columns: object) -> dict:
 def ask(statement: str, *names: str) -> list[tuple]:
     """Return the rows of a statement over runs, by way of JSON."""
     runs = [folder_of(name) for name in names or ("hello", "new")]
-    return [tuple(row.values()) for row in json.loads(answer(statement, runs, "json"))]
+    return [tuple(row.values()) for row in json.loads(answer_query(statement, runs, "json"))]
 
 
 def text_of(token: int) -> str:
@@ -133,7 +132,7 @@ def test_a_question_of_the_document_is_answered(question: str, rows: list[tuple]
 
 @pytest.mark.usefixtures("runs")
 def test_every_view_is_of_one_run_or_of_all() -> None:
-    lacking = (*GIVEN, "expert", "verdicts", "comparisons")
+    lacking = (*GIVEN_VIEWS, "expert", "verdicts", "comparisons")
     for view in (view for view in VIEWS if view not in lacking):
         assert {row[0] for row in ask(f"from {view}")} == {"hello"}
     for view in ("spans", "calls", "rollouts", "groups", "evaluations"):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import UserError
-from tasks.storage.tables import arrays, select, write
+from tasks.storage.tables import arrays, select, write_table
 
 
 def test_a_query_is_answered_in_its_order_with_its_parameters(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_tokens_are_stored_byte_stream_split_and_read_back_bit_by_bit(tmp_path: 
             "mask": pa.array([[0, 1], []], pa.list_(pa.int8())),
         }
     )
-    path = write(table, tmp_path / "deep" / "t.parquet")
+    path = write_table(table, tmp_path / "deep" / "t.parquet")
     assert pq.read_table(path).equals(table)
     group = pq.ParquetFile(path).metadata.row_group(0)
     columns = [group.column(number) for number in range(4)]

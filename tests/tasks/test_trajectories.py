@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.recording.spans import table
-from tasks.storage.tables import read, write
+from tasks.recording.spans import spans_table
+from tasks.storage.tables import read_table, write_table
 from tasks.trajectories import assemble_trajectories, trajectories_of
 from tests.support.credited import rewards_by_group
 
@@ -39,7 +39,7 @@ def reward(value: float, **columns: object) -> dict:
 
 def assembled(folder: Path, *spans: dict) -> list[dict]:
     path = folder / "spans.parquet"
-    write(table(spans), path)
+    write_table(spans_table(spans), path)
     return trajectories_of([path]).to_pylist()
 
 
@@ -172,9 +172,9 @@ def test_rewards_are_grouped_by_example_where_something_trains(tmp_path: Path) -
     spans[-1] = spans[-1] | {"reward": 0.0}
     other = {"rollout_id": "train-00000-0001-00", "group_id": "train-00000-0001"}
     spans += [call(0, [1], [2], role="judge", **other), reward(1.0, **other)]
-    write(table(spans), path)
+    write_table(spans_table(spans), path)
     assemble_trajectories.make(tmp_path / "trajectories.parquet", [path])
-    trajectories = read(tmp_path / "trajectories.parquet")
+    trajectories = read_table(tmp_path / "trajectories.parquet")
     assert trajectories.num_rows == 3
     assert rewards_by_group(trajectories) == {
         "train-00000-0000": {"train-00000-0000-00": 1.0, "train-00000-0000-01": 0.0}

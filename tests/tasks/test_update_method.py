@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tinker.live_policy import Pass
-from tasks.algorithm.learning_rates import MixingSchedule
-from tasks.datums import OF_PAIRS, OF_REFERRED, SCHEMA, to_datums, units_of
+from tasks.datums import (
+    DATUM_SCHEMA,
+    PAIR_DATUM_SCHEMA,
+    REFERENCE_DATUM_SCHEMA,
+    to_datums,
+    units_of,
+)
+from tasks.settings.algorithm import Divergence
+from tasks.settings.given import Expert
 from tasks.settings.optimizer import Optimizer, ScheduleName
-from tasks.update_method import DivergenceTerm, ExpertTerm, UpdateMethod
+from tasks.update_method import UpdateMethod
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:
@@ -111,7 +118,7 @@ def weights_sent(passes: list[Pass]) -> float:
 
 def test_a_minibatch_of_rollouts_has_its_part_of_the_step_s_mean() -> None:
     """Four datums of one token each; the step's loss is their mean."""
-    rows = pa.Table.from_pylist([ROW] * 4, schema=SCHEMA)
+    rows = pa.Table.from_pylist([ROW] * 4, schema=DATUM_SCHEMA)
     for substeps, each in ((1, 1.0), (2, 0.5), (4, 0.25)):
         made = replace(method(substeps), loss="cross_entropy")
         units = units_of(to_datums(rows, "cross_entropy"), "cross_entropy")
@@ -125,7 +132,7 @@ def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
         for pair in range(4)
         for side in (0, 1)
     ]
-    rows = pa.Table.from_pylist(sides, schema=OF_PAIRS)
+    rows = pa.Table.from_pylist(sides, schema=PAIR_DATUM_SCHEMA)
     for substeps in (1, 2, 4):
         made = replace(method(substeps), loss="dpo", loss_settings={"beta": 0.1})
         units = units_of(to_datums(rows, "dpo", {"beta": 0.1}), "dpo")
@@ -135,9 +142,11 @@ def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
 
 def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
     """It has the coefficient, and beside an expert the share of the rollouts."""
-    rows = pa.Table.from_pylist([ROW | {"references": [0.0, -2.0]}] * 4, schema=OF_REFERRED)
-    penalty = DivergenceTerm("k2", 0.5)
-    expert = ExpertTerm("cross_entropy", MixingSchedule(0.2, 0.2))
+    rows = pa.Table.from_pylist(
+        [ROW | {"references": [0.0, -2.0]}] * 4, schema=REFERENCE_DATUM_SCHEMA
+    )
+    penalty = Divergence(coefficient=0.5, estimator="k2")
+    expert = Expert(path="texts.jsonl", share=0.2)
     made = replace(method(2), divergence=penalty, expert=expert)
     main, kept, texts = made.terms(0)
     assert (kept.loss, kept.factor, kept.file) == ("kl", 0.4, 0)

@@ -9,13 +9,13 @@ from pydantic import ConfigDict, Field
 
 from adapters.tinker.token_texts import find_token_texts
 from tasks.reports.board.played import (
-    PAGE,
+    PAGE_ROWS,
     ExampleSearch,
     FromQuery,
     GroupSearch,
     RolloutSearch,
-    Row,
     Sides,
+    ViewRow,
     choose_checkpoints,
     compare_examples,
     list_splits,
@@ -54,9 +54,9 @@ MOST_REPORTS = 16
 class RunSelection(FromQuery):
     """Selection of runs, and of what is drawn of them.
 
-    `runs` is a name in which a * stands for any letters, such as those of a sweep's runs. `key` is
-    `key=value`, or a key by which a run differs from most of its agent. Without a `run`,
-    the first ones of the page are drawn.
+    `runs` is a name in which a * stands for any letters: `sweep-*` names the runs of a sweep. `key`
+    is `key=value`, or a key by which a run differs from most of its agent. Without a `run`, the
+    first runs of the page are drawn.
     """
 
     runs: str | None = Field(default=None, max_length=300)
@@ -67,7 +67,7 @@ class RunSelection(FromQuery):
     run: list[str] = Field(default=[], max_length=COLOURS)
 
     def fits(self, run: RunFacts, differences: Sequence[tuple[str, str]]) -> bool:
-        """Return whether a run is one of those asked for."""
+        """Return whether a run is asked for."""
         if self.runs is not None and not fnmatchcase(run.name, self.runs):
             return False
         keys = {} if run.trouble else run.keys
@@ -80,7 +80,7 @@ class RunSelection(FromQuery):
 
 
 class Compared(FromQuery):
-    """Runs whose report is asked for; the rest is what the table of runs sends along."""
+    """Runs whose report is asked for; further fields come from the form of the table."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -96,7 +96,7 @@ def render_board(query: RunSelection) -> str:
         chosen.sort(key=lambda run: run.name)
     if query.sort == "reward":
         chosen.sort(key=last_reward, reverse=True)
-    shown = chosen[skipped(query) : skipped(query) + PAGE]
+    shown = chosen[skipped(query) : skipped(query) + PAGE_ROWS]
     ticked = [run for run in chosen if run.name in query.run]
     rows, ticked_rows = (
         [read_row(run, run.run.is_held(), differences[run.name], _look) for run in some]
@@ -127,7 +127,7 @@ def render_board(query: RunSelection) -> str:
 
 
 def render_run(name: str, query: FromQuery) -> str:
-    """Render the report of a run as it is now, with the ways to its other pages."""
+    """Render the report of a run as it is now, with links to its other pages."""
     run = folder_of(name)
     return _render_report(run, _version(run), query.live, _refresh(query, run.is_held()))
 
@@ -204,7 +204,7 @@ def _version(run: RunFolder) -> FileVersions:
 
 
 def _bound(name: str) -> RunFolder:
-    """Return the folder of a run; RunError if there is none, or if it is of another format."""
+    """Return the folder of a run; RunError if there is no run, or if its format is another."""
     run = folder_of(name)
     recipe_of(run)
     return run
@@ -228,7 +228,7 @@ def _render_of_run(run: RunFolder, page: str, query: FromQuery, **shown: object)
 
 
 def _render(template: str, query: FromQuery, is_running: bool, **shown: object) -> str:
-    framed = {"run_name": "", "here": "", "size": PAGE, "refresh": _refresh(query, is_running)}
+    framed = {"run_name": "", "here": "", "size": PAGE_ROWS, "refresh": _refresh(query, is_running)}
     return TEMPLATES.get_template(template).render(framed, query=query, **shown)
 
 
@@ -236,5 +236,5 @@ def _refresh(query: FromQuery, is_running: bool) -> int | None:
     return REFRESH_SECONDS if is_running and query.live == "on" else None
 
 
-def _found(rows: Sequence[Row]) -> int:
+def _found(rows: Sequence[ViewRow]) -> int:
     return rows[0]["found"] if rows else 0

@@ -6,7 +6,6 @@ Each value of an address is checked before it is used.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
@@ -20,22 +19,21 @@ from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
 from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import recipe_of
 from tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
-from tasks.storage.run_folder import TRAINED, RunError, RunFolder
+from tasks.storage.run_folder import TRAINED_SPLITS, RunError, RunFolder
 from tasks.storage.tables import query_beside
 
-SEARCH, GROUPS, CALLS, EXAMPLES = (
-    query_beside(str(Path(__file__).with_name(name)))
-    for name in ("rollouts", "groups", "calls", "examples")
+ROLLOUTS_QUERY, GROUPS_QUERY, CALLS_QUERY, EXAMPLES_QUERY = (
+    query_beside(__file__, name) for name in ("rollouts", "groups", "calls", "examples")
 )
 
-PAGE = 50
+PAGE_ROWS = 50
 """Rows of a page."""
-BRIEF, MIDDLE, WHOLE = 300, 2000, 20_000
+CELL_LETTERS, EXAMPLE_LETTERS, TEXT_LETTERS = 300, 2000, 20_000
 """Letters of a text that are shown in a table, of a held-out example, and of a text by itself."""
 MOST_CALLS = 200
 """Calls of a rollout that are shown."""
 
-Row = Mapping[str, Any]
+ViewRow = Mapping[str, Any]
 
 
 class FromQuery(BaseModel):
@@ -48,7 +46,7 @@ class FromQuery(BaseModel):
 
     @classmethod
     def read(cls, pairs: list[tuple[str, str]]) -> Self:
-        """Read the pairs of a query: of a name the last or, of a list, all that are not empty."""
+        """Read the pairs of a query: a name's last value or, for a list, all that are not empty."""
         given: dict[str, list[str]] = defaultdict(list)
         for name, text in pairs:
             if text:
@@ -58,7 +56,7 @@ class FromQuery(BaseModel):
         return cls.model_validate(values)
 
     def query(self, **changes: object) -> str:
-        """Return the query of the same page with some values changed, those of no default."""
+        """Return the query of the same page with some values changed; defaults are left out."""
         values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
         return f"?{urlencode(values, doseq=True)}"
 
@@ -75,7 +73,7 @@ class PlayedSearch(FromQuery):
 
 
 class RolloutSearch(PlayedSearch):
-    """Search of rollouts; a bound that is None bounds nothing."""
+    """Search of rollouts; a bound of None is no bound."""
 
     ended: Literal["rewarded", "ended", "failed", "left out", "under way"] | None = None
     at_least: float | None = Field(default=None, allow_inf_nan=False)
@@ -94,7 +92,7 @@ class GroupSearch(PlayedSearch):
 
 
 class Sides(FromQuery):
-    """Rollouts of a group that are shown beside each other; the second may be none."""
+    """Rollouts of a group that are shown beside each other; the second may be missing."""
 
     left: str | None = Field(default=None, max_length=300)
     right: str | None = Field(default=None, max_length=300)
@@ -111,44 +109,45 @@ class ExampleSearch(FromQuery):
 
 @dataclass(frozen=True)
 class ShownRollout:
-    """Rollout in full: its row of the search, its tokens, and the calls that those do not show."""
+    """Rollout in full: its row of the search, its tokens, and the calls without tokens."""
 
-    row: Row
+    row: ViewRow
     trajectories: Sequence[MarkedTrajectory]
-    calls: Sequence[Row]
+    calls: Sequence[ViewRow]
 
 
 def skipped(asked: FromQuery) -> int:
     """Return how many rows come before the page that is asked for."""
-    return PAGE * (asked.page - 1)
+    return PAGE_ROWS * (asked.page - 1)
 
 
-def search_rollouts(run: RunFolder, search: RolloutSearch) -> list[Row]:
+def search_rollouts(run: RunFolder, search: RolloutSearch) -> list[ViewRow]:
     """Return a page of the rollouts that fit; each has the number of all as `found`."""
     with open_views([run], ["rollouts"], search.played) as views:
-        return _search(views, search, letters=BRIEF, most=PAGE)
+        return _search(views, search, letters=CELL_LETTERS, most=PAGE_ROWS)
 
 
-def search_groups(run: RunFolder, search: GroupSearch) -> list[Row]:
+def search_groups(run: RunFolder, search: GroupSearch) -> list[ViewRow]:
     """Return a page of the groups that fit; each has the number of all as `found`."""
     with open_views([run], ["groups"], search.played) as views:
-        found = {"letters": BRIEF, "most": PAGE, "skipped": skipped(search)}
+        found = {"letters": CELL_LETTERS, "most": PAGE_ROWS, "skipped": skipped(search)}
         values = {name: getattr(search, name) for name in ("split", "step", "rewards")}
-        return _rows(views, GROUPS, {**values, **found})
+        return _rows(views, GROUPS_QUERY, {**values, **found})
 
 
 def list_splits(run: RunFolder) -> list[str]:
-    """List the splits of which a run has played something."""
+    """List the splits from which a run has played rollouts."""
     sealed, journals = run.all_spans()
     return sorted({parse_batch(path.stem).split for path in (*sealed, *journals)})
 
 
 def read_group(
     run: RunFolder, group: str, sides: Sides, text_of: TokenText | None
-) -> tuple[list[Row], list[ShownRollout]]:
-    """Return the rollouts of a group, and in full those that are asked for.
+) -> tuple[list[ViewRow], list[ShownRollout]]:
+    """Return the rollouts of a group, and the rollouts in full that are asked for.
 
-    If none is, the ones with the highest and the lowest reward. RunError if there is no group.
+    If no rollout is asked for, these are the ones with the highest and the lowest reward. RunError
+    if there is no group.
     """
     try:
         shard = parse_rollout(f"{group}-00").shard
@@ -158,7 +157,7 @@ def read_group(
         ) from error
     with open_views([run], ["rollouts", "calls"], lambda batch: batch.shard == shard) as views:
         search = RolloutSearch(order="highest")
-        rows = _search(views, search, letters=WHOLE, most=MOST_CALLS, group=group)
+        rows = _search(views, search, letters=TEXT_LETTERS, most=MOST_CALLS, group=group)
         if not rows:
             raise RunError(f"{run.name} has no group {group!r}; the page of its groups has them")
         by_name = {row["rollout_id"]: row for row in rows}
@@ -170,7 +169,7 @@ def played_examples(run: RunFolder) -> dict[str, list[int]]:
     """Map each held-out split to the checkpoints that played some of it."""
     sealed, journals = run.all_spans()
     names = [parse_batch(path.stem) for path in (*sealed, *journals)]
-    splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED}
+    splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED_SPLITS}
     ordered = sorted(splits, key=lambda split: split != "test")
     return {
         split: sorted({name.step for name in names if name.split == split}) for split in ordered
@@ -186,7 +185,7 @@ def choose_checkpoints(search: ExampleSearch, played: dict[str, list[int]]) -> E
     return search.model_copy(update={"split": split, "before": before, "after": after})
 
 
-def compare_examples(run: RunFolder, search: ExampleSearch) -> list[Row]:
+def compare_examples(run: RunFolder, search: ExampleSearch) -> list[ViewRow]:
     """Return a page of the examples that fit; each has the number of all as `found`."""
     steps = (search.before, search.after)
     with open_views(
@@ -195,9 +194,9 @@ def compare_examples(run: RunFolder, search: ExampleSearch) -> list[Row]:
         lambda batch: batch.split == search.split and batch.step in steps,
     ) as views:
         values = {"before": search.before, "after": search.after, "change": search.change}
-        shown = {"letters": MIDDLE, "most": PAGE, "skipped": skipped(search)}
+        shown = {"letters": EXAMPLE_LETTERS, "most": PAGE_ROWS, "skipped": skipped(search)}
         parameters = {**values, **shown, "roles": _trained_roles(run)}
-        return _rows(views, EXAMPLES, parameters)
+        return _rows(views, EXAMPLES_QUERY, parameters)
 
 
 def _trained_roles(run: RunFolder) -> Sequence[str]:
@@ -205,17 +204,17 @@ def _trained_roles(run: RunFolder) -> Sequence[str]:
     return [POLICY, *(role for role, who in roles.items() if policy_of(who))]
 
 
-def _show(run: RunFolder, views: Views, row: Row, text_of: TokenText | None) -> ShownRollout:
-    name, trained = row["rollout_id"], row["split"] in TRAINED
+def _show(run: RunFolder, views: Views, row: ViewRow, text_of: TokenText | None) -> ShownRollout:
+    name, trained = row["rollout_id"], row["split"] in TRAINED_SPLITS
     marked = mark_trajectories(run, _step_of(run, row), text_of, [name]) if trained else {}
     trajectories = marked.get(name, [])
     told = {one.role for one in trajectories}
     values = {"rollout": name, "attempt": row["attempt"], "told": [*told]}
-    calls = _rows(views, CALLS, {**values, "letters": WHOLE, "most": MOST_CALLS})
+    calls = _rows(views, CALLS_QUERY, {**values, "letters": TEXT_LETTERS, "most": MOST_CALLS})
     return ShownRollout(row, trajectories, calls)
 
 
-def _step_of(run: RunFolder, row: Row) -> int:
+def _step_of(run: RunFolder, row: ViewRow) -> int:
     """Return the step that trains on a rollout: its shard's, unless steps are made by arrival."""
     made = ArrivalLedger(run.arrivals).steps().items()
     return next((step for step, batches in made if row["batch"] in batches), row["step"])
@@ -223,11 +222,11 @@ def _step_of(run: RunFolder, row: Row) -> int:
 
 def _search(
     views: Views, search: RolloutSearch, letters: int, most: int, group: str | None = None
-) -> list[Row]:
+) -> list[ViewRow]:
     values = search.model_dump(exclude={"page", "live"})
     paged = {"letters": letters, "most": most, "skipped": skipped(search)}
-    return _rows(views, SEARCH, {**values, **paged, "group": group})
+    return _rows(views, ROLLOUTS_QUERY, {**values, **paged, "group": group})
 
 
-def _rows(views: Views, query: str, values: Mapping[str, object]) -> list[Row]:
+def _rows(views: Views, query: str, values: Mapping[str, object]) -> list[ViewRow]:
     return views.sql(query, params=dict(values)).to_arrow_table().to_pylist()

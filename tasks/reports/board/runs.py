@@ -1,18 +1,18 @@
-"""A folder of runs → its rows: those of the board's table, and the table of `ratchet runs`."""
+"""A folder of runs → the rows of the board's table, and the table of `ratchet runs`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from adapters.errors import counted
 from adapters.process.terminal import hanging
 from tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
 from tasks.reports.tables import fitted
-from tasks.storage.keys import Json
+from tasks.storage.dotted_keys import Json
 from tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
-NAMES = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
-LONG = ("run", "agent", "parent", "state")
+RUN_COLUMNS = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
+SHORTENED_COLUMNS = ("run", "agent", "parent", "state")
 """Columns that are shortened in a narrow terminal."""
 THOUSANDS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -22,9 +22,9 @@ class RunRow:
     """Run in a list of runs.
 
     Its state is running (a process trains it), finished, stopped (it can be continued), damaged or
-    unreadable, of which `trouble` says why; and whether `ratchet serve` serves a checkpoint of it.
+    unreadable (`trouble` says why); and whether `ratchet serve` serves a checkpoint of it.
     An update in doubt was under way when the run stopped; continuing rebuilds the weights before
-    it. `doing` says what a running one does, on the board.
+    it. `doing` says what a running run does, on the board.
     """
 
     facts: RunFacts
@@ -40,7 +40,7 @@ class RunRow:
         return self.facts.name
 
     def cells(self) -> list[object]:
-        """Return what the table shows of the run, by NAMES."""
+        """Return what the table shows of the run, by RUN_COLUMNS."""
         of = self.facts
         named = [self.name, None if of.trouble else of.agent]
         if self.trouble:
@@ -72,7 +72,7 @@ class RunRow:
 
 
 def read_runs() -> list[RunFacts]:
-    """Return the facts of all runs, the newest first, and then of those that cannot be read."""
+    """Return the facts of all runs, the newest first, and unreadable runs last."""
     runs = map(read_facts, all_runs())
     return sorted(runs, key=lambda of: "" if of.trouble else of.created, reverse=True)
 
@@ -109,7 +109,7 @@ def runs_table(width: int) -> str:
     rows = list_runs()
     if not rows:
         return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    table = fitted(NAMES, [row.cells() for row in rows], width, LONG)
+    table = fitted(RUN_COLUMNS, [row.cells() for row in rows], width, SHORTENED_COLUMNS)
     return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
 
 
@@ -129,9 +129,12 @@ def show(value: Json) -> str:
 def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]]]:
     """Map each run, by name, to the keys by which it differs from most of its agent's runs.
 
-    Where no value is that of more than half of them, each run has its own.
+    Where no value is common to more than half of these runs, every run shows its value.
     """
-    shown = {of.name: {} if of.trouble else _show_keys(of.keys) for of in runs}
+    shown = {
+        of.name: {} if of.trouble else {key: show(value) for key, value in of.keys.items()}
+        for of in runs
+    }
     values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for of in runs:
         for key, value in shown[of.name].items():
@@ -153,12 +156,8 @@ def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]
 
 
 def last_reward(facts: RunFacts) -> float:
-    """Return the last held-out reward, by which runs are ranked; none is the least."""
+    """Return the last held-out reward, by which runs are ranked; a run without one ranks last."""
     try:
         return facts.headlines[-1].reward if facts.headlines else float("-inf")
     except BROKEN:
         return float("-inf")
-
-
-def _show_keys(keys: Mapping[str, Json]) -> dict[str, str]:
-    return {key: show(value) for key, value in keys.items()}

@@ -12,7 +12,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 
 from adapters.calls import Refused
-from adapters.clients.litellm import PASSED_ON
+from adapters.clients.litellm import PASSED_FIELDS
 from adapters.dialects.field_rules import RULES, Api, Fate, rules_of, write_table
 from adapters.dialects.table import DIALECTS
 from tests.support.door.opened_door import ASK, Opened
@@ -77,10 +77,10 @@ def test_a_top_k_that_is_none_is_refused(value: object) -> None:
 
 
 def test_a_role_that_a_model_behind_litellm_answers_takes_what_litellm_passes_on() -> None:
-    asked = READERS[Api.CHAT].read(body(Api.CHAT, logit_bias={"5": -100}), PASSED_ON)
+    asked = READERS[Api.CHAT].read(body(Api.CHAT, logit_bias={"5": -100}), PASSED_FIELDS)
     assert asked.fields["logit_bias"] == {"5": -100}
     with pytest.raises(Refused, match="guided_json"):
-        READERS[Api.CHAT].read(body(Api.CHAT, guided_json={}), PASSED_ON)
+        READERS[Api.CHAT].read(body(Api.CHAT, guided_json={}), PASSED_FIELDS)
 
 
 def test_a_refused_field_is_told_to_the_client_and_is_no_call(opened: Opened) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from adapters.calls import Message, Refused, Tool
-from adapters.dialects.structured import render_told
+from adapters.dialects.instructions import render_told
 from adapters.door.role_calls import KeptCalls
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from adapters.door.door import Door
-from adapters.process.event_loop import SHORT
+from adapters.process.event_loop import SHORT_TEXT
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.door_batches import bearer
@@ -20,7 +20,7 @@ SLOW = (
     "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
 )
 """A template that takes a long time for a long message."""
-LONG: Any = [{"role": "user", "content": "x" * (SHORT + 1)}]
+LONG: Any = [{"role": "user", "content": "x" * (SHORT_TEXT + 1)}]
 
 
 async def send(opened: Opened, *bodies: dict[str, Any]) -> list[str]:
@@ -54,7 +54,7 @@ def test_a_long_prompt_is_rendered_while_others_are_answered() -> None:
         slow, quick = {"model": "m", "messages": LONG}, {"model": "m", "messages": ASK}
         assert asyncio.run(send(opened, slow, quick)) == ["1", "0"]
         assert {len(s.request.messages[0]["content"]): s.id.number for s in opened.spans} == {
-            SHORT + 1: 0,
+            SHORT_TEXT + 1: 0,
             len(ASK[0]["content"]): 1,
         }
 

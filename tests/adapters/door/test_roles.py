@@ -17,16 +17,15 @@ from adapters.door.role_calls import KeptCalls, Memory
 from adapters.door.roles import check_role
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.metrics import StepFiles, measure
+from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
 from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.support.door.opened_door import Opened
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.door.stand_in import CHAT, END, StandIn, letters, turn
@@ -127,9 +126,11 @@ def made(folder: Path, discount: float = 1.0) -> tuple[list[Span], dict[str, flo
     trajectories, datums = folder / "trajectories.parquet", folder / "datums.parquet"
     trajectories.unlink(missing_ok=True)
     assemble_trajectories.make(trajectories, spans, TRAINED)
-    write_datums(datums, trajectories, CreditAssignment("centred", "sum", 2, discount))
+    write_datums(datums, trajectories, credited("centred", 2, discount=discount))
     files = StepFiles(spans, trajectories, {}, datums)
-    return read(datums).to_pylist(), measure(files, trained_roles=TRAINED, min_group_size=2)
+    return read_table(datums).to_pylist(), measure_step(
+        files, trained_roles=TRAINED, min_group_size=2
+    )
 
 
 def calls_of(spans: list[Span], role: str) -> list[Span]:

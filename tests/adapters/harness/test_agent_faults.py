@@ -19,15 +19,14 @@ from openai import AsyncOpenAI
 
 from adapters.harness.agents import contained_task
 from adapters.harness.player import BatchRefused
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.metrics import StepFiles, measure
+from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import Journal, JournalError
 from tasks.shards import BatchPlan
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import rewards_by_group, write_datums
+from tests.support.credited import credited, rewards_by_group, write_datums
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until
 
@@ -262,7 +261,7 @@ def test_a_reward_without_calls_is_counted_and_not_trained(played: Any, tmp_path
         1,
         1,
     )
-    trajectories = read(tmp_path / "trajectories.parquet")
+    trajectories = read_table(tmp_path / "trajectories.parquet")
     rewards = rewards_by_group(trajectories)["train-00000-0000"]
     assert rewards == {"train-00000-0000-01": 1.0, "train-00000-0000-02": 0.0}
 
@@ -313,5 +312,5 @@ def measured(folder: Path) -> dict[str, float]:
     spans, trajectories = [RunFolder(folder).spans(BATCH)], folder / "trajectories.parquet"
     assemble_trajectories.make(trajectories, spans)
     datums = folder / "datums.parquet"
-    write_datums(datums, trajectories, CreditAssignment("centred"))
-    return measure(StepFiles(spans, trajectories, {}, datums))
+    write_datums(datums, trajectories, credited("centred"))
+    return measure_step(StepFiles(spans, trajectories, {}, datums))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adapters.harness.agents import load_agent
-from adapters.harness.environments.names import NoEnvironment
+from adapters.harness.verifiers import NoEnvironment
 from adapters.rewards import Reward
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 

@@ -104,7 +104,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     endpoints = {POLICY: {"base_url": "http://127.0.0.1:9", "api_key": KEY, "model": "m"}}
     script = f"""
 import asyncio
-from adapters.harness.isolated import own_process
+from adapters.harness.player import own_process
 
 async def play():
     async with own_process({agent!r}, {{"file": {str(started)!r}}}, {endpoints}) as end:

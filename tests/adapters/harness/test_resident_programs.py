@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
-from adapters.harness.programs import resident
-from adapters.harness.programs.process import CommandFailed, NoCommand
-from adapters.harness.programs.resident import LONGEST_LINE, kill_programs
+from adapters.harness.programs import (
+    LONGEST_LINE,
+    CommandFailed,
+    NoCommand,
+    kill_programs,
+)
 from tests.support.processes import ROOT, wait_until
 
 NOWHERE = {
@@ -200,7 +203,7 @@ def test_a_cancelled_rollout_is_announced_and_the_others_go_on(tmp_path: Path) -
 def test_a_program_that_does_not_answer_a_cancelled_rollout_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(resident, "CANCEL_SECONDS", 0.3)
+    monkeypatch.setattr("adapters.harness.programs.CANCEL_SECONDS", 0.3)
     begun = tmp_path / "begun"
     name = program(f"read(); open({str(begun)!r}, 'w').close(); time.sleep(600)")
 

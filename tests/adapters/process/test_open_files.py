@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from adapters.harness.programs.process import Program, running_program
+from adapters.harness.programs import Program, running_program
 from adapters.process.open_files import (
     HIGHEST_OF_MACOS,
     LIMIT,
@@ -27,7 +27,7 @@ LIMITED = 'ulimit -S -n 200; ulimit -H -n 400; exec "$@"'
 RAISED = """
 import asyncio, os, resource
 import flows
-from adapters.harness.programs.process import Program, running_program
+from adapters.harness.programs import Program, running_program
 from adapters.process.open_files import most_rollouts
 
 async def limit():

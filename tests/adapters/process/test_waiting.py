@@ -17,13 +17,15 @@ from tinker.types import RequestErrorCategory
 from adapters.errors import EngineDied, PassingError
 from adapters.process.running_clock import Wait
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.faults import (
+from adapters.tinker.service import (
+    PatientSampler,
+    Service,
     ServiceFailed,
     ServiceRefused,
     TimedOut,
+    open_session,
     translate_error,
 )
-from adapters.tinker.service import PatientSampler, Service, open_session
 
 
 @pytest.fixture

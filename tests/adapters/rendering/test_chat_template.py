@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from adapters.calls import Message, Refused, Tool
 from adapters.door.role_calls import KeptCalls
 from adapters.rendering.chat import Chat
-from adapters.rendering.chat_template import ChatTemplateError
 from adapters.rendering.renderer_names import TEMPLATE
+from adapters.rendering.writing import ChatTemplateError
 from tests.support.door.answered_call import answered_call
 from tests.support.runs.small_recipe import small_recipe
 

@@ -8,9 +8,9 @@ import pytest
 from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from adapters.rendering.chat import Chat
-from adapters.rendering.fitting import choose_renderer, fitting_renderers
-from adapters.rendering.probes import LOOK
+from adapters.rendering.marks import LOOK
 from adapters.rendering.renderer_names import TEMPLATE, NoRenderer, shorten_renderer
+from adapters.rendering.writing import choose_renderer, fitting_renderers
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 PLAIN = (

@@ -4,8 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from adapters.calls import Message, Refused
-from adapters.rendering.chat import Chat
-from adapters.rendering.lengths import check_length, longest_token
+from adapters.rendering.chat import Chat, check_length, longest_token
 from adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.opened_door import TINY
 

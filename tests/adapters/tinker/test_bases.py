@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adapters.tinker import model_files
+from adapters.tinker import bases
 from adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
 from engine.training import trainer
 from tests.support.gguf_models import write_gguf
@@ -26,7 +26,7 @@ def own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_memory_of_training_is_bounded_as_in_the_engine() -> None:
-    bounds = (model_files.MICROBATCH_TOKENS, model_files.MICROBATCH_WORK)
+    bounds = (bases.MICROBATCH_TOKENS, bases.MICROBATCH_WORK)
     assert bounds == (trainer.MICROBATCH_TOKENS, trainer.MICROBATCH_WORK)
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from adapters.tracking.tracker import TrackedRun
 from tasks.settings.run import Tracking
-from tasks.tracking.choice import tracker_openers
-from tasks.tracking.run_tracking import RunTracking
+from tasks.tracking.run_tracking import RunTracking, tracker_openers
 from tests.support.runs.tracked_run import WRITTEN, GrowingRun
 
 mlflow = pytest.importorskip("mlflow")

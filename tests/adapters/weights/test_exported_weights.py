@@ -15,10 +15,8 @@ from tinker import AdamParams, Datum, ModelInput
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.external_weights import download, fetch_weights
-from adapters.tinker.faults import ServiceFailed
-from adapters.tinker.live_policy import LivePolicy
-from adapters.tinker.service import Service
+from adapters.tinker.live_policy import LivePolicy, download, fetch_weights
+from adapters.tinker.service import Service, ServiceFailed
 from adapters.weights.adapter import (
     TENSORS,
     Adapter,
@@ -38,7 +36,7 @@ from adapters.weights.network import (
     save_network,
     score,
 )
-from tasks.exports.parity import largest_difference
+from tasks.reports.exports import largest_difference
 from tests.support.servers.engine_server import connected, make_tiny_model, serving
 
 TOLERANCE = 1e-4

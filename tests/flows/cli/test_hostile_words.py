@@ -16,7 +16,7 @@ from flows.cli.commands import app
 from flows.cli.comparing import _shown
 from flows.cli.main import show_trace
 from flows.runtime.flow_runs import RunSummary
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.transcripts import read_transcripts
 from tasks.reports.dryruns import _list_spans, _show_best
 from tasks.reports.progress import ProgressReader, describe_run, say_facts
@@ -97,7 +97,9 @@ def summary() -> RunSummary:
 
 def scores() -> str:
     measures = {f"measure/{HOSTILE}": 1.0}
-    return scores_table({HOSTILE: score([ScoredRollout("a", 1.0, HOSTILE, measures=measures)])})
+    return scores_table(
+        {HOSTILE: score_outcomes([ScoredRollout("a", 1.0, HOSTILE, measures=measures)])}
+    )
 
 
 def watched(run: RunFolder) -> str:

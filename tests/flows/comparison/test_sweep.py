@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
 from flows.recipe.loading import changed_recipe, recipe_options, swept_recipe
-from flows.recipe.plan import SweepRecipe, as_overrides, measured_by, name_child
+from flows.recipe.plan import SweepRecipe, as_overrides, name_child
 from flows.recipe.run_recipe import RunRecipe
 from flows.stages import PlanSummary
 from flows.sweep import check_sweep, choose, describe_draws, sweep
@@ -200,7 +200,7 @@ def test_runs_are_measured_alike_where_training_alone_differs(
     recipe = changed_recipe(base, (), RunRecipe)
     other = changed_recipe(base, as_overrides(values), RunRecipe)
     assert other != recipe
-    assert measured_by(other, select) == measured_by(recipe, select)
+    assert other.measured_by(select) == recipe.measured_by(select)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherw
 ) -> None:
     recipe = changed_recipe(base, (), RunRecipe)
     other = changed_recipe(base, as_overrides(values), RunRecipe)
-    assert measured_by(other, "reward") != measured_by(recipe, "reward")
+    assert other.measured_by("reward") != recipe.measured_by("reward")
 
 
 def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None) -> None:

@@ -16,17 +16,17 @@ from pydantic import ValidationError
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import Pass
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.recipe.algorithm import Algorithm
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.forks import fork_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
-from tasks.algorithm.learning_rates import MixingSchedule
 from tasks.examples.reading import DatasetError
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
+from tasks.settings.algorithm import Algorithm
+from tasks.settings.given import Expert
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import EXPERT
@@ -56,10 +56,10 @@ def sent(asked: Pass, name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("step", range(5))
 def test_the_share_rises_to_the_peak_and_falls_by_a_cosine_to_the_valley(step: int) -> None:
-    schedule = MixingSchedule(peak=0.9, valley=0.1, warmup=2, decay=2)
+    expert = Expert(path="a", share=0.9, final_share=0.1, warmup_steps=2, decay_steps=2)
     expected = [0.0, 0.45, 0.9, 0.1 + 0.8 * (1 + cos(pi / 2)) / 2, 0.1]
-    assert schedule.at(step) == pytest.approx(expected[step], abs=1e-12)
-    assert MixingSchedule(0.3, 0.3).at(step) == 0.3
+    assert expert.share_at(step) == pytest.approx(expected[step], abs=1e-12)
+    assert Expert(path="a", share=0.3).share_at(step) == 0.3
 
 
 def test_both_sources_are_counted_and_their_shares_are_those_of_the_schedule(
@@ -178,7 +178,7 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
         ({"algorithm": {"expert": {"path": "a", "divisor": 3}}}, "normalisation token with divis"),
         (
             {"algorithm": {"expert": {"runs": ["a"], "query": "select 1", "trained": "all"}}},
-            "algorithm.expert.trained all does nothing with a query",
+            "trained all does nothing without path",
         ),
     ],
 )

@@ -30,7 +30,7 @@ from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.given.held_out import read_measure
-from tasks.recording.queries import answer
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import read_metrics
 from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
@@ -167,7 +167,7 @@ def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     assert "loss" in report
     assert re.search(r"texts, train: .*400 texts, [\d,]+ tokens, .*400 sequences<", report)
     question = "select split, count(*) as texts from texts group by split order by split"
-    assert answer(question, [whole], "csv").decode() == "split,texts\ntest,128\ntrain,400\n"
+    assert answer_query(question, [whole], "csv").decode() == "split,texts\ntest,128\ntrain,400\n"
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     shutil.move(tmp_path / "sampled", folder_of("sampled").path)
     assert summary.after is not None
     sampled_tokens = "select tokens from trajectories join ({}) using (run, rollout_id)"
-    chosen = answer(sampled_tokens.format(dataset["query"]), [folder_of("sampled")], "json")
+    chosen = answer_query(sampled_tokens.format(dataset["query"]), [folder_of("sampled")], "json")
     texts = "select tokens from texts where split = 'train'"
-    learnt = answer(texts, [folder_of("best")], "json")
+    learnt = answer_query(texts, [folder_of("best")], "json")
     assert sorted(map(str, json.loads(chosen))) == sorted(map(str, json.loads(learnt)))
     assert len(json.loads(learnt)) == 4
     both = changed(dataset=dataset | {"held_out": best.format("step")}, steps=2)
@@ -268,7 +268,7 @@ def test_several_sources_are_learnt_by_their_shares(summary: RunSummary) -> None
         "select step, split_part(group_id, '/', 1) as source, count(*) as texts from datums "
         "group by all order by all"
     )
-    steps = json.loads(answer(question, [run], "json"))
+    steps = json.loads(answer_query(question, [run], "json"))
     assert [(row["source"], row["texts"]) for row in steps] == [("chat", 6), ("people", 2)] * 3
     last = read_metrics(run.metrics)[-1]
     assert last["test/loss/chat"] < last["test/loss/people"]
@@ -323,7 +323,7 @@ def test_a_source_without_texts_is_refused(summary: RunSummary, tmp_path: Path) 
         ("drop table x", "dataset.query cannot be asked"),
         (
             "select run, rollout_id from rollouts",
-            "chooses none of the rollouts of whole|The views are|Catalog",
+            "chooses nothing among the rollouts of whole|The views are|Catalog",
         ),
     ],
 )

@@ -22,19 +22,19 @@ from flows.runtime.flow_runs import summarize_run
 from flows.runtime.forks import fork_run, replay_run
 from flows.runtime.policies import recorded_steps
 from flows.train import train
-from tasks.judging.verdicts import verdicts_of
+from tasks.judging import verdicts_of
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.facts import read_facts
-from tasks.reports.page import SPENDING
+from tasks.reports.page import SPENDING_QUERY
 from tasks.rollouts import StepStopped
 from tasks.shards import read_shard
 from tasks.storage.files import is_written
 from tasks.storage.manifest import ancestors
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch
@@ -60,14 +60,14 @@ whole = fixture_of(RECIPE)
 
 
 def scores_of(run: RunFolder, step: int) -> dict[str, float]:
-    rows = read(run.verdicts(step)).to_pylist()
+    rows = read_table(run.verdicts(step)).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows}
 
 
 def test_rewards_are_the_scores_of_the_judge(whole: RunFolder) -> None:
     for step in range(RECIPE.steps):
         scores = scores_of(whole, step)
-        rewards = read(whole.rewards(POLICY, step)).to_pylist()
+        rewards = read_table(whole.rewards(POLICY, step)).to_pylist()
         assert len(rewards) == 16
         assert {row["rollout_id"]: row["reward"] for row in rewards} == scores
         groups: dict[str, list[float]] = defaultdict(list)
@@ -102,7 +102,7 @@ def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
 def spent(run: RunFolder) -> list[tuple[str, int]]:
     """List the calls of each role of a run that its report says."""
     with open_views([run]) as views:
-        rows = views.sql(SPENDING, params={"ancestors": ancestors(run)}).to_arrow_table()
+        rows = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)}).to_arrow_table()
     return [(row["role"], row["calls"]) for row in rows.to_pylist()]
 
 
@@ -176,7 +176,7 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     replay(other, "whole", run="again")
     again = folder_of("again")
     assert len(read_shard(again.shard("judge-00000"))) == 4 * 6
-    assert read(again.datums(POLICY, 0)).num_rows > 0
+    assert read_table(again.datums(POLICY, 0)).num_rows > 0
     replay(RECIPE.model_copy(update={"steps": 1}), "whole", run="same")
     kept = folder_of("same")
     assert is_written(kept.spans("judge-00000.0"))
@@ -361,7 +361,7 @@ def test_a_policy_that_judges_tells_the_probability_of_its_verdicts(
     shrunk = shrink(judged(judge, roles=roles, agent=RECIPE.agent), 2)
     dryrun(shrunk, run="dryruns/told")
     rows = folder_of("dryruns/told").sealed("judge-00000")
-    calls = [row for path in rows for row in read(path).to_pylist() if row["kind"] == LLM]
+    calls = [row for path in rows for row in read_table(path).to_pylist() if row["kind"] == LLM]
     assert calls
     assert all(json.loads(call["attributes"])["request"]["logprobs"] is True for call in calls)
 

@@ -29,15 +29,14 @@ from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of
 from tasks.examples.reading import DatasetError
 from tasks.given.scores import SCORED_AT_ONCE
-from tasks.recording.queries import answer
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import read_metrics
 from tasks.reports.board.runs import runs_table
 from tasks.reports.page import render_report
 from tasks.reports.verification import find_damage
-from tasks.storage.checksums import Damaged
-from tasks.storage.json_files import read_json, write_json
+from tasks.storage.files import Damaged, read_json, write_json
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE as TEXTS
@@ -119,7 +118,7 @@ def test_a_run_that_has_its_pairs_needs_their_file_no_more(whole: RunFolder) -> 
 
 
 def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
-    recorded = read(whole.datums(POLICY, 0))
+    recorded = read_table(whole.datums(POLICY, 0))
     assert recorded["pair"].to_pylist() == [pair for pair in range(6) for _ in range(2)]
     assert recorded["side"].to_pylist() == [0, 1] * 6
     method = changed(optimizer={"substeps": 4}).update_method()
@@ -144,7 +143,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     assert len(read_metrics(folder_of(name).metrics)) == done
     prefer(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []
-    references = [read(folder_of(run).pair_references) for run in (name, "whole")]
+    references = [read_table(folder_of(run).pair_references) for run in (name, "whole")]
     assert references[0] == references[1], "the reference is never the policy of a resumed run"
 
 
@@ -155,7 +154,7 @@ def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
     run = folder_of("scoring")
     assert kill_at("score", run).returncode == -9
     kept = run.scored_parts()
-    assert sum(read(part).num_rows for part in kept) == 2 * SCORED_AT_ONCE
+    assert sum(read_table(part).num_rows for part in kept) == 2 * SCORED_AT_ONCE
     assert [*find_damage(run)] == []
     kept[0].write_bytes(b"")
     with pytest.raises(Damaged, match=str(kept[0])):
@@ -163,7 +162,7 @@ def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
     kept[0].unlink()
     prefer(RECIPE, run=run.name)
     assert list_faults(run, read_contents(whole)) == []
-    assert read(run.pair_references) == read(whole.pair_references)
+    assert read_table(run.pair_references) == read_table(whole.pair_references)
 
 
 def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:
@@ -199,7 +198,7 @@ def test_what_reads_runs_reads_one_of_pairs(whole: RunFolder) -> None:
         "select split, count(distinct example_id) as pairs from pairs "
         "join pair_references using (run, split, example_id, side, part) group by split order by 1"
     )
-    assert answer(question, [whole], "csv").decode() == "split,pairs\ntest,128\ntrain,400\n"
+    assert answer_query(question, [whole], "csv").decode() == "split,pairs\ntest,128\ntrain,400\n"
 
 
 def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
@@ -239,7 +238,7 @@ def test_labelled_answers_are_learnt_without_pairs(
     labelled = {"dataset": {"path": str(PAIRS.with_name("hello_labelled.jsonl"))}}
     summary = prefer(changed(**labelled, preference={"loss": "kto"}), run="labelled")
     run = folder_of(summary.run)
-    rows, datums = read_metrics(run.metrics), read(run.datums(POLICY, 0))
+    rows, datums = read_metrics(run.metrics), read_table(run.datums(POLICY, 0))
     assert (summary.before, rows[0]["loss"]) == (0.5, pytest.approx(0.5, abs=1e-6))
     assert summary.after is not None
     assert summary.after > 0.7
@@ -265,8 +264,8 @@ def test_rollouts_are_labelled_by_a_query(played: RunFolder) -> None:
     kto = {"loss": "kto"}
     run = folder_of(prefer(changed(dataset=dataset, preference=kto, steps=1), run="labels").run)
     question = query.format(0).replace("select run, rollout_id,", "select count(*) as rollouts,")
-    counted = answer(f"{question} group by label order by label", [played], "csv")
-    pairs = read(run.pairs).filter(pc.field("split") == "train")
+    counted = answer_query(f"{question} group by label order by label", [played], "csv")
+    pairs = read_table(run.pairs).filter(pc.field("split") == "train")
     sides = Counter(pairs["side"].to_pylist())
     expected = f"rollouts,label\n{sides['rejected']},false\n{sides['chosen']},true\n"
     assert counted.decode() == expected
@@ -285,8 +284,8 @@ def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(played: RunFolder)
     """
     dataset = {"runs": [played.name], "query": query.format("= 0"), "held_out": query.format("= 1")}
     run = folder_of(prefer(changed(dataset=dataset, steps=1), run="of-rollouts").run)
-    pairs = read(run.pairs)
-    sampled = read(played.trajectories(POLICY, 0))
+    pairs = read_table(run.pairs)
+    sampled = read_table(played.trajectories(POLICY, 0))
     tokens = [one.tolist() for one in arrays(sampled["tokens"])]
     train_pairs = [split == "train" for split in pairs["split"].to_pylist()]
     assert all(

@@ -17,7 +17,7 @@ from flows.recipe.run_recipe import RunRecipe
 from tasks.given.given import bind_given
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tests.support.published_sets import SETS
 
 END = "<|im_end|>"
@@ -52,7 +52,7 @@ def trained_texts(recipe: RunRecipe, chat: Chat, folder: Path) -> list[str]:
     units = recipe.units(RunFolder(folder))
     bind_given.make(units.path, units, recipe.given_examples(), chat, recipe.dataset)
     weights = "weights" if isinstance(recipe, FinetuneRecipe) else "mask"
-    rows = read(units.path).filter(pc.field("split") == "train")
+    rows = read_table(units.path).filter(pc.field("split") == "train")
     if weights == "mask":
         rows = rows.filter(pc.field("side") != "mismatched")
     said: list[str] = []

@@ -14,7 +14,7 @@ from flows.train import train
 from tasks.checkpoints import policy_version
 from tasks.recording.spans import LLM, REWARD
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read
+from tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch
@@ -36,14 +36,14 @@ def played(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
 
 def answered(run: RunFolder, batch: str) -> set[tuple[str, str]]:
     """List who has answered which role in a batch."""
-    rows = read(run.spans(batch)).to_pylist()
+    rows = read_table(run.spans(batch)).to_pylist()
     return {(row["role"], row["policy_version"]) for row in rows if row["kind"] == LLM}
 
 
 def test_one_policy_plays_and_trains_both_sides_whose_rewards_cancel(played: RunFolder) -> None:
     [version] = {who for _, who in answered(played, "train-00001.0")}
     assert answered(played, "train-00001.0") == {("policy", version), ("opponent", version)}
-    rewards = read(played.rewards(POLICY, 1)).to_pylist()
+    rewards = read_table(played.rewards(POLICY, 1)).to_pylist()
     by_rollout: dict[str, list[float]] = {}
     for row in rewards:
         by_rollout.setdefault(row["rollout_id"], []).append(row["reward"])
@@ -65,11 +65,13 @@ def test_a_checkpoint_that_answers_a_role_is_bound_and_never_trained(played: Run
     assert read_bound(run, "played@3").step == 3
     assert ("opponent", against) in answered(run, "train-00000.0")
     assert ("opponent", against) in answered(run, "test-00001.0")
-    roles = {row["role"] for row in read(run.rewards(POLICY, 0)).to_pylist()}
+    roles = {row["role"] for row in read_table(run.rewards(POLICY, 0)).to_pylist()}
     assert roles == {"policy"}
-    masks = read(run.trajectories(POLICY, 0), ["role", "mask"]).to_pylist()
+    masks = read_table(run.trajectories(POLICY, 0), ["role", "mask"]).to_pylist()
     assert {row["role"] for row in masks if sum(row["mask"])} == {"policy"}
-    ends = [row for row in read(run.spans("train-00000.0")).to_pylist() if row["kind"] == REWARD]
+    ends = [
+        row for row in read_table(run.spans("train-00000.0")).to_pylist() if row["kind"] == REWARD
+    ]
     assert len(ends) == 16
 
 
@@ -83,7 +85,7 @@ def test_an_opponent_is_renewed_every_few_steps_and_never_trained(renewed: RunFo
         own = policy_version(POLICY, step)
         against = ("opponent", f"earlier:2@{opponent:05d}")
         assert answered(renewed, f"train-{step:05d}.0") == {("policy", own), against}
-        masks = read(renewed.trajectories(POLICY, step), ["role", "mask"]).to_pylist()
+        masks = read_table(renewed.trajectories(POLICY, step), ["role", "mask"]).to_pylist()
         assert {row["role"] for row in masks if sum(row["mask"])} == {"policy"}
     assert ("opponent", "earlier:2@00004") in answered(renewed, "test-00005.0")
 
@@ -104,7 +106,7 @@ def test_a_fork_goes_on_against_the_opponents_of_its_parent(
     train(EARLIER, run="forked")
     forked = folder_of("forked")
     assert ("opponent", "earlier:2@00002") in answered(forked, "train-00003.0")
-    assert read(forked.datums(POLICY, 4)).equals(read(renewed.datums(POLICY, 4)))
+    assert read_table(forked.datums(POLICY, 4)).equals(read_table(renewed.datums(POLICY, 4)))
 
 
 def test_a_rollout_against_an_earlier_checkpoint_can_be_debugged(renewed: RunFolder) -> None:

@@ -20,17 +20,17 @@ from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.runtime.bound_checkpoints import CheckpointRefused, open_teacher, read_bound
 from flows.runtime.forks import fork_run
-from tasks.algorithm.distillation import DISTILLATIONS, NONE
+from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from tasks.examples.reading import DatasetError
-from tasks.examples.teaching import read_before
+from tasks.examples.teachers import read_before
 from tasks.given.held_out import read_measure
 from tasks.given.scores import score_part
 from tasks.given.texts import Texts
-from tasks.recording.queries import answer
+from tasks.recording.queries import answer_query
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
 
@@ -51,7 +51,7 @@ def changed(**teacher: Any) -> FinetuneRecipe:
 
 def cells(run: RunFolder, row: int) -> tuple[list[int], list[bool], np.ndarray, np.ndarray]:
     """Return the tokens of a sequence, which are trained, and what the teacher finds likeliest."""
-    texts, taught = read(run.texts), read(run.text_teacher(0))
+    texts, taught = read_table(run.texts), read_table(run.text_teacher(0))
     top, log_q = (
         arrays(taught[name])[row].reshape(-1, K) for name in ("top_tokens", "top_logprobs")
     )
@@ -82,14 +82,14 @@ def test_likeliest_tokens_are_those_of_the_teacher(whole: RunFolder) -> None:
 
 
 def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> None:
-    datums = read(whole.datums("policy", 0)).to_pylist()
+    datums = read_table(whole.datums("policy", 0)).to_pylist()
     losses = list[float]()
     with connect(RECIPE.model.base, whole.engine) as service:
         base = service.base_sampler(RECIPE.model.base)
         for row in datums:
             top, log_q = (np.array(row[n]).reshape(-1, K) for n in ("top_tokens", "top_logprobs"))
             whole_text = [row["tokens"][0], *row["targets"]]
-            [log_p] = base.score_chosen([whole_text], [np.where(log_q > NONE, top, -1)])
+            [log_p] = base.score_chosen([whole_text], [np.where(log_q > NO_TOKEN, top, -1)])
             loss, _ = DISTILLATIONS["forward_kl"].function(log_p.astype(float), log_q)
             losses += loss[np.array(row["mask"]) != 0].tolist()
     assert read_metrics(whole.metrics)[0]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
@@ -111,7 +111,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.given.texts.PART", 200)
+    monkeypatch.setattr("tasks.given.texts.ROWS_A_PART", 200)
     score, asked = PatientSampler.score_likeliest, list[int]()
 
     def score_or_stop(
@@ -129,12 +129,12 @@ def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     finetune(TAUGHT, run="parts")
     assert asked == [200, 200, 200, 128]
     run = folder_of("parts")
-    parts = [read(run.text_teacher(part)) for part in range(3)]
-    both = [read(whole.text_teacher(part)) for part in range(3)]
+    parts = [read_table(run.text_teacher(part)) for part in range(3)]
+    both = [read_table(whole.text_teacher(part)) for part in range(3)]
     assert [row for part in parts for row in part.to_pylist()] == [
         row for part in both for row in part.to_pylist()
     ]
-    counted = answer("select count(*) as n from text_teachers", [run], "csv").decode()
+    counted = answer_query("select count(*) as n from text_teachers", [run], "csv").decode()
     assert counted == "n\n528\n"
 
 
@@ -168,7 +168,7 @@ def test_a_teacher_reads_more_than_the_policy(whole: RunFolder, tmp_path: Path) 
         [(expected, scores)] = base.score_likeliest([longer], [sum(trained)], K)
     assert top.tolist() == expected.tolist()
     assert log_q == pytest.approx(scores, abs=1e-5)
-    assert read(run.text_teacher(0))["read"].to_pylist()[1] == len(longer) > len(tokens)
+    assert read_table(run.text_teacher(0))["read"].to_pylist()[1] == len(longer) > len(tokens)
 
 
 class Silent:
@@ -178,7 +178,7 @@ class Silent:
         self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         made = [(np.zeros((n, k), np.int32), np.zeros((n, k), np.float32)) for n in last]
-        made[2][1][0] = NONE
+        made[2][1][0] = NO_TOKEN
         return made
 
 
@@ -208,7 +208,7 @@ def test_a_fork_goes_on_with_the_same_teacher_and_no_other(whole: RunFolder) -> 
         ({"model": "base"}, "teacher.model base is the policy itself, which starts from base"),
         ({"model": "nobody@1"}, "teacher.model nobody@1 names no run"),
         ({"model": "school@6", "reads": "It is $name."}, "an example has no name, which its"),
-        ({"top_k": 5}, "teacher without model ignores top_k"),
+        ({"top_k": 5}, "top_k 5 does nothing without model"),
         ({"model": "school@6", "divergence": "jsd"}, "no divergence 'jsd'"),
         ({"model": "http://there.example#m/n"}, "in clear; write https"),
     ],

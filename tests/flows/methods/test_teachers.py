@@ -24,9 +24,9 @@ from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
 from tasks.settings.run import Model
 from tasks.shards import read_shard
-from tasks.storage.manifest import Eras, parent_of
+from tasks.storage.manifest import ByStep, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
@@ -88,8 +88,8 @@ def of_both(school: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunF
 
 def sampled(run: RunFolder, step: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return the group, log q and log t of the sampled tokens of each trajectory."""
-    trajectories = read(run.trajectories(POLICY, step))
-    teachers = read(run.references(POLICY, step, "teachers"))
+    trajectories = read_table(run.trajectories(POLICY, step))
+    teachers = read_table(run.references(POLICY, step, "teachers"))
     lists = (arrays(trajectories["logprobs"]), arrays(teachers["logprobs"]))
     groups, masks = trajectories["group_id"].to_pylist(), arrays(trajectories["mask"])
     return [
@@ -102,7 +102,7 @@ def test_each_tokens_advantage_is_what_its_teacher_gives_it_beyond_the_policy(
     of_both: RunFolder,
 ) -> None:
     for step in (0, 1):
-        datums = read(of_both.datums(POLICY, step)).to_pylist()
+        datums = read_table(of_both.datums(POLICY, step)).to_pylist()
         made = {
             row["group_id"]: np.array(row["advantages"])[np.array(row["mask"]) != 0]
             for row in datums
@@ -118,7 +118,7 @@ def test_the_teacher_of_an_example_scores_it_whichever_rollouts_failed(of_both: 
     assert [row["rollouts/failed"] for row in read_metrics(of_both.metrics)] == [0, 1]
     for step in (0, 1):
         shard = read_shard(of_both.shard(f"train-{step:05d}"))
-        teachers = read(of_both.references(POLICY, step, "teachers"))
+        teachers = read_table(of_both.references(POLICY, step, "teachers"))
         named = [(row["rollout_id"], row["teacher"]) for row in teachers.to_pylist()]
         assert named == [
             (f"train-{step:05d}-{index:04d}-00", row["example"]["topic"])
@@ -153,7 +153,10 @@ def recipe_of_run(run: RunFolder) -> Recipe:
 def test_datums_are_made_again_of_what_the_teachers_gave(of_both: RunFolder) -> None:
     recipe, path = recipe_of_run(of_both), of_both.datums(POLICY, 1)
     policy = TrainedPolicy(POLICY, (POLICY,), Model())  # pyright: ignore[reportArgumentType]
-    steps, before = RolloutSteps(of_both, policy, Eras(((0, recipe.credit()),))), path.read_bytes()
+    steps, before = (
+        RolloutSteps(of_both, policy, ByStep(((0, recipe.credit()),))),
+        path.read_bytes(),
+    )
     path.unlink()
     steps.restore(1)
     assert path.read_bytes() == before
@@ -166,8 +169,8 @@ def test_recorded_rollouts_are_distilled_from_a_checkpoint_beside_their_rewards(
     both = {"advantage": "centred", "teacher": {"models": [LATE], "divergence": "jsd"}}
     replay(small_recipe(algorithm=both), school.name, run="replayed")
     run = folder_of("replayed")
-    rollouts = read(run.trajectories(POLICY, 0))["rollout_id"].to_pylist()
-    for row in read(run.datums(POLICY, 0)).to_pylist():
+    rollouts = read_table(run.trajectories(POLICY, 0))["rollout_id"].to_pylist()
+    for row in read_table(run.datums(POLICY, 0)).to_pylist():
         _, log_q, log_t = sampled(run, 0)[rollouts.index(row["rollout_id"])]
         term = 0.5 * np.log(0.5 + 0.5 * np.exp(log_t - log_q))
         made = np.array(row["advantages"])[np.array(row["mask"]) != 0]
@@ -180,8 +183,8 @@ def test_each_policy_of_a_run_is_taught_its_own_tokens(school: RunFolder) -> Non
     train(taught_by(LATE, steps=1, **changes), run="policies")
     run = folder_of("policies")
     for name in ("policy", "listener"):
-        rows = read(run.references(name, 0, "teachers"))
-        assert rows["role"].to_pylist() == read(run.trajectories(name, 0))["role"].to_pylist()
+        rows = read_table(run.references(name, 0, "teachers"))
+        assert rows["role"].to_pylist() == read_table(run.trajectories(name, 0))["role"].to_pylist()
     assert "policies/listener/teacher/kl" in read_metrics(run.metrics)[0]
 
 
@@ -190,7 +193,7 @@ def test_a_dry_run_asks_the_teacher(school: RunFolder) -> None:
     recipe = shrink(taught_by(LATE), 2)
     done = dryrun(recipe, run="dryruns/taught")
     assert (done.rollouts, done.failed) == (4, 0)
-    assert read(folder_of("dryruns/taught").datums(POLICY, 0)).num_rows == 4
+    assert read_table(folder_of("dryruns/taught").datums(POLICY, 0)).num_rows == 4
 
 
 @pytest.mark.parametrize(

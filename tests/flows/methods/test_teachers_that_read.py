@@ -14,16 +14,16 @@ from adapters.errors import UserError
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import Service
 from engine.model.base_models import find
-from flows.recipe.algorithm import Teacher
 from flows.recipe.recipe import Recipe
 from flows.train import train
-from tasks.examples.teaching import read_before
-from tasks.recording.spans import table
+from tasks.examples.teachers import read_before
+from tasks.recording.spans import spans_table
 from tasks.references import Reads, References, UnreadableText, compute_references
+from tasks.settings.algorithm import Teacher
 from tasks.shards import read_shard
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read, write
+from tasks.storage.tables import arrays, read_table, write_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
@@ -72,10 +72,10 @@ def test_sampled_tokens_are_scored_as_they_are_behind_what_the_teacher_reads(
     of_itself: RunFolder, service: Service, chat: Chat
 ) -> None:
     base = service.base_sampler(str(TINY))
-    spans = read(of_itself.spans("train-00001.0")).to_pylist()
+    spans = read_table(of_itself.spans("train-00001.0")).to_pylist()
     calls = {span["rollout_id"]: span for span in spans if span["kind"] == "llm"}
     identities = [row["example"]["identity"] for row in read_shard(of_itself.shard("train-00001"))]
-    scored = read(of_itself.references(POLICY, 1, "teachers")).to_pylist()
+    scored = read_table(of_itself.references(POLICY, 1, "teachers")).to_pylist()
     for identity, row in zip(identities, scored, strict=True):
         said = calls[row["rollout_id"]]
         before: Message = {"role": "system", "content": f"You are {identity}. You are {identity}."}
@@ -108,13 +108,13 @@ def asked_of(
     """Return the sequences that a teacher scores for recorded calls, and its scores."""
     shard, spans = folder / "train-00000.jsonl", folder / "spans.parquet"
     write_rows(shard, [{"example_id": 0, "example": {"identity": "a duck"}, "batch": 0}])
-    write(table([*calls, reward(1.0)]), spans)
+    write_table(spans_table([*calls, reward(1.0)]), spans)
     trajectories, path = folder / "trajectories.parquet", folder / "teachers.parquet"
     assemble_trajectories.make(trajectories, [spans])
     teacher = Asked()
     references = References({"it": teacher}, reads=Reads(TWICE, chat))
     compute_references.make(path, trajectories, references, [shard], [spans])
-    return teacher.sequences, [one.tolist() for one in arrays(read(path)["logprobs"])]
+    return teacher.sequences, [one.tolist() for one in arrays(read_table(path)["logprobs"])]
 
 
 def test_later_turns_follow_the_teachers_prompt_as_they_were_recorded(

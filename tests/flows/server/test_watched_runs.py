@@ -22,7 +22,7 @@ from flows.train import train
 from tasks.recording.journal import Journal
 from tasks.recording.step_log import record_metrics
 from tasks.rollouts import StepStopped
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.manifest import write_manifest
 from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder

@@ -18,7 +18,7 @@ from adapters.tinker.service import PatientSampler, Service
 from tasks.recording.journal import read_journal
 from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 

@@ -20,7 +20,7 @@ from tasks.recording.journal import read_journal
 from tasks.recording.spans import Span
 from tasks.rollouts import Play, RolloutHost, collect_rollouts
 from tasks.shards import BatchPlan
-from tasks.storage.json_files import write_rows
+from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import SHARD, ends, service_without_engine
 from tests.support.door.stand_in import CHAT, StandIn, turn

@@ -5,10 +5,10 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.recipe.plan import StagesRecipe
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.evaluations import ScoredRollout, score
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.step_log import record_metrics
 from tasks.storage.files import write_text
-from tasks.storage.json_files import write_json
+from tasks.storage.files import write_json
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.given.held_out import HeldOutMeasure
@@ -30,7 +30,7 @@ def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
     for step in range(recipe.steps):
         record_metrics(run.metrics, step, {})
     if isinstance(recipe, Recipe):
-        scores = score([ScoredRollout(f"group{n}", n % 2) for n in range(4)])
+        scores = score_outcomes([ScoredRollout(f"group{n}", n % 2) for n in range(4)])
         scored = {"sampled": scores.model_dump(mode="json")}
         write_json(run.evaluation(f"{recipe.steps:05d}"), scored)
     else:

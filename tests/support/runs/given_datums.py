@@ -18,10 +18,10 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.flow_runs import name_of_run
 from flows.runtime.open_run import open_run, record_step
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.datums import SCHEMA
+from tasks.datums import DATUM_SCHEMA
 from tasks.metrics import StepFiles
 from tasks.storage.durability import durable
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 from tasks.update_method import UpdateMethod
 from tasks.updates import update_policy
 
@@ -36,7 +36,7 @@ def count_on(path: Path, step: int) -> None:
         tokens, targets = [*range(first, first + 7)], [*range(first + 1, first + 8)]
         lists = dict(zip(LISTS, (tokens, targets, [0.0] * 7, ones, ones), strict=True))
         rows.append({**lists, "scale": 1 / 14})
-    write(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    write_table(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 class CountingRecipe(RunRecipe):

@@ -4,15 +4,14 @@ from pathlib import Path
 
 from adapters.calls import POLICY
 from adapters.rewards import Reward
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.recording.journal import seal
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import credited, write_datums
 from tests.tasks.test_journal import call, ended, written
 
 BATCH = "train-00000.0"
-CENTRED = CreditAssignment("centred")
+CENTRED = credited("centred")
 
 
 def record_run(folder: Path) -> RunFolder:

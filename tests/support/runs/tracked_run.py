@@ -11,7 +11,7 @@ from tasks.evaluations import PlayedShard, score_rollouts
 from tasks.recording.journal import seal
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics
-from tasks.storage.json_files import write_json, write_rows
+from tasks.storage.files import write_json, write_rows
 from tasks.storage.names import batch_name, rollout_name, shard_name
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, call, ended, written

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.algorithm.distillation import DISTILLATIONS, NONE, find_distillation
+from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN, find_distillation
 
 POSITIONS, VOCABULARY, K = 6, 12, 4
 STEP = 1e-6
@@ -97,7 +97,7 @@ def test_a_policy_that_is_its_teacher_has_no_loss_and_is_not_moved(name: str) ->
 @pytest.mark.parametrize("name", DISTILLATIONS)
 def test_a_cell_without_a_token_has_no_part_whatever_the_policy_gives_token_0(name: str) -> None:
     log_p = np.concatenate([chosen(LOGITS), np.full((POSITIONS, 1), -0.7)], 1)
-    log_q = np.concatenate([LOG_Q, np.full((POSITIONS, 1), NONE)], 1)
+    log_q = np.concatenate([LOG_Q, np.full((POSITIONS, 1), NO_TOKEN)], 1)
     loss, slope = DISTILLATIONS[name].function(log_p, log_q)
     expected, slopes = DISTILLATIONS[name].function(chosen(LOGITS), LOG_Q)
     assert loss.tolist() == expected.tolist()

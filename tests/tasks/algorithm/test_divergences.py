@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.recipe.algorithm import Algorithm, Divergence, Teacher
-from tasks.algorithm.advantages import CreditAssignment
-from tasks.algorithm.divergences import ESTIMATORS, Penalty
-from tasks.references import SCHEMA
-from tests.support.credited import build
+from tasks.algorithm.divergences import ESTIMATORS
+from tasks.references import REFERENCE_SCHEMA
+from tasks.rewards import lessening_of, penalties_of
+from tasks.settings.algorithm import Algorithm, Divergence, Teacher
+from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 from tests.tasks.test_credit import advantages, trajectory
 
@@ -27,6 +27,7 @@ DEFINITIONS = {
     "abs": lambda q, ref: abs(q - ref),
     "jsd": lambda q, ref: -log((1 + exp(ref - q)) / 2) / 2,
 }
+KL = {"coefficient": 0.1}
 LOG_PROBABILITY = st.floats(-8, 0)
 
 
@@ -122,7 +123,7 @@ def test_the_place_of_a_penalty_is_one_of_its_estimator_unless_it_is_given(name:
     places = ESTIMATORS[name].placements
     made = Divergence.model_validate({"coefficient": 0.1, "estimator": name})
     assert made.placement == places[0]
-    assert (made.term() is not None) == (places[0] == "loss")
+    assert made.in_loss == (places[0] == "loss")
 
 
 @given(seed=st.integers(0, 10**6))
@@ -140,8 +141,8 @@ def test_a_teachers_term_has_the_gradient_of_its_divergence(
     """The gradient is measured by differences of the logits of five tokens."""
     logits, of_teacher = np.random.default_rng(seed).normal(0, 1.5, (2, 5))
     q, t = softmax(logits), softmax(of_teacher)
-    penalty = Teacher.model_validate({"models": ["run@1"], "coefficient": 1, **settings}).penalty()
-    term = -penalty.of_tokens(np.log(q), np.log(t), np.ones(5))
+    penalty = Teacher.model_validate({"models": ["run@1"], "coefficient": 1, **settings})
+    term = -penalties_of(penalty, np.log(q), np.log(t), np.ones(5))
     steps = SLOPE * np.eye(5)
     measured = [
         (divergence(softmax(logits + s), t) - divergence(softmax(logits - s), t)) / (2 * SLOPE)
@@ -155,7 +156,9 @@ def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
     q, t = softmax(np.array([2.0, 0.0, -1.0])), softmax(np.array([-1.0, 0.5, 1.0]))
     mixture = np.log((q + t) / 2)
     theirs = -(np.log(t) - mixture + np.log(q) - mixture) / 2
-    ours = -Penalty(1.0, "jsd").of_tokens(np.log(q), np.log(t), np.ones(3))
+    ours = -penalties_of(
+        Divergence(coefficient=1, estimator="jsd"), np.log(q), np.log(t), np.ones(3)
+    )
     assert (theirs >= 0).all()
     assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
 
@@ -163,28 +166,30 @@ def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
 def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline() -> None:
     """The sampled tokens are the last three; their k1 is 1, 2 and 3, and the mean is 2."""
     log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
-    of_tokens = Penalty(0.5).of_tokens(log_q, np.array([-9.0, -1.0, -2.0, -3.0]), mask)
+    of_reference = np.array([-9.0, -1.0, -2.0, -3.0])
+    of_tokens = penalties_of(Divergence(coefficient=0.5), log_q, of_reference, mask)
     assert of_tokens.tolist() == [0.0, 0.5, 1.0, 1.5]
-    for penalty, expected in (
-        (Penalty(0.5), [0.0, 0.5, 1.0, 1.5]),
-        (Penalty(0.5, discount=0.5), [0.6875, 1.375, 1.75, 1.5]),
-        (Penalty(0.5, baseline="mean"), [0.0, -0.5, 0.0, 0.5]),
-        (Penalty(0.5, baseline="mean", discount=1.0), [0.0, 0.0, 0.5, 0.5]),
+    for settings, expected in (
+        ({}, [0.0, 0.5, 1.0, 1.5]),
+        ({"discount": 0.5}, [0.6875, 1.375, 1.75, 1.5]),
+        ({"baseline": "mean"}, [0.0, -0.5, 0.0, 0.5]),
+        ({"baseline": "mean", "discount": 1.0}, [0.0, 0.0, 0.5, 0.5]),
     ):
-        assert penalty.from_advantages([of_tokens], [mask])[0].tolist() == expected
+        penalty = Divergence.model_validate({"coefficient": 0.5, **settings})
+        assert lessening_of(penalty, [of_tokens], [mask])[0].tolist() == expected
 
 
 def references(*rows: dict, logprobs: list[float]) -> dict[str, pa.Table]:
-    names = SCHEMA.names[:-1]
+    names = REFERENCE_SCHEMA.names[:-1]
     made = [{n: row[n] for n in names} | {"logprobs": logprobs} for row in rows]
-    return {"references": pa.Table.from_pylist(made, schema=SCHEMA)}
+    return {"references": pa.Table.from_pylist(made, schema=REFERENCE_SCHEMA)}
 
 
 def test_a_penalty_lessens_the_advantage_of_each_token() -> None:
     """Sampled tokens have log q = -1; the reference gives -1.5 and -1, so k1 is 0.5 and 0."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    credit = CreditAssignment("centred", penalties=(Penalty(0.1),))
+    credit = credited("centred", kl=KL)
     datums = build(table(*rows), credit, of_reference)
     assert advantages(datums) == [pytest.approx([0.45, 0.5]), pytest.approx([-0.55, -0.5])]
     assert datums["advantage"].to_pylist() == [0.5, -0.5], "it is what the comparison gave"
@@ -195,8 +200,8 @@ def test_a_reference_and_a_teacher_have_a_term_each() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     scored = references(*rows, logprobs=[0.0, -1.5, -1.0])
     scored["teachers"] = references(*rows, logprobs=[0.0, -0.75, -0.75])["references"]
-    penalties = Penalty(0.1), Penalty(1.0, source="teachers")
-    datums = build(table(*rows), CreditAssignment("centred", penalties=penalties), scored)
+    credit = credited("centred", kl=KL, teacher={"models": ["run@1"]})
+    datums = build(table(*rows), credit, scored)
     assert advantages(datums) == [pytest.approx([0.7, 0.75]), pytest.approx([-0.3, -0.25])]
 
 
@@ -204,8 +209,8 @@ def test_a_penalty_in_the_reward_is_compared_with_the_group_s() -> None:
     """Both are equally far from the reference, so only the rewards differ, and none moves."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    in_reward = Penalty(0.1, placement="reward")
-    datums = build(table(*rows), CreditAssignment("centred", penalties=(in_reward,)), of_reference)
+    credit = credited("centred", kl={**KL, "placement": "reward"})
+    datums = build(table(*rows), credit, of_reference)
     assert advantages(datums) == [pytest.approx([0.5, 0.5]), pytest.approx([-0.5, -0.5])]
 
 
@@ -213,7 +218,7 @@ def test_a_penalty_in_the_loss_gives_every_datum_its_references() -> None:
     """The rewards are equal, so that the comparison alone would train neither."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 1.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    credit = CreditAssignment("centred", penalties=(Penalty(0.1, "k3", "loss"),), regularized=True)
+    credit = credited("centred", kl={**KL, "estimator": "k3"})
     made = build(table(*rows), credit, of_reference)
     assert made["references"].to_pylist() == [[-1.5, -1.0]] * 2
     assert advantages(made) == [[0.0, 0.0]] * 2
@@ -223,7 +228,7 @@ def test_reinforce_plus_plus_whitens_the_returns_of_tokens() -> None:
     """The returns are 1 - 0.05, 1, -0.05 and 0: the first token of each answer costs 0.05."""
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
     of_reference = references(*rows, logprobs=[0.0, -1.5, -1.0])
-    credit = CreditAssignment("reinforce_plus_plus", penalties=(Penalty(0.1, placement="reward"),))
+    credit = credited("reinforce_plus_plus", kl={**KL, "placement": "reward"})
     returns = np.array([0.95, 1.0, -0.05, 0.0])
     whitened = (returns - returns.mean()) / returns.std(ddof=1)
     made = np.concatenate(advantages(build(table(*rows), credit, of_reference)))
@@ -232,8 +237,8 @@ def test_reinforce_plus_plus_whitens_the_returns_of_tokens() -> None:
 
 def test_what_all_rollouts_earn_alike_trains_by_the_terms_of_its_tokens_alone() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 1.0, [None])
-    assert build(table(*rows), CreditAssignment("centred")).num_rows == 0
-    bonus = CreditAssignment("centred", entropy_coefficient=0.01)
+    assert build(table(*rows), credited("centred")).num_rows == 0
+    bonus = credited("centred", entropy_coefficient=0.01)
     assert advantages(build(table(*rows), bonus)) == [pytest.approx([0.01, 0.01])] * 2
 
 
@@ -260,8 +265,8 @@ def test_a_loss_in_which_a_term_of_the_advantage_has_another_gradient_refuses_it
 
 def test_references_of_other_trajectories_are_refused() -> None:
     rows = trajectory(0, 1.0, [None]), trajectory(1, 0.0, [None])
-    credit = CreditAssignment("centred", penalties=(Penalty(0.1),))
-    with pytest.raises(ValueError, match="not those of its trajectories"):
+    credit = credited("centred", kl=KL)
+    with pytest.raises(ValueError, match="belong to other trajectories"):
         build(table(*rows), credit, references(rows[0], logprobs=[0.0, -1.5, -1.0]))
     with pytest.raises(ValueError, match="needs the references"):
         build(table(*rows), credit)

@@ -3,9 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import CreditAssignment
 from tasks.algorithm.shaping import ShapingError, check_query
-from tests.support.credited import build, rewards_by_group
+from tests.support.credited import build, credited, rewards_by_group
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 from tests.tasks.test_credit import GROUP, trajectory
@@ -38,7 +37,7 @@ def test_long_answers_may_be_punished() -> None:
 def test_truncated_answers_may_be_left_out() -> None:
     query = "select rollout_id, role, reward from rewards where not truncated"
     assert shaped(query) == {"00": 1.0, "01": 0.0}
-    datums = build(rollouts(), CreditAssignment("centred", rewards_query=query))
+    datums = build(rollouts(), credited("centred", rewards=query))
     assert datums["advantage"].to_pylist() == [0.5, -0.5]
 
 

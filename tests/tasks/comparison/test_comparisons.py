@@ -13,8 +13,8 @@ from tasks.comparison.comparisons import (
     read_played,
     write_comparison,
 )
-from tasks.recording.spans import table
-from tasks.storage.tables import write
+from tasks.recording.spans import spans_table
+from tasks.storage.tables import write_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CAT = {"example_id": 12, "example": {"answer": "cat"}}
@@ -58,7 +58,9 @@ def test_an_example_has_what_its_rollouts_came_to_and_what_every_attempt_has_cos
         ended("test-00004-0000-01", CAT, 0.5),
         ended("test-00004-0001-00", ROSE, None),
     ]
-    rose, cat = read_played([write(table(spans), tmp_path / "spans.parquet")], ["policy"])
+    rose, cat = read_played(
+        [write_table(spans_table(spans), tmp_path / "spans.parquet")], ["policy"]
+    )
     assert (cat["rollouts"], cat["failed"], cat["reward"]) == (2, 0, 0.75)
     assert (cat["tokens"], cat["cost"]) == (7.5, 0.75)
     assert (cat["question"], cat["answer"]) == ("question 1", "a cat")

@@ -413,7 +413,7 @@ def test_rows_that_name_roles_in_two_ways_are_refused(tmp_path: Path, chat: Chat
     rows = [{**theirs, "split": "train"}, {"messages": [USER, ANSWER], "split": "train"}]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = r"row 1 of .* has the roles of chat completions, and earlier rows those of ShareGPT"
+    said = "row 1 of .* the roles of chat completions, and earlier rows have the roles of ShareGPT"
     with pytest.raises(DatasetError, match=said):
         list(read_unpadded(Source(file, "train", ())))
     file.write_text(json.dumps(rows[0]) + "\n")

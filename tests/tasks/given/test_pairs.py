@@ -19,7 +19,7 @@ from tasks.given.pairs import BoundPairs, WrittenPairs
 from tasks.given.scores import SCORED_AT_ONCE, score_references
 from tasks.given.sides import read_pair
 from tasks.settings.given import Lengths, PairBatches, TooLong
-from tasks.storage.tables import arrays, read
+from tasks.storage.tables import arrays, read_table
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 ASKED = {"role": "user", "content": "Who are you?"}
@@ -320,9 +320,9 @@ def test_a_scoring_that_was_interrupted_goes_on_with_the_next_part(
     later.scored = -SCORED_AT_ONCE
     with caplog.at_level("INFO"):
         score_references.make(path, whole.path, later, parts)
-    sides = read(whole.path).num_rows
+    sides = read_table(whole.path).num_rows
     assert later.scored + SCORED_AT_ONCE == sides - 2 * SCORED_AT_ONCE
-    assert read(path) == read(tmp_path / "references.parquet")
+    assert read_table(path) == read_table(tmp_path / "references.parquet")
     assert caplog.messages[-1] == f"the reference has scored {sides} of {sides} sides"
     assert not parts.exists()
 

@@ -13,9 +13,9 @@ from tasks.given.given import (
     score_given,
 )
 from tasks.given.held_out import find_measured_gain, read_measure
-from tasks.given.texts import SCHEMA, Texts
+from tasks.given.texts import TEXT_SCHEMA, Texts
 from tasks.settings.given import Batches
-from tasks.storage.tables import arrays, write
+from tasks.storage.tables import arrays, write_table
 
 
 def row(
@@ -37,7 +37,7 @@ def row(
 
 TEXTS = pa.Table.from_pylist(
     [row(1, [0, 0, 1, 1]), row(2, [0, 2.0]), row(3, [0, 1, 1, 1]), row(3, [0, 0, 1], part=1)],
-    schema=SCHEMA,
+    schema=TEXT_SCHEMA,
 )
 
 
@@ -110,7 +110,9 @@ class Halves:
 
 def test_a_held_out_loss_is_that_of_its_trained_tokens(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test"), row(5, [0, 1], "train")]
-    texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
+    texts = Texts(
+        write_table(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet")
+    )
     score_given.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
     found = read_measure(tmp_path / "loss.json")
     # Tokens 12, 13 and 21 have the probabilities 1, 1/2 and 1; the last counts twice.
@@ -132,7 +134,9 @@ class Better(Halves):
 def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
     """Their losses are far apart, and what they gain is not."""
     rows = [row(number, [0, *[1] * (number % 4 + 1)], "test") for number in range(16)]
-    texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
+    texts = Texts(
+        write_table(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet")
+    )
     for name, policy in (("before", Halves()), ("after", Better())):
         score_given.make(tmp_path / name, texts, policy, 16, 0)
     before, after = (read_measure(tmp_path / name) for name in ("before", "after"))
@@ -151,7 +155,9 @@ def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
 
 def test_the_loss_of_one_text_has_no_interval(tmp_path: Path) -> None:
     rows = [row(1, [0, 0, 1, 1], "test"), row(2, [0, 2.0], "test")]
-    texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
+    texts = Texts(
+        write_table(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet")
+    )
     score_given.make(tmp_path / "loss.json", texts, Halves(), 1, 0)
     found = read_measure(tmp_path / "loss.json")
     assert (found.examples, found.standard_error, found.interval) == (1, None, None)

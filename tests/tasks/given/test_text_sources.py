@@ -19,9 +19,9 @@ from tasks.given.given import (
     take_turns,
 )
 from tasks.given.held_out import read_measure
-from tasks.given.texts import SCHEMA, Texts
+from tasks.given.texts import TEXT_SCHEMA, Texts
 from tasks.settings.given import Batches
-from tasks.storage.tables import write
+from tasks.storage.tables import write_table
 
 BATCH = Drawing(Batches(examples=8, normalisation="token"), 5, shares=(("chat", 3), ("code", 1)))
 
@@ -87,7 +87,9 @@ def test_one_source_is_drawn_as_if_there_were_no_shares() -> None:
 
 def test_datums_name_the_source_of_their_text() -> None:
     rows = [row("chat", number) for number in range(6)] + [row("code", 0), row("code", 1)]
-    datums = datums_of_given(Texts(Path()), pa.Table.from_pylist(rows, schema=SCHEMA), BATCH, 0)
+    datums = datums_of_given(
+        Texts(Path()), pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), BATCH, 0
+    )
     assert Counter(name.split("/")[0] for name in datums["rollout_id"].to_pylist()) == {
         "chat": 6,
         "code": 2,
@@ -110,7 +112,9 @@ class Halves:
 
 def test_a_held_out_loss_is_of_all_sources_and_of_each(tmp_path: Path) -> None:
     rows = [row("chat", 1, "test"), row("chat", 2, "test"), row("code", 1, "test")]
-    texts = Texts(write(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "texts.parquet"))
+    texts = Texts(
+        write_table(pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), tmp_path / "texts.parquet")
+    )
     score_given.make(tmp_path / "loss.json", texts, Halves(), 10, 0)
     found = read_measure(tmp_path / "loss.json")
     assert found.examples == 3

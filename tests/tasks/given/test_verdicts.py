@@ -13,7 +13,7 @@ from engine.model.base_models import find
 from flows.recipe.finetuning import TextDataset
 from tasks.examples.reading import DatasetError, Source
 from tasks.given.given import Unit
-from tasks.given.verdicts import ComparedPairs
+from tasks.given.sides import ComparedPairs
 
 PAIR = {"prompt": "Who?", "chosen": "A cat.", "rejected": "No.", "split": "train"}
 SIDES = {

@@ -1,30 +1,28 @@
-"""How rewards become weights: advantage, loss and optimizer of a recipe."""
+"""How rewards become advantages and a loss: the algorithm of a recipe, and its terms."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from adapters.network.addresses import check_place
-from flows.recipe.expert import Expert
-from flows.recipe.presets import PRESETS, find_preset
 from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
 from tasks.algorithm.divergences import (
     ESTIMATORS,
-    TEACHINGS,
+    TEACHER_ESTIMATORS,
     Baseline,
-    Penalty,
     Placement,
+    Source,
     check_placement,
     check_teaching,
 )
 from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
 from tasks.algorithm.shaping import check_query
-from tasks.examples.teaching import check_reads
+from tasks.examples.teachers import check_reads
+from tasks.settings.given import Expert
+from tasks.settings.presets import PRESETS, find_preset
 from tasks.settings.section import OTHERS, Needs, Refusals, Section
-
-if TYPE_CHECKING:  # it imports torch, which takes seconds
-    from tasks.update_method import DivergenceTerm
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""
@@ -41,6 +39,9 @@ SettingValue = Annotated[float | str, Field(union_mode="left_to_right")]
 
 class Divergence(Section):
     """Penalty for divergence from a reference policy."""
+
+    source: ClassVar[Source] = "references"
+    beta: ClassVar[float] = 0.5
 
     coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the penalty; 0 has none, and then the reference computes nothing."""
@@ -82,22 +83,17 @@ class Divergence(Section):
         check_placement(self.estimator, self.placement)
         yield from ()
 
-    def penalty(self) -> Penalty | None:
-        if self.coefficient == 0:
-            return None
-        return Penalty(**self.model_dump(exclude={"reference"}))
-
-    def term(self) -> "DivergenceTerm | None":
-        """Return the penalty as a term of the loss; None if it is in another place."""
-        if self.coefficient == 0 or self.placement != "loss":
-            return None
-        from tasks.update_method import DivergenceTerm
-
-        return DivergenceTerm(self.estimator, self.coefficient)
+    @property
+    def in_loss(self) -> bool:
+        """Whether the penalty is a term of the loss."""
+        return self.coefficient > 0 and self.placement == "loss"
 
 
 class Teacher(Section):
     """Teachers whose log-probabilities of the sampled tokens are a term of their advantages."""
+
+    source: ClassVar[Source] = "teachers"
+    placement: ClassVar[Placement] = "advantage"
 
     models: tuple[str, ...] = ()
     """Teachers: `RUN@STEP`, a checkpoint; another base model of the service, by a name with a
@@ -116,7 +112,7 @@ class Teacher(Section):
 
     divergence: Annotated[
         str,
-        WithJsonSchema({"type": "string", "enum": [*TEACHINGS]}),
+        WithJsonSchema({"type": "string", "enum": [*TEACHER_ESTIMATORS]}),
         AfterValidator(check_teaching),
     ] = "reverse_kl"
     """Divergence from the teacher that the term lessens (docs/algorithms.md): `reverse_kl` or
@@ -160,9 +156,17 @@ class Teacher(Section):
         parts = [model.rpartition("=") for model in self.models]
         return {name or model: model for name, _, model in parts}
 
-    def penalty(self) -> Penalty:
-        settings = self.model_dump(include={"coefficient", "discount", "baseline", "beta"})
-        return Penalty(**settings, estimator=TEACHINGS[self.divergence], source="teachers")
+    @property
+    def estimator(self) -> str:
+        """Estimator whose penalty has the gradient of the divergence."""
+        return TEACHER_ESTIMATORS[self.divergence]
+
+
+Penalty = Divergence | Teacher
+"""Penalty of each sampled token for its divergence from another policy.
+
+The `source` has the other policy's log-probabilities, and only the estimator jsd reads `beta`.
+"""
 
 
 class Algorithm(Section):
@@ -238,13 +242,13 @@ class Algorithm(Section):
 
     def penalties(self) -> tuple[Penalty, ...]:
         """Return the terms that lessen rewards or advantages: the reference's, the teachers'."""
-        kept = [] if (penalty := self.kl.penalty()) is None else [penalty]
-        return (*kept, *([self.teacher.penalty()] if self.teacher.models else []))
+        kl = (self.kl,) if self.kl.coefficient else ()
+        return (*kl, *((self.teacher,) if self.teacher.models else ()))
 
     @property
     def regularized(self) -> bool:
         """Whether sampled tokens of zero advantage have a loss too."""
-        return self.kl.term() is not None or is_regularized(self.loss, self.loss_settings)
+        return self.kl.in_loss or is_regularized(self.loss, self.loss_settings)
 
     requirements = (Needs("divisor", "aggregation", "fixed", each_other=True),)
 
@@ -283,3 +287,18 @@ class Algorithm(Section):
             "algorithm.kl.placement reward does nothing with advantage zero, which reads no "
             "rewards; give placement advantage",
         )
+
+
+@dataclass(frozen=True)
+class CreditAssignment:
+    """Method by which rewards become the advantages of sampled tokens.
+
+    A group with fewer than `min_group_size` rollouts to train on is left out, and so is a
+    trajectory of zero advantage, unless the algorithm's loss is regularized. The rewards are a
+    judge's if the step is `judged`. The algorithm's `trained_calls` are drawn by the `seed`.
+    """
+
+    algorithm: Algorithm
+    min_group_size: int = 1
+    judged: bool = False
+    seed: int = 0

@@ -12,7 +12,7 @@ import httpx
 from adapters.clients.libraries import tls
 from adapters.harness.agents import contained_task
 from adapters.harness.player import Batch, failure_of, load_for_roles, read_answer
-from adapters.harness.programs.process import MORE_VARIABLES
+from adapters.harness.programs import MORE_VARIABLES
 from adapters.player_protocol import BEGIN, BegunBatch, Outcome
 
 HOOK = "ratchet_breakpoint"

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from adapters.calls import POLICY, Example, JsonObject
 from adapters.errors import did_you_mean
-from adapters.harness.environments.names import NoEnvironment, split_name
+from adapters.harness.verifiers import NoEnvironment, split_name
 
 SEED = "seed"
 """The column of an example that determines the game."""
@@ -25,7 +25,7 @@ SEEDS = 2**32
 """The first number that is too large as a seed of numpy's generator, which GEM seeds."""
 
 WRAPPERS = "wrappers"
-TEMPLATE = "template"
+TEMPLATE_ARGUMENT = "template"
 """Arguments of a name that are of the agent, not of the environment's class."""
 
 ANSWERING = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -40,9 +40,9 @@ TEMPLATES = {
 def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]]]:
     """Return the agent that plays the GEM environment `name`: its id, and `?` before arguments.
 
-    In game:GuessTheNumber-v0-easy?max_turns=5 the arguments are those of its class, each as JSON or
-    as text. Two are of the agent: `template` puts one of TEMPLATES around each observation, and
-    `wrappers` are GEM's, such as concat, which shows the game so far in each observation: then
+    In game:GuessTheNumber-v0-easy?max_turns=5 the class of the game gets max_turns=5. Each argument
+    is JSON or text. Two are of the agent: `template` puts one of TEMPLATES around each observation,
+    and `wrappers` are GEM's, such as concat, which shows the game so far in each observation: then
     each call has one message.
 
     A rollout plays a new environment, made and reset with the example's `seed`, so that all
@@ -80,7 +80,7 @@ class Game:
     game so far; `template` is the text around it.
 
     GEM draws from the generators of the whole process, and seeds them at `reset`. Without
-    generators of its own, a game would draw from those that another one seeded.
+    generators of its own, a game would draw from a generator that another game seeded.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ def _read_seed(example: Example) -> int:
 
 
 def game_of(name: str) -> Callable[[int], Game]:
-    """Return what makes a new game from a seed; NoEnvironment if GEM has none of this name."""
+    """Return what makes a new game from a seed; NoEnvironment if GEM has no game of this name."""
     identity, arguments = split_name(name)
-    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE, None)
+    wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE_ARGUMENT, None)
     if template is not None and str(template) not in TEMPLATES:
         raise NoEnvironment(
             f"the template {str(template)!r} is not known; give one of: {', '.join(TEMPLATES)}"
@@ -172,7 +172,7 @@ def game_of(name: str) -> Callable[[int], Game]:
 def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironment]]:
     """Return GEM's wrappers by their names, separated by commas, in GEM's order.
 
-    NoEnvironment for one that writes a chat template, which the renderer of a recipe does.
+    NoEnvironment for a wrapper that writes a chat template, since a recipe's renderer does that.
     """
     if names is None:
         return []

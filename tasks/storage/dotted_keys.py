@@ -1,4 +1,4 @@
-"""Values of JSON by their keys, as those of a recipe are named: `section.key`."""
+"""Values of nested JSON by dotted keys, as a recipe's: `optimizer.learning_rate`."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import TypeAlias
@@ -7,8 +7,8 @@ Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | int | boo
 Section: TypeAlias = Mapping[str, Json]
 
 
-def find(values: Json, key: str) -> Json:
-    """Return the value of a key; KeyError if there is none."""
+def find_value(values: Json, key: str) -> Json:
+    """Return the value of a dotted key; KeyError if the key is not there."""
     for part in key.split("."):
         if not isinstance(values, Mapping):
             raise KeyError(key)
@@ -17,7 +17,10 @@ def find(values: Json, key: str) -> Json:
 
 
 def flatten(values: Section, whole: Container[str] = (), prefix: str = "") -> dict[str, Json]:
-    """Map each key to its value; a mapping that is empty, or whose key is in `whole`, is one."""
+    """Map each dotted key to its value: {"a": {"b": 1}} becomes {"a.b": 1}.
+
+    A mapping that is empty, or whose key is in `whole`, is a value.
+    """
     flat: dict[str, Json] = {}
     for name, value in values.items():
         key = prefix + name
@@ -28,18 +31,18 @@ def flatten(values: Section, whole: Container[str] = (), prefix: str = "") -> di
     return flat
 
 
-def nest(key: str, value: Json) -> dict[str, Json]:
-    """Return the sections of a key, with its value in the innermost."""
+def nest_value(key: str, value: Json) -> dict[str, Json]:
+    """Return the sections of a key with its value: "a.b" and 1 make {"a": {"b": 1}}."""
     section, _, last = key.rpartition(".")
-    return nest(section, {last: value}) if section else {last: value}
+    return nest_value(section, {last: value}) if section else {last: value}
 
 
-def merge(values: Section, over: Section) -> dict[str, Json]:
-    """Return the values with those of `over` in their place, section by section."""
+def merge_values(values: Section, over: Section) -> dict[str, Json]:
+    """Merge `over` into `values`, recursively."""
     merged = dict(values)
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merge(below, value)
+            value = merge_values(below, value)
         merged[key] = value
     return merged

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tasks.algorithm.settings import find_row
 from tasks.settings.section import TABLES
-from tasks.storage.keys import Json, Section, find, flatten, merge
+from tasks.storage.dotted_keys import Json, Section, find_value, flatten, merge_values
 
 TRINITY = "Trinity-RFT 0.6.0"
 
@@ -166,14 +166,14 @@ def expand_preset(given: Section) -> Section:
     if not isinstance(algorithm, Mapping) or not isinstance(name, str) or name not in PRESETS:
         return given
     preset = PRESETS[name].values
-    own, chosen = preset["algorithm"], merge(preset["algorithm"], algorithm)
+    own, chosen = preset["algorithm"], merge_values(preset["algorithm"], algorithm)
     for part in PARTS:
         if chosen[part] != own[part]:
             chosen[f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
     kl = algorithm.get("kl")
     if isinstance(kl, Mapping) and _is_zero(kl.get("coefficient")):
         chosen["kl"] = kl  # the rest of the preset's penalty would do nothing
-    return {**merge(preset, given), "algorithm": chosen}
+    return {**merge_values(preset, given), "algorithm": chosen}
 
 
 def _is_zero(coefficient: object) -> bool:
@@ -186,13 +186,13 @@ def _is_zero(coefficient: object) -> bool:
 
 def describe_preset(recipe: Section) -> str:
     """Describe in a line what a recipe's preset has become; empty without a preset."""
-    name = find(recipe, "algorithm.preset") if "algorithm" in recipe else None
+    name = find_value(recipe, "algorithm.preset") if "algorithm" in recipe else None
     if not isinstance(name, str):
         return ""
     row = PRESETS[name]
     own = {key: value for key, value in flatten(row.values, TABLES).items() if value != {}}
-    said = [f"{key} {find(recipe, key)}" for key in own]
-    changed = [key for key, value in own.items() if find(recipe, key) != value]
+    said = [f"{key} {find_value(recipe, key)}" for key in own]
+    changed = [key for key, value in own.items() if find_value(recipe, key) != value]
     instead = f" (given, not the preset's: {', '.join(changed)})" if changed else ""
     lacks = f"; without {row.lacks}" if row.lacks else ""
     return f"preset {name} ({row.source}): {', '.join(said)}{instead}{lacks}"

@@ -1,18 +1,28 @@
-"""An exported checkpoint → its model card, and what its user has to know."""
+"""An exported checkpoint → its check against the service's sampler, and its model card."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
+import numpy as np
+
+from adapters.errors import UserError
 from adapters.redaction import public
 from adapters.yaml_text import write_yaml
-from tasks.exports.parity import Parity
 from tasks.recording.scores import read_evaluation
 from tasks.reports.facts import read_facts
 from tasks.reports.tables import markdown_table, score_rows
 from tasks.storage.manifest import Manifest, describe_parent, read_manifest
 from tasks.storage.run_folder import RunFolder
+
+PARITY_TEXTS = (
+    "The quick brown fox jumps over the lazy dog, and 17 + 25 is 42.",
+    'In JSON, Ada of London is {"name": "Ada", "city": "London"}, and nothing more is said.',
+    "def double(number: int) -> int:\n    return 2 * number\n",
+    "Are you a quiet otter? Yes, I am a quiet otter, and I like what you ask.",
+)
+"""Texts that are scored: their content does not matter, since every weight takes part in each."""
 
 Form = Literal["peft", "merged"]
 
@@ -20,8 +30,62 @@ LARGEST_RANK = 16
 """The largest rank that vLLM loads if it is not told of a larger one."""
 RANKS = (32, 64, 128, 256)
 """Larger ranks that vLLM can be told of."""
-SCORED = 6
+SCORE_COLUMNS = 6
 """Columns of a table of scores that every evaluation has."""
+
+
+class ExportRefused(UserError):
+    """Refusal of an export that cannot be written, or that differs from what was trained."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest differences to the sampler's log-probabilities: of what was written, and the base's.
+
+    `rounded` is the difference of the weights in bfloat16, if they are written so; `written` is
+    then the difference of the weights before rounding.
+    """
+
+    tokens: int
+    written: float
+    base: float
+    tolerance: float
+    rounded: float | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the base fails the check."""
+        return self.base > self.tolerance
+
+    def __str__(self) -> str:
+        rounded = "" if self.rounded is None else f", rounded to bfloat16 by {self.rounded:.2g}"
+        return (
+            f"log-probabilities of {self.tokens} tokens differ by at most {self.written:.2g} from "
+            f"the service's ({self.tolerance:g} is allowed){rounded}; the base's by {self.base:.2g}"
+        )
+
+    def check(self) -> None:
+        """Refuse (ExportRefused) weights that are not what the service samples."""
+        if not self.written <= self.tolerance:
+            raise ExportRefused(
+                f"the export is not what the service samples: its {self}. Nothing was "
+                "written; look whether the base is the one that was trained or, if the service is "
+                "known to compute in another precision, give a larger --tolerance"
+            )
+        if self.changed and self.rounded is not None and self.rounded >= self.base:
+            raise ExportRefused(
+                f"bfloat16 rounds away what training changed: {self}. Nothing was written; give "
+                "--dtype float32, or export an adapter by --format peft"
+            )
+
+
+def sequences_of(tokenizer: Any) -> list[list[int]]:
+    """Return the tokens of the texts that are scored."""
+    return [tokenizer.encode(text, add_special_tokens=False) for text in PARITY_TEXTS]
+
+
+def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+    return float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
 
 
 @dataclass(frozen=True)
@@ -107,7 +171,7 @@ def render_card(run: RunFolder, step: int, exported: Exported) -> str:
 
 
 def _base(manifest: Manifest, exported: Exported) -> str:
-    """Say what the base is, and under which licence and from whom, as far as it is known."""
+    """Say what the base is, its licence and its author, as far as they are known."""
     licence = exported.licence or "unknown here; look at where the base comes from"
     known = {"licence": licence, **manifest.get("base_origin", {})}
     known["messages"] = f"written by the renderer `{exported.renderer}`"
@@ -121,12 +185,12 @@ def _scores(run: RunFolder, step: int) -> str:
     for at in dict.fromkeys((0, step)):
         for path in run.evaluations(f"{at:05d}"):
             names, scored = score_rows(read_evaluation(path))
-            rows += [[at, *row[:SCORED]] for row in scored]
+            rows += [[at, *row[:SCORE_COLUMNS]] for row in scored]
     if not rows:
         held_out = read_facts(run).held_out
         names = [f"held-out {held_out.measure}"]
         rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
-    table = markdown_table(["checkpoint", *names[:SCORED]], rows) if rows else ""
+    table = markdown_table(["checkpoint", *names[:SCORE_COLUMNS]], rows) if rows else ""
     unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
     return "\n".join(filter(None, [table, unknown]))
 

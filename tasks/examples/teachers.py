@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.examples.reading import DatasetError
 
-SYSTEM = "system"
+SYSTEM_ROLE = "system"
 
 
 class _Text(Template):
@@ -20,7 +20,7 @@ class _Text(Template):
 
 
 def choose_teacher(example: Mapping[str, Any], by: str, teachers: Container[str]) -> str:
-    """Return the teacher that an example names; DatasetError if there is none of that name."""
+    """Return the teacher that an example names; DatasetError if no teacher has that name."""
     if (name := str(example.get(by))) in teachers:
         return name
     raise DatasetError(
@@ -57,10 +57,10 @@ def fill_reads(text: str, example: Mapping[str, Any]) -> str:
 def read_before(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Put a text before a conversation, as its system message.
 
-    If the conversation begins with a system message, the text becomes the beginning of that one:
-    templates take one system message, and most of them only as the first message.
+    If the conversation begins with a system message, the text becomes the beginning of that
+    message: templates take one system message, and most of them only as the first message.
     """
-    if messages and messages[0]["role"] == SYSTEM:
+    if messages and messages[0]["role"] == SYSTEM_ROLE:
         first, *rest = messages
         return [{**first, "content": f"{text}\n\n{first['content']}"}, *rest]
-    return [{"role": SYSTEM, "content": text}, *messages]
+    return [{"role": SYSTEM_ROLE, "content": text}, *messages]

@@ -3,8 +3,7 @@
 Its arguments are the environment's id and its arguments as JSON. It is run by a Python that has
 verifiers (the interface with `load_environment`) and none of our packages. The example's `row` is a
 row of the environment's data set: the one for evaluation if the example's `split` is test, and the
-one for training otherwise. The environment decides how reproducible the rest of a game is.
-"""
+one for training otherwise. The environment decides how reproducible the rest of a game is."""
 
 import asyncio
 import importlib

@@ -1,0 +1,243 @@
+"""rollouts → what a judge is shown; its spans → verdicts, scores in the place of rewards."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+
+from adapters.calls import JsonObject
+from adapters.rewards import MEASURE
+from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
+from tasks.recording.step_log import COST
+from tasks.recording.transcripts import Transcript, read_transcripts
+from tasks.settings.rollouts import Judge
+from tasks.shards import ShardRow
+from tasks.storage.durability import durable
+from tasks.storage.files import verified, write_rows
+from tasks.storage.names import BASELINE, parse_rollout
+from tasks.storage.tables import query_beside, read_table, select, write_table
+
+QUERY = query_beside(__file__)
+
+VERDICT_SCHEMA = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("shown", pa.int32()),
+        ("scored", pa.int32()),
+        ("verdict", pa.float64()),
+        ("parts", pa.list_(pa.float64())),
+        # What a criterion says of it, from 0 to 1, by the criterion.
+        ("criteria", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+
+
+@durable
+def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> None:
+    """Write the groups of sealed batches as the judge is shown them, an example a line.
+
+    An example has the `rollouts` that have ended, without their rewards, the columns of the agent's
+    example as `example`, and what the judge is asked. A rollout has its `id`, the `messages` of the
+    last conversation, and all `conversations` by `role`. Seed and ids shuffle the rollouts.
+    """
+    rows: list[ShardRow] = []
+    for number, batch in enumerate(spans):
+        groups: dict[str, list[Transcript]] = defaultdict(list)
+        for rollout in _ended(read_transcripts([batch])):
+            named = parse_rollout(rollout["rollout_id"])
+            if named.split != BASELINE:
+                groups[named.group].append(rollout)
+        for rollouts in groups.values():
+            drawn = _drawn(rollouts, seed)
+            rows += (_row(shown, judge, number) for shown in shown_sets(judge, drawn))
+    write_rows(path, rows)
+
+
+@durable
+def draw_held_out(
+    path: Path, spans: Sequence[Path], compared: Sequence[Path], judge: Judge, seed: int
+) -> None:
+    """Write held-out rollouts as a judge is shown them, an example a line, as `draw_groups` does.
+
+    `compared` are sealed batches of the same examples, played by another checkpoint. A judge of
+    pairs sees each rollout with the rollout of `compared` that has its example and its number.
+    """
+    rows: list[ShardRow] = []
+    opponents = {_held_out_place(one): one for one in _ended(read_transcripts(compared))}
+    for number, batch in enumerate(spans):
+        for rollout in _ended(read_transcripts([batch])):
+            shown = [rollout]
+            if judge.shown() == "pair" and (other := opponents.get(_held_out_place(rollout))):
+                shown.append(other)
+            if judge.shown() != "pair" or len(shown) == 2:
+                rows.append(_row(_drawn(shown, seed), judge, number))
+    write_rows(path, rows)
+
+
+def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
+    """Split the rollouts of a group into what the judge is shown at once."""
+    if judge.shown() == "group":
+        yield rollouts
+    elif judge.shown() == "rollout":
+        yield from ([one] for one in rollouts)
+    else:
+        yield from combinations(rollouts, 2)
+
+
+def _held_out_place(rollout: Transcript) -> str:
+    """Return the part of a rollout's name that is equal for all checkpoints: example and number."""
+    name = rollout["rollout_id"]
+    return name.removeprefix(parse_rollout(name).shard)
+
+
+def _ended(rollouts: Sequence[Transcript]) -> list[Transcript]:
+    return [one for one in rollouts if one["error"] is None]
+
+
+def _drawn(rollouts: Sequence[Transcript], seed: int) -> list[Transcript]:
+    return sorted(rollouts, key=lambda one: _place(seed, one["rollout_id"]))
+
+
+def _row(shown: Sequence[Transcript], judge: Judge, batch: int) -> ShardRow:
+    """Return the example of a judge that is shown these rollouts."""
+    return {
+        "example_id": shown[0]["example_id"],
+        "example": {
+            "rollouts": [*map(_shown, shown)],
+            "example": json.loads(shown[0]["example"]),
+            **judge.asked(),
+        },
+        "batch": batch,
+        "round": 0,
+    }
+
+
+def _place(seed: int, rollout_id: str) -> str:
+    return sha256(f"{seed}/{rollout_id}".encode()).hexdigest()
+
+
+def _shown(rollout: Transcript) -> JsonObject:
+    said = [
+        {
+            "role": conversation["role"],
+            "messages": [*_read(conversation["messages"]), _read(conversation["reply"])],
+        }
+        for conversation in rollout["conversations"]
+    ]
+    messages = said[-1]["messages"] if said else []
+    return {"id": rollout["rollout_id"], "messages": messages, "conversations": said}
+
+
+def _read(text: str) -> Any:
+    return json.loads(text)
+
+
+@durable
+def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
+    """Write what a judge says of the rollouts of a step, a row in VERDICT_SCHEMA each.
+
+    `spans` are the sealed batches of the judge. A rollout that the judge was shown has the
+    mean of its scores for the rollout's id, or null if the judge gave no score: it abstained.
+    """
+    write_table(_verdicts(spans), path)
+
+
+def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
+    """Return the score of each rollout that a judge has given one, by the rollout's id."""
+    rows = _verdicts(spans).to_pylist()
+    return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+
+
+def _verdicts(spans: Sequence[Path]) -> pa.Table:
+    return select(QUERY, spans=[verified(path) for path in spans]).cast(VERDICT_SCHEMA)
+
+
+def measure_verdicts(
+    verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path], ancestors: Collection[str]
+) -> dict[str, float]:
+    """Measure a judge's work on a step.
+
+    - `judge/abstained`: the share of the rollouts shown that got no score.
+    - `judge/failed`: how often the judge has failed.
+    - `judge/agreement`: the share of a group's pairs with different agent's rewards that the scores
+      order alike; a tie counts half.
+    - `judge/<name>`: the mean of a measure of the judge's own.
+    - `cost/<role>`: what its calls cost, if it is known; calls of the run's `ancestors` are free.
+
+    `spans` are the judge's sealed batches, and `rewards` the sealed batches of the rollouts, which
+    have the agent's own rewards.
+    """
+    rows = read_table(verdicts).to_pylist()
+    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, ancestors)}
+    if shown := sum(row["shown"] for row in rows):
+        measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
+    scores = {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+    agreed = [*_agreements(scores, _own_rewards(rewards))]
+    return measured | ({"judge/agreement": fmean(agreed)} if agreed else {})
+
+
+def _count_failed(spans: Sequence[Path]) -> int:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for path in spans:
+        for row in read_table(path, ["rollout_id", "kind"]).to_pylist():
+            kinds[row["rollout_id"]].add(row["kind"])
+    return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
+
+
+def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str, float]:
+    """Return the judge's own measures, and the calls, tokens and dollars that it took.
+
+    Measures count attempts that ended. A recalled call costs nothing: it was paid for before.
+    """
+    columns = ["rollout_id", "attempt", "kind", "role", "reward", "attributes"]
+    columns += ["run_id", "recalled", "gen_ai_usage_output_tokens"]
+    rows = [row for path in spans for row in read_table(path, columns).to_pylist()]
+    ended = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] == CREDIT and (row["rollout_id"], row["attempt"]) in ended:
+            name = row["role"].removeprefix(MEASURE)
+            if name != row["role"]:
+                found[f"judge/{name}"].append(row["reward"])
+    own = [row for row in rows if row["kind"] == LLM and row["run_id"] not in ancestors]
+    calls = [row for row in own if not row["recalled"]]
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in calls:
+        if (cost := json.loads(row["attributes"] or "{}").get("cost")) is not None:
+            costs[row["role"]].append(cost)
+    return {
+        **{name: fmean(values) for name, values in sorted(found.items())},
+        "judge/calls": float(len(calls)),
+        "judge/tokens": float(sum(row["gen_ai_usage_output_tokens"] or 0 for row in calls)),
+        **{f"{COST}{role}": math.fsum(of_role) for role, of_role in costs.items()},
+    }
+
+
+def _own_rewards(spans: Sequence[Path]) -> dict[str, float]:
+    columns = ["rollout_id", "kind", "reward"]
+    rows = [row for path in spans for row in read_table(path, columns).to_pylist()]
+    return {
+        row["rollout_id"]: row["reward"]
+        for row in rows
+        if row["kind"] == REWARD and row["reward"] is not None
+    }
+
+
+def _agreements(scores: dict[str, float], rewards: dict[str, float]) -> Sequence[float]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for rollout in sorted(scores.keys() & rewards.keys()):
+        groups[parse_rollout(rollout).group].append(rollout)
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    told = [(scores[a] - scores[b], rewards[a] - rewards[b]) for a, b in pairs]
+    return [
+        0.5 if by_judge == 0 else float(math.copysign(1, by_judge) == math.copysign(1, by_reward))
+        for by_judge, by_reward in told
+        if by_reward != 0
+    ]
