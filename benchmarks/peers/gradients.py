@@ -209,7 +209,7 @@ def kl_term(step: Step, estimator: str, placement: Placement) -> list[Pass]:
     """Return the passes of a KL penalty alone, by an estimator in a place."""
     advantage = "none" if placement == "reward" else "zero"
     kl = Divergence.model_construct(coefficient=1.0, estimator=estimator, placement=placement)
-    credit = CreditAssignment(Algorithm(advantage=advantage, kl=kl))
+    credit = CreditAssignment(Algorithm.model_construct(advantage=advantage, kl=kl))
     method = UpdateMethod("importance_sampling", {}, Optimizer(), 1, divergence=kl)
     return step.term(credit, method)
 

@@ -7,6 +7,7 @@ a refusal should not wait for a library.
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
 from tasks.settings.algorithm import BASE
-from tasks.settings.run import Model
+from tasks.settings.run import Model, Tracking
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -38,7 +39,13 @@ from tasks.storage.manifest import (
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.run_tracking import check_trackers
+
+TRACKER_LIBRARIES = {
+    "project": "wandb",
+    "experiment": "mlflow",
+    "opentelemetry": "opentelemetry.exporter.otlp.proto.http",
+}
+"""Key of `tracking` → the library that it needs."""
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -257,6 +264,23 @@ def check_run(
     check_teachers(recipe, parent, bound)
     check_trackers(recipe.tracking)
     check_service(recipe.model.base)
+
+
+def check_trackers(chosen: Tracking) -> None:
+    """Refuse (UserError) a tracker whose library, which is not imported, is not installed."""
+    for key, library in TRACKER_LIBRARIES.items():
+        if getattr(chosen, key) is not None and not _is_installed(library):
+            raise UserError(
+                f"the recipe has tracking.{key}, and {library} is not installed: "
+                f"`pip install 'ratchet-rl[tracking]'`, or leave tracking.{key} empty"
+            )
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # a package that it lies in
+        return False
 
 
 def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -23,10 +22,6 @@ from tasks.storage.run_folder import RunFolder
 from tasks.tracking.recorded_step import RecordedStep
 
 OpenTracker = Callable[[TrackedRun], Tracker]
-
-EXPORTER = "opentelemetry.exporter.otlp.proto.http"
-LIBRARIES = {"project": "wandb", "experiment": "mlflow", "opentelemetry": EXPORTER}
-"""Key of `tracking` → the library that it needs."""
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""
@@ -189,20 +184,3 @@ def tracker_openers(chosen: Tracking) -> Mapping[str, OpenTracker]:
     if chosen.opentelemetry is not None:
         openers["OpenTelemetry"] = partial(OpenTelemetryTracker, chosen.opentelemetry == "messages")
     return openers
-
-
-def check_trackers(chosen: Tracking) -> None:
-    """Refuse (UserError) a tracker whose library, which is not imported, is not installed."""
-    for key, library in LIBRARIES.items():
-        if getattr(chosen, key) is not None and not _is_installed(library):
-            raise UserError(
-                f"the recipe has tracking.{key}, and {library} is not installed: "
-                f"`pip install 'ratchet-rl[tracking]'`, or leave tracking.{key} empty"
-            )
-
-
-def _is_installed(library: str) -> bool:
-    try:
-        return find_spec(library) is not None
-    except ModuleNotFoundError:  # a package that it lies in
-        return False

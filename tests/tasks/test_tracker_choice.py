@@ -3,8 +3,9 @@
 import pytest
 
 from adapters.errors import UserError
+from flows.runtime.checks import check_trackers
 from tasks.settings.run import Tracking
-from tasks.tracking.run_tracking import check_trackers, tracker_openers
+from tasks.tracking.run_tracking import tracker_openers
 
 
 def test_no_tracker_is_opened_or_imported_unless_it_is_chosen() -> None:
@@ -23,6 +24,6 @@ def test_no_tracker_is_opened_or_imported_unless_it_is_chosen() -> None:
 def test_the_error_for_a_missing_library_names_the_extra(
     choice: Tracking, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.run_tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("flows.runtime.checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"{library}.*pip install 'ratchet-rl\[tracking\]'"):
         check_trackers(choice)

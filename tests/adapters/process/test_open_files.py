@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -98,12 +99,18 @@ def test_a_program_that_cannot_be_started_for_lack_of_files_is_told() -> None:
             return program
 
     soft, hard = resource.getrlimit(LIMIT)
-    opened = len(os.listdir("/dev/fd"))  # noqa: PTH208
-    resource.setrlimit(LIMIT, (opened + 4, hard))
-    try:
+    with ExitStack() as opened:
+        resource.setrlimit(LIMIT, (len(os.listdir("/dev/fd")) + 64, hard))  # noqa: PTH208
+        opened.callback(resource.setrlimit, LIMIT, (soft, hard))
+        files = [os.open(os.devnull, os.O_RDONLY)]
+        with suppress(OSError):
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        for file in files[4:]:
+            opened.callback(os.close, file)
+        for file in files[:4]:  # for an event loop, and too few for a program's pipes
+            os.close(file)
         with pytest.raises(OSError, match="Too many open files") as failed:
             asyncio.run(start())
-    finally:
-        resource.setrlimit(LIMIT, (soft, hard))
     with pytest.raises(OutOfFiles):
         check_files(failed.value)

@@ -88,7 +88,7 @@ def test_a_run_that_has_failed_says_why_and_fails(elsewhere: Path, tiny_chat: Ad
 def test_a_run_that_trains_shows_its_step_its_calls_and_its_last_failure(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FIRST_SECONDS", "LOOK_SECONDS"):
+    for name in ("FIRST_SECONDS", "UI_LOOK_SECONDS"):
         monkeypatch.setattr(f"tasks.tracking.prefect_pages.{name}", 0.1)
     run = RunFolder(elsewhere / "trains")
     recipe = small_recipe(steps=2, rollouts={"groups": 2, "group_size": 4})
