@@ -44,7 +44,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
-        open_references(recipe, opened.folder, opened.service) as scorers,
+        open_references(recipe, opened.folder, opened.service) as references,
     ):
         publish_tag("dryrun")
         at, source = opened.folder, recipe.train_split()
@@ -53,12 +53,12 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         groups = replace(training_groups(recipe), quorum=1.0)
         runner = replace(runners.evaluation, check=lambda _: None)  # what fails is shown
         spans = runner.wait_for(runner.submit_shard(shard, 0, groups).values())
-        extras = Extras(opened, recipe, runners.judging, scorers)
-        learned, scores = dict[str, LearnedFrom](), extras.scores(0, spans)
+        extras = Extras(opened, recipe, runners.judging, references)
+        learned, verdicts = dict[str, LearnedFrom](), extras.verdicts(0, spans)
         for policy in opened.policies:
             name, query = policy.name, recipe.algorithm.rewards
             trajectories = assemble_trajectories(at.trajectories(name, 0), spans, policy.roles)
-            rewards = compute_rewards(at.rewards(name, 0), trajectories, query, scores)
+            rewards = compute_rewards(at.rewards(name, 0), trajectories, query, verdicts)
             logprobs = extras.logprobs(policy, 0, spans, trajectories)
             datums = build_datums(
                 at.datums(name, 0), trajectories, rewards, recipe.credit(), logprobs

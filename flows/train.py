@@ -77,11 +77,11 @@ def train_step(
 ) -> dict[str, StepFiles]:
     """Train each policy on the rollouts of a step; return the files of each by its name."""
     at, query, credit = run.folder, recipe.algorithm.rewards, recipe.credit()
-    files, scores = dict[str, StepFiles](), extras.scores(step, spans)
+    files, verdicts = dict[str, StepFiles](), extras.verdicts(step, spans)
     for policy in run.policies:
         name, history = policy.name, policy.history(step)
         trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
-        rewards = compute_rewards(at.rewards(name, step), trajectories, query, scores)
+        rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
         logprobs = extras.logprobs(policy, step, spans, trajectories)
         datums = build_datums(
             at.datums(name, step), trajectories, rewards, credit, logprobs, history
@@ -89,5 +89,5 @@ def train_step(
         # One optimizer step on `algorithm.loss`: the method is `recipe.update_method()`.
         trained = [datums, *extras.datums(policy, step)]
         update_policy(at.update(name, step), policy.updater, step, trained)
-        files[name] = StepFiles(spans, trajectories, logprobs, datums, verdicts=scores)
+        files[name] = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
     return files

@@ -143,8 +143,8 @@ def _read(text: str) -> Any:
 def record_verdicts(path: Path, spans: Sequence[Path]) -> None:
     """Write what a judge says of the rollouts of a step, a row in VERDICT_SCHEMA each.
 
-    `spans` are the sealed batches of the judge. A rollout that the judge was shown has the
-    mean of its scores for the rollout's id, or null if the judge gave no score: it abstained.
+    `spans` are the sealed batches of the judge. Each rollout that the judge was shown gets the
+    mean of the scores that the judge gave it, or null if the judge gave none: it abstained.
     """
     write_table(_verdicts(spans), path)
 

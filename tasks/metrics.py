@@ -31,7 +31,7 @@ DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
 
 COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
-"""Metrics of what sampling costs, beside the metrics whose names begin with COST."""
+"""Calls, tokens and seconds of sampling; dollars are in the metrics that begin with COST."""
 
 ROLLOUT_METRICS = (
     "rollouts/",

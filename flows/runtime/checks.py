@@ -59,8 +59,8 @@ def check_start(
     """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
     Refuse (UserError) what would end the run before its first step. Runs that are to be `deleted`
-    first, itself perhaps, count as absent. What it needs of the `awaited` runs, which will have
-    finished when it begins, is not known yet, but for their steps and policies.
+    first, itself perhaps, count as absent. The `awaited` runs end before this one begins; until
+    then only their steps and policies can be checked.
     """
     later = not awaited.keys().isdisjoint(recipe.queried_runs())
     recipe = recipe if later else count_steps(recipe)

@@ -28,15 +28,15 @@ from tasks.storage.tables import flat_values, read_table
 
 @dataclass(frozen=True)
 class Extras:
-    """Additions of a run: who judges, who scores tokens, and an expert's texts."""
+    """Additions of a run: a judge, others who read the tokens, and an expert's texts."""
 
     run: OpenRun
     recipe: Recipe
     judge: RolloutRunner
-    scorers: Mapping[str, References]
+    references: Mapping[str, References]
     texts: Texts | None = None
 
-    def scores(self, step: int, spans: Sequence[Path]) -> Path | None:
+    def verdicts(self, step: int, spans: Sequence[Path]) -> Path | None:
         """Have the judge score the rollouts of a step; None without a judge.
 
         If a trained policy answers the judge, it does so after `step` updates.
@@ -53,12 +53,12 @@ class Extras:
     ) -> dict[str, Path]:
         """Compute the log-probabilities of tokens under the reference and the teachers, if any."""
         folder = self.run.folder
-        shards = folder.shards_of(batches_of(folder, step)) if self.scorers else []
+        shards = folder.shards_of(batches_of(folder, step)) if self.references else []
         return {
             source: compute_references(
-                folder.references(policy.name, step, source), trajectories, scorer, shards, spans
+                folder.references(policy.name, step, source), trajectories, asked, shards, spans
             )
-            for source, scorer in self.scorers.items()
+            for source, asked in self.references.items()
         }
 
     def datums(self, policy: RunPolicy, step: int) -> list[Path]:
@@ -89,5 +89,5 @@ def open_extras(run: OpenRun, recipe: Recipe, judge: RolloutRunner) -> Iterator[
         with run.beginning():
             texts, chat = Texts(run.folder.expert_texts), run.chat(recipe.model)
             bind_given(texts.path, texts, recipe.given_examples(), chat, expert)
-    with open_references(recipe, run.folder, run.service) as scorers:
-        yield Extras(run, recipe, judge, scorers, texts)
+    with open_references(recipe, run.folder, run.service) as references:
+        yield Extras(run, recipe, judge, references, texts)

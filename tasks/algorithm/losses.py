@@ -2,8 +2,9 @@
 
 A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-backward pass. A loss
 *by weights* takes a forward pass more: its log-probabilities go into a function, of
-`tasks.algorithm.weighted_losses` or of a batch, and the derivative that comes out weighs
-cross-entropy, whose gradient is then the gradient of the loss. Losses are summed over tokens.
+`tasks.algorithm.weighted_losses` or of a batch, and the derivative by each of them becomes
+the weight of that token in a pass of cross-entropy, whose gradient is the gradient of the loss.
+Losses are summed over tokens.
 """
 
 from collections import ChainMap
