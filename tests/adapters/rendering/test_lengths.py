@@ -31,9 +31,12 @@ def test_messages_are_refused_by_their_characters_at_once() -> None:
 
 @pytest.mark.parametrize("text", [" " * 90_000, "\n\n" * 45_000])
 def test_what_may_fit_is_rendered_first(text: str) -> None:
+    long = said("user", "x" * 90_000)
+    with pytest.raises(Refused):
+        check_length(chat_of(), long)
+    check_length(chat_of(context=10**6), long)
     check_length(chat_of(), said("user", f"{text}hi{text}"))
     check_length(chat_of(), [*said("assistant", "<think>" + "x" * 90_000), *said("user", "hi")])
-    check_length(chat_of(context=10**6), said("user", "x" * 90_000))
 
 
 def test_a_format_that_leaves_out_earlier_messages_has_no_bound() -> None:
