@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Set, Sized
+from collections.abc import Collection, Iterator, Mapping, Set, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -220,5 +220,11 @@ class RunRecipe(FlowRecipe, ABC):
 def differing(old: RunRecipe, new: RunRecipe) -> list[str]:
     """List the values in which recipes differ that change results, as `section.key: old → new`."""
     free = old.changes_no_result() & new.changes_no_result()
-    changed = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
-    return [one for one in changed if one.partition(":")[0] not in free]
+    return without_free(old.model_dump(mode="json"), new.model_dump(mode="json"), free)
+
+
+def without_free(
+    old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str]
+) -> list[str]:
+    """List the differences of two recipes as JSON, but for those in keys that are `free`."""
+    return [one for one in differences(old, new) if one.partition(":")[0] not in free]

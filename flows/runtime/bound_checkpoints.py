@@ -29,7 +29,6 @@ from tasks.comparison.promotions import (
     Promotion,
     check_name,
     find_promotion,
-    read_promotions,
     record_promotion,
 )
 from tasks.reports.facts import read_facts
@@ -133,9 +132,7 @@ def promote(checkpoint: str, name: str) -> tuple[Promotion, Promotion | None]:
     named.check_whole(checkpoint)
     created = read_manifest(named.folder)["created"]
     promotion = Promotion(name=name, run=named.run, step=named.saved_step, created=created)
-    before = read_promotions().get(name)
-    record_promotion(promotion)
-    return promotion, before
+    return promotion, record_promotion(promotion)
 
 
 def best_step(run: RunFolder) -> int:

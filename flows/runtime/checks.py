@@ -22,7 +22,7 @@ from adapters.tinker.engines import check_key, check_reachable
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe, differing
+from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import read_metrics
@@ -234,9 +234,11 @@ def check_answering(played: Recipe, bound: RunRecipe, run: str) -> None:
 def check_binding(run: RunFolder, recipe: RunRecipe) -> None:
     """Raise RunError if a run was started with a recipe of other results, or in another format.
 
-    The recipe of an evaluation may break rules of trained ones, so an equal one is not validated.
+    The recipe of an evaluation may break rules of trained recipes, so the recorded one is validated
+    only where a value that binds differs, or is of a newer key.
     """
-    if recipe_of(run) == recipe.model_dump(mode="json"):
+    values, free = recipe.model_dump(mode="json"), recipe.changes_no_result()
+    if not without_free(recipe_of(run), values, free):
         return
     if changed := differing(read_recipe(run), recipe):
         raise RunError(

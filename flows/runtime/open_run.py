@@ -88,14 +88,14 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
     bound = {} if folder_of(name).exists() else _bind(recipe)
+    check = partial(check_binding, recipe=recipe)  # another process may have made it meanwhile
     with (
         _delete_if(unusable, folder_of(name)),
-        bind_run(name, values, recipe.fingerprint(), bound) as folder,
+        bind_run(name, values, recipe.fingerprint(), bound, check) as folder,
         staying(folder),
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
-        check_binding(folder, recipe)  # another process may have made it meanwhile
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()

@@ -51,12 +51,14 @@ def bind_run(
     recipe: dict[str, Any],
     fingerprint: str,
     bound: Manifest | None = None,
+    check: Callable[[RunFolder], object] = lambda _: None,
     *,
     to_serve: bool = False,
 ) -> Iterator[RunFolder]:
     """Yield the locked folder of a run, made if it is new, with the checkpoints it is `bound` to.
 
-    Raises RunError if the run was written in another format, or is a copy of a run that is open.
+    Raises RunError if the run was written in another format, or is a copy of a run that is open. A
+    `check` that raises leaves the run to its owner.
     """
     run = folder_of(name)
     with run.locked(to_serve=to_serve):
@@ -64,6 +66,7 @@ def bind_run(
         if not run.exists():
             write_manifest(run, recipe, fingerprint, bound=bound)
         read_manifest(run)
+        check(run)
         yield run.take_over()
 
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import differing
 from tasks.algorithm.advantages import ADVANTAGES
 from tasks.algorithm.losses import TOKEN_LOSSES
 from tasks.algorithm.settings import Number
@@ -371,6 +372,7 @@ def test_a_key_that_is_no_part_of_the_fingerprint_is_said_to_change_no_result() 
         unbound = key in base.changes_no_result()
         if key != "algorithm.preset":
             assert (changed.fingerprint() == base.fingerprint()) == unbound, key
+            assert (differing(base, changed) == []) == unbound, key
 
 
 @pytest.mark.parametrize(

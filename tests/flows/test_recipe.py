@@ -167,6 +167,16 @@ def test_a_run_that_is_older_than_a_key_is_bound_to_its_default(tmp_path: Path) 
         check_binding(run, small_recipe(rollouts=values["rollouts"] | {"quorum": 0.5}))
 
 
+def test_an_evaluation_that_breaks_a_rule_goes_on_by_other_values_that_bind_nothing(
+    tmp_path: Path,
+) -> None:
+    recipe, run = small_recipe(), RunFolder(tmp_path)
+    answered = recipe.model_copy(update={"roles": {"policy": "openai/gpt-4o-mini"}})
+    write_manifest(run, answered.model_dump(mode="json"), "f00d")
+    patient = recipe.service.model_copy(update={"timeout_seconds": 700.0})
+    check_binding(run, answered.model_copy(update={"service": patient}))
+
+
 CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
 
 
