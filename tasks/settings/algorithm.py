@@ -74,14 +74,17 @@ class Divergence(Section):
         place = row.placements[0] if row else "advantage"
         return values if place == "advantage" else {**values, "placement": place}
 
-    requirements = (
-        Needs(OTHERS, "coefficient"),
-        Needs(("discount", "baseline"), "placement", "advantage"),
-    )
+    requirements = (Needs(OTHERS, "coefficient"),)
 
     def refusals(self) -> Refusals:
         check_placement(self.estimator, self.placement)
-        yield from ()
+        given = self.given("discount", "baseline")
+        remedy = {"reward": "give placement advantage", "loss": "give estimator k1"}
+        yield (
+            self.placement in remedy and given != "",
+            f"{given} with placement {self.placement}, which has no advantages of penalties; leave "
+            f"that out, or {remedy.get(self.placement)}",
+        )
 
     @property
     def in_loss(self) -> bool:

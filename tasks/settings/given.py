@@ -247,10 +247,7 @@ class Expert(Origin, Batches, Lengths):
         """Whether the recipe has an expert."""
         return self.path is not None or self.query is not None
 
-    requirements = (
-        Needs("decay_steps", "final_share", each_other=True),
-        Needs("trained", "path"),
-    )
+    requirements = (Needs("decay_steps", "final_share", each_other=True),)
 
     def refusals(self) -> Refusals:
         given = self.given(*Expert.model_fields)
@@ -262,6 +259,11 @@ class Expert(Origin, Batches, Lengths):
             "leave them out",
         )
         yield from super().refusals()
+        yield (
+            self.trained != "assistant" and self.query is not None,
+            f"{EXPERT}.trained {self.trained} does nothing with a query, which trains what was "
+            "sampled; leave it out",
+        )
 
     def share_at(self, step: int) -> float:
         """Return the share of a step, which counts from 0 (Zhang et al., 2025, arXiv:2508.11408).

@@ -178,7 +178,7 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
         ({"algorithm": {"expert": {"path": "a", "divisor": 3}}}, "normalisation token with divis"),
         (
             {"algorithm": {"expert": {"runs": ["a"], "query": "select 1", "trained": "all"}}},
-            "trained all does nothing without path",
+            "trained all does nothing with a query",
         ),
     ],
 )

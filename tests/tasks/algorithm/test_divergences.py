@@ -284,7 +284,7 @@ def test_references_of_other_trajectories_are_refused() -> None:
         ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "with placement reward"),
         (
             {"coefficient": 0.1, "placement": "reward", "baseline": "mean"},
-            "baseline mean does nothing",
+            "baseline with placement reward",
         ),
         ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "with placement loss"),
         *(
