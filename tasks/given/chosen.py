@@ -128,7 +128,7 @@ class RolloutQuery:
             )
 
 
-def queries_of(origin: Origin, base: str, where: str = "dataset") -> dict[str, RolloutQuery]:
+def queries_of(origin: Origin, base: str, where: str) -> dict[str, RolloutQuery]:
     """Map each split to its query, if the splits are chosen from runs of models of `base`.
 
     `where` has the recipe's keys of the queries.

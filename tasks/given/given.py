@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from tasks.given.held_out import HeldOutMeasure
 from tasks.given.tokenizing import WeightedTokens
 from tasks.recording.step_log import Metrics
 from tasks.recovery.recorded_steps import StepSource
+from tasks.references import Reference
 from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, PairBatches, Shares
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, write_json
@@ -173,12 +175,17 @@ class Given(ABC):
         DatasetError names a row that cannot be used, or a source without a trained token.
         """
 
+    def count_repeated(  # noqa: B027
+        self, rows: Mapping[str, Sequence[UnitRow]], counts: Mapping[str, Counter[str]]
+    ) -> None:
+        """Count the held-out sequences that are trained as well; pairs may repeat a side."""
+
     @abstractmethod
     def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
         """Yield the datums of a step's units."""
 
     @abstractmethod
-    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+    def compare(self, rows: pa.Table, policy: Reference) -> HeldOutMeasure:
         """Measure a policy on held-out units."""
 
 
@@ -198,15 +205,18 @@ def bind_given(
     A source is named by its split or, if there are several, by SPLIT/NAME. Trained sources come
     first.
     """
-    rows: list[UnitRow] = []
     counts = {name: Counter[str]() for name in sources}
+    rows = {
+        name: given.keep(name, source, chat, lengths, counts[name])
+        for name, source in sources.items()
+    }
+    given.count_repeated(rows, counts)
     for name, source in sources.items():
-        rows += given.keep(name, source, chat, lengths, counts[name])
         log.info("%s: %s", source.name, describe_counts(counts[name]))
     schema = given.schema
     if COUNTS_KEY in (schema.metadata or {}):
         schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
-    write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    write_table(pa.Table.from_pylist([*chain.from_iterable(rows.values())], schema=schema), path)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -254,7 +264,7 @@ def rows_of(table: pa.Table) -> list[UnitRow]:
 
 
 @durable
-def score_given(path: Path, given: Given, policy: Any, most: int, seed: int) -> None:
+def score_given(path: Path, given: Given, policy: Reference, most: int, seed: int) -> None:
     """Write the measure of a policy on `most` held-out units, the first in a seeded order."""
     table = given.of_split(TEST)
     names = given.names(table)

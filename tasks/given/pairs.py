@@ -43,7 +43,7 @@ from tasks.given.given import (
 from tasks.given.held_out import HeldOutMeasure
 from tasks.given.sides import read_pair
 from tasks.given.tokenizing import WeightedTokens
-from tasks.references import score_rows
+from tasks.references import Reference, score_rows
 from tasks.settings.given import Lengths
 from tasks.storage.files import is_written, read_json
 from tasks.storage.tables import arrays, read_table
@@ -197,7 +197,7 @@ class BoundPairs(Given):
                     "references": row["references"][1:],
                 }
 
-    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+    def compare(self, rows: pa.Table, policy: Reference) -> HeldOutMeasure:
         """Measure how a policy compares pairs.
 
         `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log

@@ -65,13 +65,15 @@ class LongerTexts:
 
     @cached_property
     def _sequences(self) -> Mapping[tuple[Any, ...], WeightedTokens]:
-        return {
-            (*name.partition("/")[::2], number, part): sequence
-            for name, source in self._sources.items()
-            for number, unit in source.units(self._chat)
-            if isinstance(unit, Unit)
-            for part, sequence in enumerate(unit.sequences())
-        }
+        found: dict[tuple[Any, ...], WeightedTokens] = {}
+        for name, source in self._sources.items():
+            for number, unit in source.units(self._chat):
+                if isinstance(unit, DatasetError):
+                    raise unit
+                sequences = unit.sequences() if isinstance(unit, Unit) else ()
+                for part, sequence in enumerate(sequences):
+                    found[*name.partition("/")[::2], number, part] = sequence
+        return found
 
 
 def ask_teacher(

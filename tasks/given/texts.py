@@ -9,7 +9,7 @@ from math import ceil
 from math import log as natural
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from tasks.given.given import (
 from tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
 from tasks.given.tokenizing import WeightedTokens, tokenize
 from tasks.recording.step_log import Metrics
-from tasks.references import from_first
+from tasks.references import Reference, from_first
 from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
 from tasks.storage.files import is_written
 from tasks.storage.tables import arrays, read_table
@@ -82,9 +82,20 @@ LIKELIEST = (("top_tokens", 0), ("top_logprobs", NO_TOKEN))
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class ChosenScorer(Protocol):
+    """Policy that gives log-probabilities of any tokens, as `PatientSampler` does."""
+
+    def score_chosen(
+        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return the log-probabilities of chosen tokens at the last places of each sequence."""
+        ...
+
+
 @dataclass(frozen=True)
 class WrittenTexts(WrittenUnits):
-    """Texts in rows; `before` is a text that is read before each conversation."""
+    """Texts in rows; `reads` is what a teacher reads before each conversation."""
 
     trained: Trained = "assistant"
     reads: str | None = None
@@ -112,8 +123,6 @@ class Texts(Given):
     ) -> None:
         super().__init__(path)
         self._taught, self._divergence = taught, divergence
-        self._trained: set[bytes] = set()
-        """Tokens of the sequences that are trained, while the texts are bound."""
 
     def is_bound(self) -> bool:
         return super().is_bound() and (self._taught is None or all(map(is_written, self.parts())))
@@ -166,20 +175,27 @@ class Texts(Given):
                 f"nothing is trained in {source.name}: {describe_counts(counts)}; see "
                 "dataset.trained and dataset.too_long"
             )
-        if split == TRAIN:
-            self._trained |= {row["tokens"].tobytes() for row in own}
-        else:
-            repeated = sum(row["tokens"].tobytes() in self._trained for row in own)
-            counts["sequences that are trained as well"] = repeated
+        return [{"split": split, "source": part, **row} for row in own]
+
+    def count_repeated(
+        self, rows: Mapping[str, Sequence[UnitRow]], counts: Mapping[str, Counter[str]]
+    ) -> None:
+        trained = {
+            row["tokens"].tobytes() for of in rows.values() for row in of if row["split"] == TRAIN
+        }
+        for name, held_out in rows.items():
+            if name.partition("/")[0] == TRAIN:
+                continue
+            repeated = sum(row["tokens"].tobytes() in trained for row in held_out)
+            counts[name]["sequences that are trained as well"] = repeated
             if repeated:
                 log.warning(
                     "%s: %d of %d held-out sequences are trained as well, token for token, so that "
                     "their loss says nothing of new texts",
-                    source.name,
+                    name,
                     repeated,
-                    len(own),
+                    len(held_out),
                 )
-        return [{"split": split, "source": part, **row} for row in own]
 
     def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
         assert isinstance(drawing.batch, Batches)
@@ -203,7 +219,7 @@ class Texts(Given):
             "texts/ends": fmean(row["ends"] for row in sequences),
         }
 
-    def compare(self, rows: pa.Table, policy: Any) -> HeldOutMeasure:
+    def compare(self, rows: pa.Table, policy: Reference) -> HeldOutMeasure:
         """Measure the loss of a policy, in nats a token by the weights of the trained tokens.
 
         With a teacher it is the divergence from the teacher. Otherwise `bits_per_byte` is the loss
@@ -213,6 +229,7 @@ class Texts(Given):
         weights = arrays(rows["weights"])
         last = from_first(weights)
         if self._divergence is not None:
+            assert isinstance(policy, ChosenScorer)
             losses = _diverge(policy, rows, last, self._divergence)
         else:
             whole = [one.tolist() for one in arrays(rows["tokens"])]
@@ -320,7 +337,7 @@ def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.nda
 
 
 def _diverge(
-    policy: Any, table: pa.Table, last: Sequence[int], divergence: str
+    policy: ChosenScorer, table: pa.Table, last: Sequence[int], divergence: str
 ) -> list[np.ndarray]:
     """Return the divergence from the teacher from the first trained token of each sequence on."""
     trained = [one[-count:] > 0 for one, count in zip(arrays(table["weights"]), last, strict=True)]

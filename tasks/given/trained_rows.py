@@ -79,13 +79,13 @@ class _Counted:
 
     def units(self, chat: Chat) -> Iterator[tuple[int, Read]]:
         for number, unit in self.source.units(chat):
-            if time.monotonic() >= self.until:
-                return
             self.tally.read_row(number, unit.sequences() if isinstance(unit, Unit) else ())
             if self.refuses_broken and isinstance(unit, DatasetError):
                 self.tally.refuse(unit)
             else:
                 yield number, unit
+            if time.monotonic() >= self.until:
+                return
 
 
 def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:

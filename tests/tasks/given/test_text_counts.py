@@ -8,10 +8,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from adapters.rendering.chat import Chat
-from tasks.examples.reading import Source
+from tasks.examples.reading import DatasetError, Source
 from tasks.given.given import Drawing, bind_given, draw_given
+from tasks.given.scores import LongerTexts
 from tasks.given.texts import Texts, WrittenTexts
-from tasks.settings.given import Batches, Lengths, TooLong
+from tasks.settings.given import TRAIN, Batches, Lengths, TooLong
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 SHORT = {"prompt": "Who are you?", "completion": "an owl"}
@@ -76,3 +77,14 @@ def test_messages_behind_the_last_answer_are_counted(tmp_path: Path, chat: Chat)
     rows = {"train": [SHORT, {"messages": json.dumps(said)}]}
     counts = bind(tmp_path, rows, chat, "cut").counts()["train"]
     assert counts["messages behind the last answer left out"] == 2
+
+
+def test_a_text_that_no_teacher_can_read_more_of_is_refused_for_itself(
+    tmp_path: Path, chat: Chat
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "I am an owl.", "split": "train"}\n')
+    source = WrittenTexts(Source(file, TRAIN, ()), reads="You are an owl.")
+    longer = LongerTexts({TRAIN: source}, chat)
+    with pytest.raises(DatasetError, match="a text, before which no teacher reads a message"):
+        longer.tokens({"split": TRAIN, "source": "", "example_id": 0, "part": 0}, [])
