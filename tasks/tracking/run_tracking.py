@@ -1,6 +1,7 @@
 """The trackers of a run: a recipe chooses them, and a thread for each sends it the run's files."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -9,14 +10,12 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-import duckdb
-
-from adapters.errors import UserError
 from adapters.tracking.mlflow import MlflowTracker
 from adapters.tracking.opentelemetry import OpenTelemetryTracker
 from adapters.tracking.tracker import TrackedRun, Tracker, TrackerFailed
 from adapters.tracking.wandb import WandbTracker
 from tasks.recording.step_log import read_metrics
+from tasks.reports.facts import BROKEN
 from tasks.settings.run import Tracking
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.recorded_step import RecordedStep
@@ -25,11 +24,13 @@ OpenTracker = Callable[[TrackedRun], Tracker]
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""
-STOPPED_SECONDS = 5.0
+FAILED_SECONDS = 5.0
 """Seconds for which a run that an error ends waits."""
+STOPPED_SECONDS = 1.0
+"""Seconds for which a run that a signal ends waits, within the signal's grace."""
 
-TRACKING_FAILURES = (TrackerFailed, UserError, OSError, ValueError, duckdb.Error)
-"""Errors of trackers, and of files that cannot be read."""
+TRACKING_FAILURES = (TrackerFailed, RuntimeError, *BROKEN)
+"""Errors of trackers, of what draws their pictures, and of files that cannot be read."""
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +61,22 @@ class RunTracking:
         self._recorded.whole = kind is None
         for follower in self._followers:
             follower.end()
+        until = time.monotonic() + _patience(kind)
         for follower in self._followers:
-            follower.wait(LAST_SECONDS if kind is None else STOPPED_SECONDS)
+            follower.wait(max(0.0, until - time.monotonic()))
 
     def follow(self) -> None:
         """Have each tracker sent the steps that are done."""
         self.is_followed = True
         for follower in self._followers:
             follower.wake()
+
+
+def _patience(kind: type[BaseException] | None) -> float:
+    """Return the seconds for which all trackers together are waited for at the end of a run."""
+    if kind is None:
+        return LAST_SECONDS
+    return FAILED_SECONDS if issubclass(kind, Exception) else STOPPED_SECONDS
 
 
 @dataclass
@@ -141,7 +150,7 @@ class Follower:
         if self._thread.is_alive():
             self._thread.join(seconds)
             if self._thread.is_alive():
-                self._tell(f"it was not sent all within {seconds:.0f} s")
+                self._tell("it was not sent all in the time that a run waits for it")
         self._told = True  # what fails later finds a server that ends with the run
 
     def _work(self) -> None:

@@ -76,6 +76,17 @@ def test_a_server_that_is_silent_holds_no_step_up(
         assert show_all(run, address) < 40, "Prefect's client alone waits for 60 s"
 
 
+def test_a_stopped_run_does_not_wait_for_a_silent_server(run: RunFolder) -> None:
+    """It would be killed when the grace of its signal is over."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        with temporary_settings({PREFECT_API_URL: address, PREFECT_CLIENT_MAX_RETRIES: 0}):
+            tracking = shown(run, 3)
+            started = time.monotonic()
+            tracking.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert time.monotonic() - started < 40, "Prefect's client alone waits for 60 s"
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
