@@ -14,6 +14,7 @@ from functools import cache
 from typing import Annotated, TypeVar
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -112,8 +113,12 @@ def read_outcome(value: object) -> Outcome:
     raise ValueError("an outcome has `reward`, or `failed` and `message`, and nothing else")
 
 
-OF_DOOR = Field(exclude=True)
-"""Mark of a field that a player does not tell: the door fills it in."""
+def _refuse_told(value: object) -> object:
+    raise ValueError("a player does not tell it: the door fills it in")
+
+
+OF_DOOR = (Field(exclude=True), BeforeValidator(_refuse_told))
+"""Marks of a field that a player does not tell: the door fills it in."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +128,13 @@ class RolloutEnd(Record):
     outcome: Annotated[Outcome, PlainValidator(read_outcome), PlainSerializer(write_outcome)]
     seconds: Seconds
     """Time from the beginning of the attempt to its end."""
-    rollout_id: Annotated[str, OF_DOOR] = ""
-    attempt: Annotated[int, OF_DOOR] = 0
-    calls: Annotated[Mapping[str, Sequence[int]], OF_DOOR] = field(default_factory=dict)
+    rollout_id: Annotated[str, *OF_DOOR] = ""
+    attempt: Annotated[int, *OF_DOOR] = 0
+    calls: Annotated[Mapping[str, Sequence[int]], *OF_DOOR] = field(default_factory=dict)
     """Numbers of the answered calls of every role."""
-    refused: Annotated[int, OF_DOOR] = 0
+    refused: Annotated[int, *OF_DOOR] = 0
     """Calls that were refused because the attempt had made all it may make."""
-    unanswered: Annotated[Failure | None, OF_DOOR] = None
+    unanswered: Annotated[Failure | None, *OF_DOOR] = None
     """Refusal of a call that the service has not answered, by its code, if there is one."""
 
 

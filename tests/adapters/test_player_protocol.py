@@ -16,6 +16,7 @@ from adapters.player_protocol import (
 )
 from adapters.rewards import Reward
 
+END = write_record(RolloutEnd(Failure("KeyError", "'name'"), 0.0))
 BEGUN = BegunBatch(
     2,
     [BegunRollout("train-00000-0000-00", {"k": [1, None, {"ä": 0.1}], "true": True}, True)],
@@ -46,6 +47,8 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
         (WaitedTime, b'{"seconds": Infinity}', "seconds: Input should be a finite number"),
         (RecordedEnd, b'{"closed": 1}', "closed: Input should be a valid boolean"),
         (RecordedEnd, b"[]", "Input should be an object"),
+        (RolloutEnd, END[:-1] + b', "refused": 5}', "refused: .* the door fills it in"),
+        (RolloutEnd, END[:-1] + b', "rollout_id": "x"}', "rollout_id: .* the door"),
         (BegunBatch, write_record(BEGUN).replace(b": 2,", b": true,"), "attempt: .* integer"),
         (BegunBatch, write_record(BEGUN).replace(b": 8,", b": 8.5,"), "settings.concurrency: "),
         (BegunBatch, write_record(BEGUN).replace(b'd": true}', b'd": 1}'), "rollouts.0.isolated: "),
