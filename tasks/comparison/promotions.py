@@ -48,14 +48,15 @@ def read_promotions() -> dict[str, Promotion]:
 def find_promotion(name: str) -> Promotion | None:
     """Return what a name means, if it is one; PromotionRefused if that is gone, or not certain."""
     found = read_promotions().get(name)
-    if found is None:
+    is_run = folder_of(name).exists()
+    if found is None or (is_run and not found.is_kept):
         return None
     if not found.is_kept:
         raise PromotionRefused(
             f"{name} is {found.checkpoint}, and {folder_of(found.run).path} is not that run any "
             "more; put that back, or promote another checkpoint"
         )
-    if folder_of(name).exists():
+    if is_run:
         raise PromotionRefused(
             f"{name} is both the checkpoint {found.checkpoint} and a run; write {found.checkpoint} "
             f"or {name}@STEP"
@@ -78,14 +79,16 @@ def refuse_promoted(runs: Collection[str]) -> None:
         if one.run in runs and one.is_kept:
             raise PromotionRefused(
                 f"{one.checkpoint} is {one.name}, and the run {one.run} is to be deleted; promote "
-                f"another checkpoint to {one.name}, or give the new run another name by --run"
+                f"another checkpoint to {one.name} first"
             )
 
 
-def record_promotion(promotion: Promotion) -> None:
-    """Give a checkpoint a name; the checkpoint that had the name loses it."""
+def record_promotion(promotion: Promotion) -> Promotion | None:
+    """Give a checkpoint a name; return what the name meant before."""
     with _folder().locked():
+        before = read_promotions().get(promotion.name)
         append_row(_folder().path / PROMOTIONS_FILE, promotion.model_dump(mode="json"))
+    return before
 
 
 def _folder() -> RunFolder:

@@ -19,7 +19,12 @@ from flows.runtime.eval_targets import EvalTarget
 from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.comparison.comparisons import Comparison, NotBetter, most_different
-from tasks.comparison.promotions import PromotionRefused, read_promotions
+from tasks.comparison.promotions import (
+    Promotion,
+    PromotionRefused,
+    find_promotion,
+    read_promotions,
+)
 from tasks.recording.views import open_views
 from tasks.storage.files import write_text
 from tasks.storage.manifest import recipe_of, write_manifest
@@ -198,13 +203,18 @@ def test_a_name_is_taken_wherever_a_checkpoint_is(named: str, recipe: Recipe) ->
         assert (bound["run"], bound["step"]) == ("one", 2), "the checkpoint, not the name"
 
 
-def test_a_name_that_is_a_run_as_well_is_not_taken_for_either(named: str) -> None:
+def test_a_name_that_is_a_run_as_well_is_not_taken_for_either(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunFolder(folder_of(named).path)
     write_manifest(run, recipe_of(folder_of("one")), "any")
     try:
         with pytest.raises(PromotionRefused, match="both the checkpoint one@2 and a run; write"):
             CheckpointName.parse(named)
         assert CheckpointName.parse(f"{named}@1") == CheckpointName(named, "", 1)
+        with monkeypatch.context() as later:
+            later.setattr(Promotion, "is_kept", False)  # its own run is gone
+            assert find_promotion(named) is None
     finally:
         run.delete()
 
