@@ -46,7 +46,6 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
         open_rollouts(opened, recipe) as runners,
         open_references(recipe, opened.folder, opened.service) as references,
     ):
-        publish_tag("dryrun")
         at, source = opened.folder, recipe.train_split()
         size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)
@@ -66,6 +65,7 @@ def dryrun(recipe: Recipe, run: str) -> DryRun:
             learned[name] = LearnedFrom(trajectories, rewards, datums)
     context, tiny = runners.chat.read_context, recipe.model.base == Model().base
     score = score_spans(spans, shard)
+    publish_tag("dryrun")
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,

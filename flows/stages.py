@@ -8,8 +8,9 @@ after every stage.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 from pydantic import BaseModel
 
 from adapters.tinker.engines import engines_kept
@@ -28,6 +29,7 @@ from flows.runtime.checks import (
     is_finished,
 )
 from flows.runtime.flow_runs import completed, name_of_run, summarize_run
+from flows.server.deployed_runs import describe_failure
 from flows.train import train
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
@@ -81,12 +83,20 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     return plan
 
 
-def train_in_turn(children: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
-    """Train the runs that have not finished; a failure ends the flow."""
+def train_in_turn(
+    children: Sequence[PlannedRun], *, go_on: bool = False
+) -> Iterator[tuple[PlannedRun, str]]:
+    """Train the runs that have not finished; yield each with its error, empty without one.
+
+    A failure ends the flow, unless it is to `go_on` with the next run.
+    """
     for child in children:
+        error = ""
         if not is_finished(child):
-            FLOWS[child.recipe.flow](child.recipe, run=child.name)
-        yield child, ""
+            trained: Flow[..., Any] = FLOWS[child.flow]
+            ended = trained(**{**child.parameters, "recipe": child.recipe}, return_state=go_on)
+            error = describe_failure(ended) if go_on else ""
+        yield child, error
 
 
 def score(recipe: StagesRecipe, stage: PlannedRun, _: str) -> Iterator[ChildResult]:

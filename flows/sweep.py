@@ -32,10 +32,9 @@ from flows.server.deployed_runs import (
     cancel_deployed,
     check_under_way,
     choose_deployment,
-    describe_failure,
     train_deployed,
 )
-from flows.stages import FLOWS, PlanSummary, train_plan
+from flows.stages import PlanSummary, train_in_turn, train_plan
 from tasks.given.held_out import read_measure
 from tasks.recording.scores import headline, read_evaluation
 from tasks.recording.step_log import read_metrics
@@ -78,13 +77,7 @@ def train_children(
     Yields each run when it has ended, with its error, empty without one.
     """
     if recipe.at_once == 1:
-        for child in children:
-            error = ""
-            if not is_finished(child):
-                trained: Flow[..., Any] = FLOWS[child.flow]
-                given = {**child.parameters, "recipe": child.recipe}
-                error = describe_failure(trained(**given, return_state=True))
-            yield child, error
+        yield from train_in_turn(children, go_on=True)
         return
     left = {child.name: child for child in children if not is_finished(child)}
     yield from ((child, "") for child in children if child.name not in left)

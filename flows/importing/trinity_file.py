@@ -172,11 +172,6 @@ def read_configuration(file: TextIO) -> str:
         raise ImportRefusal(f"{file.name} is no text in UTF-8: {error.reason}") from None
 
 
-def read_trinity(name: str, text: str) -> TrinityFile:
-    """Read a file's text; ImportRefusal if it is not YAML, or a key is unknown."""
-    return trinity_file(name, read_values(name, text))
-
-
 def read_values(name: str, text: str) -> Section:
     """Read the sections of a file's text, by the rules of YAML 1.1, which OmegaConf follows."""
     try:

@@ -9,7 +9,13 @@ from adapters.errors import UserError
 from adapters.yaml_text import read_yaml, write_yaml
 from flows.importing.trinity import import_trinity
 from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, EXPERTS, LOSSES
-from flows.importing.trinity_file import ImportRefusal, known_keys, read_trinity
+from flows.importing.trinity_file import (
+    ImportRefusal,
+    TrinityFile,
+    known_keys,
+    read_values,
+    trinity_file,
+)
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.recipe import Recipe
 from flows.train import train
@@ -72,12 +78,16 @@ def test_the_published_configuration_becomes_a_recipe_with_its_defaults_made_exp
     assert made.kl.coefficient == 0
 
 
+def parsed(name: str, text: str) -> TrinityFile:
+    return trinity_file(name, read_values(name, text))
+
+
 def test_each_value_says_where_it_comes_from_and_each_key_left_out_what_it_does() -> None:
     text = text_of()
     assert "  groups: 96  # buffer.batch_size\n" in text
     assert "  beta2: 0.999  # Trinity's default of algorithm.optimizer.betas\n" in text
     assert '  base: "local/tiny-chat"  # given by --set\n' in text
-    told = [key for key in read_trinity("", CONFIG).given if key not in known_keys().defaults]
+    told = [key for key in parsed("", CONFIG).given if key not in known_keys().defaults]
     assert len(told) == 13
     assert all(f"\n# {key}: " in text for key in [*told, "model.max_prompt_tokens"])
 
@@ -133,12 +143,12 @@ def test_the_environment_is_read_and_other_interpolations_are_refused(
     assert imported(model={"model_path": "${oc.env:MODEL}"}).model.base == "local/tiny-chat"
     values = merge_values(read_yaml(CONFIG), {"model": {"model_path": "${oc.env:MODEL}"}})
     assert '  base: "some/model"  #' in import_trinity("t.yaml", write_yaml(values))
-    given = read_trinity("f", "project: '${oc.env:NOWHERE,./here}/runs'")
+    given = parsed("f", "project: '${oc.env:NOWHERE,./here}/runs'")
     assert given.get("project") == "./here/runs"
     with pytest.raises(ImportRefusal, match="needs the environment variable NOWHERE to be set"):
-        read_trinity("f", "project: '${oc.env:NOWHERE}'").get("project")
+        parsed("f", "project: '${oc.env:NOWHERE}'").get("project")
     with pytest.raises(ImportRefusal, match=r"project has \$\{name\}, which is not resolved"):
-        read_trinity("f", "project: '${name}'").get("project")
+        parsed("f", "project: '${name}'").get("project")
 
 
 def test_a_variable_that_is_not_set_is_a_value_to_give_and_one_of_no_counterpart_is_not_read() -> (
