@@ -40,8 +40,8 @@ def appearing(path: Path) -> Iterator[Path]:
 def appearing_folder(path: Path, writer: str = "") -> Iterator[Path]:
     """Yield an empty hidden folder; on a clean exit it becomes `path`, durably.
 
-    `writer` names one of several processes that may write the folder at a time. What a killed
-    process of that name left is removed.
+    `writer` tells apart processes that may write the folder at the same time; without it, what a
+    killed process left is removed.
     """
     aside = path.with_name(f".{path.name}{writer}{PARTIAL}")
     shutil.rmtree(aside, ignore_errors=True)

@@ -24,11 +24,11 @@ MOST_LINES = {
     "engine/training": 540, "flows": 1420, "flows/cli": 2200, "flows/importing": 1380,
     "flows/recipe": 1920, "flows/runtime": 2860, "flows/server": 1040, "ratchet": 120,
     "tasks": 3500, "tasks/algorithm": 1900, "tasks/comparison": 600, "tasks/examples": 1160,
-    "tasks/given": 2340, "tasks/recording": 1580, "tasks/recovery": 500, "tasks/reports": 3580,
+    "tasks/given": 2380, "tasks/recording": 1580, "tasks/recovery": 500, "tasks/reports": 3580,
     "tasks/settings": 1420, "tasks/storage": 1720, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 285, "classes": 485, "deferred imports": 189}
+MOST = {"files": 285, "classes": 486, "deferred imports": 189}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

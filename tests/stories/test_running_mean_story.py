@@ -23,7 +23,6 @@ RECIPE = two_policies(
     algorithm={"advantage": "running_mean", "advantage_settings": {"decay": 0.5}},
     checkpoints={"every": 3},
 )
-LISTENER = "policies/listener"
 whole = fixture_of(RECIPE)
 
 
