@@ -10,7 +10,7 @@ from tasks.storage.durability import durable
 from tasks.storage.files import verified
 from tasks.storage.tables import query_beside, select, write_table
 
-QUERY = query_beside(__file__)
+TRAJECTORY_QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
 TOKEN_LISTS = ("tokens", "logprobs", "mask")
 
@@ -36,7 +36,7 @@ def trajectories_of(
     a `mismatch`: the door reported the tokens as kept, and they differ.
     """
     files = [verified(path) for path in spans]
-    table = select(QUERY, spans=files, trained=list(trained_roles))
+    table = select(TRAJECTORY_QUERY, spans=files, trained=list(trained_roles))
     _check_aligned(table)
     return table
 

@@ -118,8 +118,8 @@ ONLY_IN = {
 """Framework → the layers, and the parts of layers, that may import it."""
 LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support": 12, "tests": 40}
 """Tree → how many modules each of its folders may hold."""
-ONE_MEANING = ("adapters", "engine", "durable")
-"""Layers in which a constant's name has one value; flows and tasks are to follow."""
+ONE_MEANING = ("adapters", "durable", "engine", "flows", "tasks")
+"""Layers in which a constant's name has one value; a type variable has one letter."""
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 600
 MOST_PARAMETERS = 6
@@ -298,7 +298,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def constants_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the upper-case names that a module binds, each with its value as it is written."""
+    """Yield the names of constants that a module binds, each with its value as it is written."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
@@ -307,7 +307,7 @@ def constants_of(path: Path) -> Iterator[tuple[str, str]]:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = [*zip(target.elts, node.value.elts, strict=True)]
             for name, value in pairs:
-                if isinstance(name, ast.Name) and name.id.isupper():
+                if isinstance(name, ast.Name) and name.id.isupper() and len(name.id) > 1:
                     yield name.id, ast.unparse(value)
 
 

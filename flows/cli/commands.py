@@ -295,11 +295,11 @@ def init(
     ] = "function",
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""
-    from flows.cli.new_project import KINDS, write_project
+    from flows.cli.new_project import PROJECT_KINDS, write_project
 
     for path in write_project(folder, kind):
         show(str(path))
-    of_kind, place = KINDS[kind], folder.resolve()
+    of_kind, place = PROJECT_KINDS[kind], folder.resolve()
     if of_kind.agent_is:
         say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
     else:

@@ -16,7 +16,7 @@ app = typer.Typer()
 
 LONGEST_TEXT = 160
 """Letters of a question or an answer that are shown."""
-NAMES = (
+TARGET_COLUMNS = (
     *("target", "reward", "difference", "95 % interval", "p", "won", "lost", "tied"),
     *("failed", "tokens", "USD"),
 )
@@ -95,7 +95,7 @@ def _describe(comparison: "Comparison") -> str:
         else:
             row += [None] * 6
         rows.append([*row, one.failed or None, one.tokens, one.cost])
-    parts = [fitted(NAMES, rows, min(terminal_width(), WIDTH), ["target"])]
+    parts = [fitted(TARGET_COLUMNS, rows, min(terminal_width(), WIDTH), ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
     played = counted(comparison.examples, "example")

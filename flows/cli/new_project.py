@@ -59,7 +59,7 @@ class Kind:
         return Template(text).substitute(facts, recipe=indent(lines, " " * 8))
 
 
-KINDS = {
+PROJECT_KINDS = {
     "function": Kind(f"`agents/{AGENT}.py` has the agent, a function that plays an example."),
     "resident": Kind(
         f"`agents/{AGENT}.py` is the agent, a program that stays and plays all examples.",
@@ -117,12 +117,12 @@ def write_project(folder: Path, kind: str = "function") -> list[Path]:
 
 def _find_kind(kind: str) -> Kind:
     """Return the kind of a name; NoKind if there is none, or a package of it is not installed."""
-    if kind not in KINDS:
+    if kind not in PROJECT_KINDS:
         raise NoKind(
-            f"there is no kind of project {kind!r}; there are: {', '.join(KINDS)}"
-            f"{did_you_mean(kind, KINDS)}"
+            f"there is no kind of project {kind!r}; there are: {', '.join(PROJECT_KINDS)}"
+            f"{did_you_mean(kind, PROJECT_KINDS)}"
         )
-    needs = KINDS[kind].needs or {}
+    needs = PROJECT_KINDS[kind].needs or {}
     if missing := [package for module, package in needs.items() if find_spec(module) is None]:
         only = " on Python 3.11, the last that GEM has a release for" if kind == "gem" else ""
         raise NoKind(
@@ -130,7 +130,7 @@ def _find_kind(kind: str) -> Kind:
             f"`pip install --constraint {quote(str(PINS))} {' '.join(needs.values())}`{only}, and "
             "then this command again; nothing has been written"
         )
-    return KINDS[kind]
+    return PROJECT_KINDS[kind]
 
 
 def _files(kind: Kind, name: str) -> dict[Path, str]:

@@ -35,7 +35,7 @@ from flows.importing.trinity_given import (
     translate_given,
 )
 from flows.recipe.loading import parse_overrides
-from flows.recipe.plan import KINDS
+from flows.recipe.plan import FLOW_RECIPES
 from tasks.settings.section import MOST_STEPS, TABLES
 from tasks.storage.dotted_keys import Json, Section, flatten
 
@@ -110,7 +110,7 @@ def _algorithm_of(file: TrinityFile) -> str:
 
 def _translate(file: TrinityFile, overrides: Sequence[str]) -> list[str]:
     algorithm = _algorithm_of(file)
-    chosen = flatten(parse_overrides(overrides, KINDS[flow_of(algorithm)]), TABLES)
+    chosen = flatten(parse_overrides(overrides, FLOW_RECIPES[flow_of(algorithm)]), TABLES)
     out = Translation(file, chosen)
     _refuse_what_is_on(out, algorithm)
     _translate_model(out)
@@ -407,4 +407,4 @@ def override_of(override: str, stage: str, flow: str) -> str:
         own = f"stages.{stage}.recipe."
         return override.removeprefix(own) if override.startswith(own) else ""
     section = override.partition("=")[0].partition(".")[0]
-    return override if section in KINDS[flow].model_fields else ""
+    return override if section in FLOW_RECIPES[flow].model_fields else ""

@@ -13,7 +13,7 @@ from adapters.errors import UserError, did_you_mean
 from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
-from flows.recipe.plan import KINDS, Stage, StagesRecipe, SweepRecipe
+from flows.recipe.plan import FLOW_RECIPES, Stage, StagesRecipe, SweepRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from tasks.settings.presets import PRESETS
@@ -26,7 +26,10 @@ PROJECT_FILE = Path("prefect.yaml")
 TRAIN = Recipe.model_fields["flow"].default
 ENTRYPOINTS = {
     f"flows.{flow}.{flow}": flow
-    for flow in (*KINDS, *(of.model_fields["flow"].default for of in (StagesRecipe, SweepRecipe)))
+    for flow in (
+        *FLOW_RECIPES,
+        *(of.model_fields["flow"].default for of in (StagesRecipe, SweepRecipe)),
+    )
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
 RECIPE_FILES = (".yaml", ".yml")

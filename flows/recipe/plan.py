@@ -37,7 +37,7 @@ Values = dict[str, Any]
 """Values of keys that make a run of a sweep."""
 
 StageFlow: TypeAlias = Literal["train", "finetune", "prefer"]
-KINDS: Mapping[str, type[RunRecipe]] = {
+FLOW_RECIPES: Mapping[str, type[RunRecipe]] = {
     "train": Recipe,
     "finetune": FinetuneRecipe,
     "prefer": PreferRecipe,
@@ -94,7 +94,7 @@ class Stage(Section):
         if not isinstance(values, Mapping):
             return values
         recipe, flow = values.get("recipe"), values.get("flow", "train")
-        if not isinstance(recipe, Mapping) or flow not in KINDS:
+        if not isinstance(recipe, Mapping) or flow not in FLOW_RECIPES:
             return values
         return {**values, "recipe": _validated(flow, recipe, str(values.get("name")))}
 
@@ -232,7 +232,7 @@ class StagesRecipe(FlowRecipe):
                 awaits |= {named, self.stages[number - 1].name}
             runs[stage.name] = PlannedRun(
                 name=f"{run}-{number + 1}-{stage.name}",
-                recipe=KINDS[stage.flow].model_validate(values),
+                recipe=FLOW_RECIPES[stage.flow].model_validate(values),
                 awaits=frozenset(runs[one].name for one in awaits),
                 stage=stage.name,
                 start=start,
@@ -265,15 +265,15 @@ def _text(recipe: RunRecipe) -> str:
 
 def _lay_under(shared: Mapping[str, Any], flow: str, recipe: Any) -> Any:
     """Lay what a flow knows of the shared keys under the keys of a recipe."""
-    if not isinstance(recipe, Mapping) or flow not in KINDS:
+    if not isinstance(recipe, Mapping) or flow not in FLOW_RECIPES:
         return recipe
-    known = KINDS[flow].model_fields
+    known = FLOW_RECIPES[flow].model_fields
     return merge_values({key: value for key, value in shared.items() if key in known}, recipe)
 
 
 def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
     try:
-        return KINDS[flow].model_validate({"flow": flow, **recipe})
+        return FLOW_RECIPES[flow].model_validate({"flow": flow, **recipe})
     except ValidationError as error:
         raise ValueError(f"stage {stage}: {explain(error)}") from None
 

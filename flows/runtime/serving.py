@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from adapters.tinker.service import PatientSampler, Service
     from tasks.updates import PolicyUpdater
 
-LOOK_SECONDS = 0.5
+SERVED_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def open_checkpoints_of(
 
 def serve_until(closed: Event, service: "Service") -> None:
     """Wait until `closed` is set; EngineDied if the engine dies before."""
-    while not closed.wait(LOOK_SECONDS):
+    while not closed.wait(SERVED_LOOK_SECONDS):
         service.check()
 
 

@@ -40,7 +40,7 @@ from adapters.errors import UserError, counted
 from adapters.process.running_clock import Wait
 from flows.server.prefect_startup import check_prefect
 
-LOOK_SECONDS = 2.0
+RUN_LOOK_SECONDS = 2.0
 SILENT_SECONDS = 300.0
 """Time in which a server that is away may come back."""
 RAISED = "Flow run encountered an exception: "
@@ -135,7 +135,7 @@ def train_deployed(
             while left and len(under_way) < at_once:
                 name = left.pop(0)
                 under_way[name] = _begin(deployment, name, runs[name])
-            time.sleep(LOOK_SECONDS)
+            time.sleep(RUN_LOOK_SECONDS)
             found = _look(client, under_way)
             for name, flow_run in found.items():
                 if flow_run is None or _type(flow_run) in TERMINAL_STATES:
@@ -200,7 +200,7 @@ def _begin(deployment: Deployment, name: str, parameters: Parameters) -> UUID:
 @retry(
     retry=retry_if_exception_type(httpx.TransportError),
     stop=stop_after_delay(SILENT_SECONDS),
-    wait=wait_fixed(LOOK_SECONDS),
+    wait=wait_fixed(RUN_LOOK_SECONDS),
     reraise=True,
 )
 def _look(client: SyncPrefectClient, under_way: Mapping[str, UUID]) -> dict[str, FlowRun | None]:

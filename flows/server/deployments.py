@@ -38,7 +38,7 @@ FLOW_NAMES = (
 AUTOMATION = "ratchet: crash flow runs without a heartbeat"
 """Name of the automation that `ratchet deploy` makes."""
 
-NAMES = ("deployment", "schedule", "work pool", "what it does")
+DEPLOYMENT_COLUMNS = ("deployment", "schedule", "work pool", "what it does")
 NARROWEST = 20
 """Fewest letters of a description that is cut."""
 BOX = "╭─╮│╰╯ "
@@ -136,13 +136,13 @@ def _table(client: SyncPrefectClient, made: Mapping[str, str]) -> str:
     """Return a table of the server's deployments, given by name and id."""
     deployed = {name: client.read_deployment(id) for name, id in made.items()}
     rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
-    names = NAMES[:-1]
+    names = DEPLOYMENT_COLUMNS[:-1]
     width = terminal_width()
     widest = max(map(len, fitted(names, rows, width, names).splitlines()))
     room = max(NARROWEST, width - widest - len(GAP))
     for row, of in zip(rows, deployed.values(), strict=True):
         row.append(textwrap.shorten(of.description or "", room, placeholder=" …") or None)
-    return fitted(NAMES, rows, width, NAMES)
+    return fitted(DEPLOYMENT_COLUMNS, rows, width, DEPLOYMENT_COLUMNS)
 
 
 def _schedules(deployed: DeploymentResponse) -> str:

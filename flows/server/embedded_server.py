@@ -26,7 +26,7 @@ from adapters.process.running_clock import Wait
 from adapters.process.terminal import show
 
 ANSWER_SECONDS = 5.0
-LOOK_SECONDS = 0.2
+SERVER_LOOK_SECONDS = 0.2
 
 APP = "prefect.server.api.server:create_app"
 """Argument by which Prefect starts a server."""
@@ -77,7 +77,7 @@ class EmbeddedServer(SubprocessASGIServer):
                 raise RuntimeError(f"it ended with code {server.returncode}{self._last_words()}")
             if waiting.over:
                 raise RuntimeError(f"it did not answer within {limit:g} s{self._last_words()}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(SERVER_LOOK_SECONDS)
 
     def restart(self) -> None:
         """Start the server's process again, at its port; it answers some seconds later."""
@@ -128,7 +128,7 @@ class EmbeddedServer(SubprocessASGIServer):
 
     def _last_words(self) -> str:
         """Quote the last error in the server's output, or else its last line."""
-        self._listener.join(LOOK_SECONDS)  # until it has heard all, if the process has ended
+        self._listener.join(SERVER_LOOK_SECONDS)  # until it has heard all, if the process has ended
         said = [line.strip() for line in [*self.words] if line.strip()]
         causes = [line for line in said if CAUSE.match(line)]
         return f": {(causes or said)[-1]}" if said else ""

@@ -24,7 +24,7 @@ PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
 if TYPE_CHECKING:
     from flows.server.embedded_server import EmbeddedServer
 
-LOOK_SECONDS = 2.0
+RESTART_LOOK_SECONDS = 2.0
 SILENT = "Prefect's embedded server, without which the training goes on,"
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _keep_running(server: "EmbeddedServer", started: Future[None], over: Event) 
     if started.exception() is not None:
         return
     waiting = None
-    while not over.wait(LOOK_SECONDS):
+    while not over.wait(RESTART_LOOK_SECONDS):
         process = server.server_process
         if process is None or process.poll() is None:
             waiting = None if server.answers() else waiting or Wait(SILENT, None)

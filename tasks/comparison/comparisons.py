@@ -20,7 +20,7 @@ from tasks.storage.manifest import COMPARED
 from tasks.storage.run_folder import RunFolder, folder_of, name_run
 from tasks.storage.tables import query_beside, read_table, select, write_table
 
-QUERY = query_beside(str(Path(__file__).with_name("played")))
+PLAYED_QUERY = query_beside(str(Path(__file__).with_name("played")))
 
 MOST_DIFFERENT = 3
 """Examples that are shown of a pair of targets: those on which they differ most."""
@@ -111,7 +111,7 @@ def name_comparison(
 def read_played(spans: Sequence[Path], roles: Sequence[str]) -> list[ExampleRow]:
     """Read each example of a shard that was played: its reward, and the last answer of `roles`."""
     files = [verified(path) for path in spans]
-    return select(QUERY, spans=files, roles=[*roles]).to_pylist()
+    return select(PLAYED_QUERY, spans=files, roles=[*roles]).to_pylist()
 
 
 def write_comparison(

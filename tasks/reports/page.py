@@ -156,7 +156,7 @@ def render_report(
         panels=plots.draw_panels(curves, moving),
         constant=constant,
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
-        parts=plots.PARTS,
+        parts=plots.TIME_PARTS,
         recipes=compare_recipes([one.facts.recipe for one in reported]),
         metrics=_all_metrics(curves),
     )

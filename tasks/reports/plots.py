@@ -57,7 +57,7 @@ WIDTHS = {False: 1.4, True: 3.0}
 """Whether a sweep has chosen a run → the width of its lines."""
 MARKERS = {"sampled": "full", "greedy": "none"}
 """Way of sampling → fill of its points."""
-PARTS = ("sampling", "training", "rest")
+TIME_PARTS = ("sampling", "training", "rest")
 """Parts of a run's time, each in a colour."""
 
 STYLE: dict[Any, Any] = {
@@ -174,7 +174,7 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
 
 
 def draw_times(runs: Sequence[RunCurves]) -> str:
-    """Draw the minutes of each run in PARTS, each with its colour; several runs have names."""
+    """Draw the minutes of each run in TIME_PARTS, each with its colour; several runs have names."""
     height = 0.6 + 0.45 * len(runs)
     with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
         for place, run in enumerate(runs):
@@ -207,14 +207,14 @@ def join_drawings(drawings: Sequence[str], columns: int = 2) -> str:
 
 
 def _time_parts(run: RunCurves) -> list[float]:
-    """Return the minutes of each of PARTS.
+    """Return the minutes of each of TIME_PARTS.
 
     The rest is what the clock shows beyond the other two: evaluations, saving and waiting. Where
     steps overlap, sampling and training may come to more than the clock, and nothing is left.
     """
     sums = [
         sum(row[key] for row in run.metrics for key in row if key.endswith(f"seconds/{part}")) / 60
-        for part in PARTS[:2]
+        for part in TIME_PARTS[:2]
     ]
     return [*sums, max(0.0, run.minutes[-1] - sum(sums))]
 

@@ -13,7 +13,7 @@ from tasks.storage.dotted_keys import Json, Section, find_value, flatten, merge_
 
 TRINITY = "Trinity-RFT 0.6.0"
 
-PARTS = ("advantage", "loss")
+PRESET_PARTS = ("advantage", "loss")
 """Keys of an algorithm whose settings are their own."""
 
 
@@ -56,8 +56,8 @@ KL = {"coefficient": 0.001, "estimator": "k1", "placement": "advantage"}
 ZERO = _advantage("zero") | _loss("importance_sampling")
 PENALTY: Section = {"kl": KL}
 PENALTY_IN_REWARD: Section = {"kl": KL | {"placement": "reward"}}
-TEACHER = "the teacher: give it as `algorithm.teacher.models`"
-EXPERT = "the expert's texts: give them as `algorithm.expert.path`"
+TEACHER_IS = "the teacher: give it as `algorithm.teacher.models`"
+EXPERT_IS = "the expert's texts: give them as `algorithm.expert.path`"
 
 GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
 
@@ -126,22 +126,22 @@ PRESETS: Mapping[str, Preset] = {
     "on_policy_distill": Preset(
         ZERO | {"teacher": {"coefficient": 1.0, "divergence": "reverse_kl"}},
         "https://thinkingmachines.ai/blog/on-policy-distillation",
-        lacks=TEACHER,
+        lacks=TEACHER_IS,
     ),
     "jsd": Preset(
         ZERO | {"teacher": {"coefficient": 1.0, "divergence": "jsd", "beta": 0.5}},
         "arXiv:2306.13649",
-        lacks=TEACHER,
+        lacks=TEACHER_IS,
     ),
     "mix": Preset(
         STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "cross_entropy", "share": 0.1}},
         TRINITY,
-        lacks=EXPERT,
+        lacks=EXPERT_IS,
     ),
     "mix_chord": Preset(
         STANDARDIZED | PPO | TOKEN_MEAN | {"expert": {"loss": "phi", "share": 0.1}},
         "arXiv:2508.11408",
-        lacks=EXPERT,
+        lacks=EXPERT_IS,
     ),
     "gigpo": Preset(
         _advantage("gigpo", omega=1.0, deviation="none") | PPO | TOKEN_MEAN | PENALTY,
@@ -167,7 +167,7 @@ def expand_preset(given: Section) -> Section:
         return given
     preset = PRESETS[name].values
     own, chosen = preset["algorithm"], merge_values(preset["algorithm"], algorithm)
-    for part in PARTS:
+    for part in PRESET_PARTS:
         if chosen[part] != own[part]:
             chosen[f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
     kl = algorithm.get("kl")

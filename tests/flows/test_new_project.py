@@ -17,7 +17,7 @@ from adapters.harness.agents import load_agent
 from flows.cli.commands import app
 from flows.cli.new_project import (
     AGENT,
-    KINDS,
+    PROJECT_KINDS,
     Kind,
     NoKind,
     ProjectExists,
@@ -39,17 +39,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-WITH_AGENTS = [name for name, kind in KINDS.items() if kind.agent_is]
+WITH_AGENTS = [name for name, kind in PROJECT_KINDS.items() if kind.agent_is]
 
 
 @pytest.fixture(params=WITH_AGENTS)
 def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kind:
     """A kind of project; the working folder has a new one of it."""
-    for module in KINDS[request.param].needs or ():
+    for module in PROJECT_KINDS[request.param].needs or ():
         pytest.importorskip(module, reason=f"{module} is not installed: make setup")
     write_project(tmp_path, request.param)
     monkeypatch.chdir(tmp_path)
-    return KINDS[request.param]
+    return PROJECT_KINDS[request.param]
 
 
 def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
@@ -107,7 +107,7 @@ def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> Non
     assert all(Path(file).exists() for file in files)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in WITH_AGENTS])
+@pytest.mark.parametrize("name", [name for name in PROJECT_KINDS if name not in WITH_AGENTS])
 def test_a_project_without_an_agent_has_a_recipe_rows_and_a_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_kind_whose_package_is_missing_is_refused_before_anything_is_written(
 ) -> None:
     apart = [path for path in sys.path if "site-packages" not in path]
     monkeypatch.setattr(sys, "path", apart)
-    for module in KINDS[kind].needs or ():
+    for module in PROJECT_KINDS[kind].needs or ():
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(NoKind, match="not installed here; give `pip install") as refused:
         write_project(tmp_path, kind)

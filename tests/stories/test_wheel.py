@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli.new_project import AGENT, KINDS
+from flows.cli.new_project import AGENT, PROJECT_KINDS
 from tests.support.processes import ROOT
 from tests.support.servers.prefect_team import open_team, read_log, wait_for_schedule
 
@@ -125,7 +125,7 @@ def test_every_kind_of_project_passes_its_own_test(
     tmp_path: Path, binaries: Path, variables: Mapping[str, str]
 ) -> None:
     """pytest is given as its console script is: without the working folder on the path."""
-    for kind, of in KINDS.items():
+    for kind, of in PROJECT_KINDS.items():
         if not all(find_spec(module) for module in of.needs or ()):
             continue
         folder = tmp_path / kind

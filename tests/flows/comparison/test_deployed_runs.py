@@ -142,7 +142,7 @@ def test_the_named_one_comes_before_the_base_s_and_that_before_the_others(
 @pytest.fixture
 def runs(flow: str, deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of three runs, of which flow runs of a deployment are looked for again and again."""
-    monkeypatch.setattr(deployed_runs, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(deployed_runs, "RUN_LOOK_SECONDS", 0.1)
     deploy("one")
     begin_worker(flow)
     return [f"{flow}-{number}" for number in range(3)]
