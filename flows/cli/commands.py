@@ -21,7 +21,7 @@ from flows.cli.command_line import (
 )
 from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import Run, writable
-from flows.server.prefect_startup import quiet_prefect
+from flows.server.prefect_startup import quiet_prefect, server_begun
 from tasks.storage.files import check_writable, write_text
 from tasks.storage.plan_record import has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
@@ -59,6 +59,7 @@ Name = Annotated[
 
 
 @app.command()
+@server_begun()
 def train(
     name: Name,
     set_: Overrides = None,
@@ -99,6 +100,7 @@ def train(
 
 
 @app.command()
+@server_begun()
 def sweep(
     name: Annotated[
         str | None,
@@ -141,18 +143,21 @@ def sweep(
 
 
 @app.command()
+@server_begun()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
-    from flows.recipe.run_recipe import FlowRecipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from tasks.storage.manifest import recipe_of
 
     if has_plan(folder := folder_of(run)):
         _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe))
     else:
-        say(train_with_bar(run, load_checked_recipe(run)))
+        say(train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe)))
 
 
 @app.command()
+@server_begun()
 def fork(
     run: Annotated[str, typer.Argument(help="A run, RUN@STEP, or the name of a checkpoint.")],
     at: Annotated[
@@ -179,6 +184,7 @@ def fork(
 
 
 @app.command()
+@server_begun()
 def replay(
     run: Run,
     set_: Overrides = None,
@@ -195,6 +201,7 @@ def replay(
 
 
 @app.command()
+@server_begun()
 def evaluate(
     name: Name,
     set_: Overrides = None,
@@ -230,6 +237,7 @@ def evaluate(
 
 
 @app.command()
+@server_begun()
 def dryrun(
     name: Name,
     set_: Overrides = None,
