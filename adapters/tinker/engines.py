@@ -123,22 +123,21 @@ def check_reachable() -> None:
 
 def stay_offline(base_model: str) -> None:
     """Keep this process from asking the hub, for minutes, for a model that only the cache has."""
-    os.environ.update(_environment(base_model))
+    if base_model.startswith(LOCAL):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @contextmanager
 def engine_begun(base_model: str) -> Iterator[None]:
-    """Start the engine that this block will run, if any, so that it loads its libraries now.
-
-    It looks for no model before it has a folder, so the base may be one that will be refused.
-    """
+    """Start the engine that this block will run, if any, so that it loads its libraries now."""
+    stay_offline(base_model)
     if needs_engine(base_model):
         _begun[base_model] = _take_kept(base_model) or _start(base_model)
     try:
         yield
     finally:
         if spare := _begun.pop(base_model, None):
-            spare.child.end(0)
+            spare.child.end(0)  # it may load for seconds yet
 
 
 @contextmanager
@@ -177,15 +176,8 @@ def _keep(engine: EngineProcess) -> bool:
 
 
 def _place(base_model: str) -> Place:
-    variables = _environment(base_model).items()
-    read = frozenset((name, value) for name, value in variables if name.startswith(READ))
+    read = frozenset((n, value) for n, value in os.environ.items() if n.startswith(READ))
     return base_model, str(Path.cwd()), read
-
-
-def _environment(base_model: str) -> dict[str, str]:
-    """Return the variables of an engine, which asks the hub for no model that only it has."""
-    offline = {"HF_HUB_OFFLINE": "1"} if base_model.startswith(LOCAL) else {}
-    return {**offline, **os.environ}
 
 
 @contextmanager
@@ -258,7 +250,7 @@ def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
     command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
     command += ["--state", "-", "--exit-with-stdin"]
-    child = ChildProcess(command, {**_environment(base_model), "TINKER_API_KEY": key})
+    child = ChildProcess(command, {**os.environ, "TINKER_API_KEY": key})
     return EngineProcess(child, key, _place(base_model))
 
 

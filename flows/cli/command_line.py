@@ -12,11 +12,11 @@ import typer
 from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
 from adapters.process.terminal import WIDTH, hanging, terminal_width
-from adapters.tinker.engines import engine_begun, stay_offline
+from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
-from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
+from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
 from tasks.storage.files import read_log
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
@@ -42,17 +42,18 @@ Overrides = Annotated[
 def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
 
-    The checks come before this process is put offline, as it is for a local model, and before
-    anything serves, and what is `replaced` is deleted after them.
+    The recipe's checks come first, since an engine of a local model puts this process offline, and
+    what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
+    for while the servers load.
     """
-    folder, started = folder_of(run), time.monotonic()
-    with engine_begun(recipe.model.base):
-        from flows.runtime.checks import check_start
+    from flows.runtime.checks import check_start
 
-        recipe = check_start(recipe, folder, [one.name for one in replaced])
+    folder = folder_of(run)
+    recipe = check_start(recipe, folder, [one.name for one in replaced])
+    started = time.monotonic()
+    with server_begun(), engine_begun(recipe.model.base):
         check_prefect()
         delete_runs(replaced)
-        stay_offline(recipe.model.base)
         with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:
             from flows.cli.progress_bar import show_progress
 

@@ -21,7 +21,7 @@ from flows.cli.command_line import (
 )
 from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import Run, writable
-from flows.server.prefect_startup import quiet_prefect, server_begun
+from flows.server.prefect_startup import quiet_prefect
 from tasks.storage.files import check_writable, write_text
 from tasks.storage.plan_record import has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
@@ -59,7 +59,6 @@ Name = Annotated[
 
 
 @app.command()
-@server_begun()
 def train(
     name: Name,
     set_: Overrides = None,
@@ -100,7 +99,6 @@ def train(
 
 
 @app.command()
-@server_begun()
 def sweep(
     name: Annotated[
         str | None,
@@ -143,7 +141,6 @@ def sweep(
 
 
 @app.command()
-@server_begun()
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
@@ -157,7 +154,6 @@ def resume(run: Run, verbose: Verbose = False) -> None:
 
 
 @app.command()
-@server_begun()
 def fork(
     run: Annotated[str, typer.Argument(help="A run, RUN@STEP, or the name of a checkpoint.")],
     at: Annotated[
@@ -184,7 +180,6 @@ def fork(
 
 
 @app.command()
-@server_begun()
 def replay(
     run: Run,
     set_: Overrides = None,
@@ -201,7 +196,6 @@ def replay(
 
 
 @app.command()
-@server_begun()
 def evaluate(
     name: Name,
     set_: Overrides = None,
@@ -237,7 +231,6 @@ def evaluate(
 
 
 @app.command()
-@server_begun()
 def dryrun(
     name: Name,
     set_: Overrides = None,

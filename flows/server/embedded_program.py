@@ -1,6 +1,6 @@
 """The program of Prefect's embedded server: it loads, and then serves at the port that stdin names.
 
-A process that loads has opened nothing, so a command may start it before it has made its checks.
+A process that loads has opened nothing, so a command starts it before its last checks.
 """
 
 import gc
@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from adapters.network.addresses import LOOPBACK
+from adapters.process.terminal import show
 
 APP = "prefect.server.api.server:create_app"
 """Maker of Prefect's application, as uvicorn names it."""
@@ -61,7 +62,7 @@ def _serve(port: int, lines: Lines) -> None:
     class _Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            print(self.servers[0].sockets[0].getsockname()[1], flush=True)  # noqa: T201
+            show(str(self.servers[0].sockets[0].getsockname()[1]))
 
         async def on_tick(self, counter: int) -> bool:
             """Return True to stop; uvicorn calls this ten times a second."""

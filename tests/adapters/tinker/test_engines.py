@@ -8,7 +8,7 @@ import pytest
 
 from adapters.errors import ServiceError
 from adapters.tinker import engines
-from adapters.tinker.engines import engine_begun, engines_kept, running_engine, stay_offline
+from adapters.tinker.engines import engine_begun, engines_kept, running_engine
 from engine.disk import lock_state
 
 pytestmark = pytest.mark.usefixtures("no_tinker")
@@ -45,23 +45,10 @@ def test_a_local_model_is_not_looked_for_in_the_hub_though_a_server_has_it(
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    stay_offline("HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert "HF_HUB_OFFLINE" not in os.environ
-    stay_offline(MODEL)
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-
-
-def test_an_engine_of_a_local_model_is_offline_before_its_command_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engines, "_kept", [])
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with engine_begun(MODEL):
-        begun = engines._begun[MODEL]
-        assert ("HF_HUB_OFFLINE", "1") in begun.place[2]
+    with engine_begun("HuggingFaceTB/SmolLM2-135M-Instruct"):
         assert "HF_HUB_OFFLINE" not in os.environ
-        stay_offline(MODEL)
-        assert begun.place == engines._place(MODEL), "it serves the runs of an offline command"
+    with engine_begun(MODEL):
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 def test_an_engine_that_is_never_opened_ends_with_the_block(
