@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
@@ -72,9 +73,9 @@ class Door(ChatApi):
         self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
         super().__init__(chat, ROLE, listener)
-        self.app.add_api_route(BEGIN, self._begin, methods=["POST"])
-        self.app.add_api_route(WAITED, self._waited, methods=["GET"])
-        self.app.add_api_route(END, self._end, methods=["POST"])
+        self.app.add_route(BEGIN, self._begin, methods=["POST"])
+        self.app.add_route(WAITED, self._waited, methods=["GET"])
+        self.app.add_route(END, self._end, methods=["POST"])
 
     @contextmanager
     def opened(self, batch: OpenBatch) -> Iterator[str]:
