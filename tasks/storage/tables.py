@@ -7,16 +7,18 @@ from functools import cache, reduce
 from itertools import pairwise
 from operator import and_
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
 from tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 ROWS_A_GROUP = 4096
 
@@ -88,12 +90,15 @@ def read_table(
 
 def scan_tables(
     files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
-) -> ds.Dataset:
+) -> "ds.Dataset":
     """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
 
     The rows of a file have, before the columns of the `schema` (of the first file if None), the
     constants that are given with it. There must be a file.
     """
+    import pyarrow.dataset as ds  # a tenth of the start of a command that reads no table
+    from pyarrow.fs import LocalFileSystem
+
     paths = [verified(path) for path in files]
     constants = [*files.values()]
     own = pq.read_schema(paths[0]) if schema is None else schema
