@@ -69,6 +69,7 @@ class EmbeddedServer:
 
     def restart(self) -> None:
         """Start the server's process again, at its port; it answers some seconds later."""
+        self.child.end(0)
         self.child = self._load()
         self._tell()
 
@@ -83,8 +84,9 @@ class EmbeddedServer:
             return False
 
     def stop(self) -> None:
-        """Have the process end in order, or else kill it."""
-        self.child.tell(b"")
+        """Have the process end in order, or else kill it; it may have ended."""
+        if self.child.process.poll() is None:
+            self.child.tell(b"")
         self.child.end(SERVER_CLOSING_SECONDS)
 
     def drop(self) -> None:

@@ -74,6 +74,7 @@ def test_a_server_that_is_killed_serves_again_at_its_address(home: Path) -> None
         assert httpx.get(f"{url}/health").is_success
     finally:
         server.stop()
+    server.stop()  # as at the exit of a command whose server has ended
     assert server.child.process.returncode == 0
 
 
