@@ -13,12 +13,12 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Self
 
-import orjson
 import pyarrow as pa
 
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
+from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import (
     SPAN_SCHEMA,
     TIMES,
@@ -59,6 +59,7 @@ class Journal:
         self._file, spans = _open(path)
         self._end = self._file.tell()
         self._known = {span_identity(span) for span in spans}
+        self._calls = ShortCalls(spans)
         self._waiting: list[bytes] = []
         self._broken: OSError | None = None
         self._leaving = Event()
@@ -99,14 +100,15 @@ class Journal:
 
     def _submit(self, span: Span) -> Future[None]:
         check_span(span)
-        line, key = _line(span), span_identity(span)
+        key = span_identity(span)
         with self._adding:
             if self._leaving.is_set():
                 raise JournalError(f"{self.path} is closed; open it again to append to it")
             if key in self._known:
                 raise ValueError(f"{self.path} already has the span {key}; it is recorded once")
+            # What is known is what waits or is written: a record names only what is before it.
+            self._waiting.append(_line(self._calls.write(span)))
             self._known.add(key)
-            self._waiting.append(line)
             return self._writer.submit(self._write)
 
     def _write(self) -> None:
@@ -151,7 +153,8 @@ class Journal:
 
 def read_journal(path: Path) -> list[Span]:
     """Read the spans of a journal, in order. A torn last line does not count."""
-    spans = []
+    spans: list[Span] = []
+    calls = WholeCalls()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             torn = not line.endswith(b"\n")
@@ -160,16 +163,26 @@ def read_journal(path: Path) -> list[Span]:
                     f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
                     "file from a copy, or remove the line and lose what was sampled there"
                 )
-            if not torn:
-                spans.append(_span(line))
+            if torn:
+                break
+            record = _record(line)
+            try:
+                spans.append(calls.read(record))
+            except KeyError:
+                raise JournalError(
+                    f"{path}, line {number}, names a call of {record['rollout_id']} that is not "
+                    "before it. Restore the file from a copy, or remove this line too, with what "
+                    "was sampled there"
+                ) from None
     return spans
 
 
 class JournalTail:
-    """Reader of the spans that have been added to a journal since its last look.
+    """Reader of the records that have been added to a journal since its last look.
 
-    People look at what it reads, so it compares no checksums. A journal that became shorter, since
-    its batch is played anew, is read again from its beginning.
+    People look at what it reads, so it compares no checksums, and what a call repeats of an earlier
+    one is left out. A journal that became shorter, since its batch is played anew, is read again
+    from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,7 +202,7 @@ class JournalTail:
             whole = file.read()
         lines = whole[: whole.rfind(b"\n") + 1]
         self._offset += len(lines)
-        return [_span(line) for line in lines.splitlines(keepends=True)]
+        return [_record(line) for line in lines.splitlines(keepends=True)]
 
 
 def seal(journal: Path, parquet: Path) -> Path:
@@ -230,19 +243,13 @@ def _open(path: Path) -> tuple[FileIO, list[Span]]:
     return file, spans
 
 
-def _line(span: Span) -> bytes:
-    """Write a span as a line; the checksum is over the span's bytes as they stand in the line."""
-    try:
-        data = orjson.dumps(span)
-    except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
-        text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
-        data = text.encode()
-    return OPENING % zlib.crc32(data) + data + CLOSING
+def _line(record: bytes) -> bytes:
+    """Write a line; its checksum is over the record's bytes as they stand in it."""
+    return OPENING % zlib.crc32(record) + record + CLOSING
 
 
 def _intact(line: bytes) -> bool:
-    data = _data(line)
-    return line == OPENING % zlib.crc32(data) + data + CLOSING
+    return line == _line(_data(line))
 
 
 def _held_a_span(tail: bytes) -> bool:
@@ -260,7 +267,7 @@ def _data(line: bytes) -> bytes:
     return line[len(OPENING % 0) : -len(CLOSING)]
 
 
-def _span(line: bytes) -> Span:
-    span: Span = json.loads(_data(line))
-    times = {name: datetime.fromisoformat(span[name]) for name in TIMES if span.get(name)}
-    return span | times
+def _record(line: bytes) -> Span:
+    record: Span = json.loads(_data(line))
+    times = {name: datetime.fromisoformat(record[name]) for name in TIMES if record.get(name)}
+    return record | times
