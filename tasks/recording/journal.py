@@ -5,13 +5,14 @@ import json
 import logging
 import os
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
 from threading import Event, Lock
-from typing import Self
+from typing import IO, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
 from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import (
+    CLOSED,
     SPAN_SCHEMA,
     TIMES,
     Span,
@@ -29,7 +31,7 @@ from tasks.recording.spans import (
     spans_table,
 )
 from tasks.storage.files import is_full, is_written
-from tasks.storage.tables import read_table, write_table
+from tasks.storage.tables import read_table, row_groups, write_parts
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"
@@ -37,11 +39,21 @@ CLOSING = b"}\n"
 FULL_SECONDS = 1.0
 """Delay between tries to write to a full disk."""
 
+ROWS_TOGETHER = 256
+"""Rows, at least, of the rollouts whose spans are in memory at once while a journal is sealed."""
+
 log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
     """Refusal of a journal that is damaged or cannot be written."""
+
+
+class Line(NamedTuple):
+    """A line of a journal: its number from 1, and the place of its first byte."""
+
+    number: int
+    place: int
 
 
 class Journal:
@@ -153,28 +165,9 @@ class Journal:
 
 def read_journal(path: Path) -> list[Span]:
     """Read the spans of a journal, in order. A torn last line does not count."""
-    spans: list[Span] = []
     calls = WholeCalls()
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            torn = not line.endswith(b"\n")
-            if (torn and _held_a_span(line)) or not (torn or _intact(line)):
-                raise JournalError(
-                    f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
-                    "file from a copy, or remove the line and lose what was sampled there"
-                )
-            if torn:
-                break
-            record = _record(line)
-            try:
-                spans.append(calls.read(record))
-            except KeyError:
-                raise JournalError(
-                    f"{path}, line {number}, names a call of {record['rollout_id']} that is not "
-                    "before it. Restore the file from a copy, or remove this line too, with what "
-                    "was sampled there"
-                ) from None
-    return spans
+    with path.open("rb") as file:
+        return [_whole(calls, record, line, path) for line, record in _records(file, path)]
 
 
 class JournalTail:
@@ -208,15 +201,53 @@ class JournalTail:
 def seal(journal: Path, parquet: Path) -> Path:
     """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
-    The journal stays, and what is sealed depends on nothing else.
+    The journal stays, and what is sealed depends on nothing else. Rollouts are read one after the
+    other: their spans are never all in memory.
     """
     if not is_written(parquet):
-        spans = read_journal(journal)
-        repeated = [key for key, count in Counter(map(span_identity, spans)).items() if count > 1]
-        if repeated:
-            raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
-        write_table(spans_table(rows_of(spans)), parquet)
+        write_parts(row_groups(_tables(journal)), SPAN_SCHEMA, parquet)
     return parquet
+
+
+def _tables(journal: Path) -> Iterator[pa.Table]:
+    """Yield the rows of some rollouts at a time, in order; one table at least, if without a row."""
+    rows: list[Span] = []
+    with journal.open("rb") as file:
+        lines, closed = _find_rollouts(file, journal)
+        for rollout in sorted(lines.keys() | closed.keys()):
+            spans = _read_rollout(file, lines[rollout], journal)
+            rows += [*rows_of(spans), *closed[rollout]]
+            if len(rows) >= ROWS_TOGETHER:
+                yield spans_table(rows)
+                rows = []
+    yield spans_table(rows)
+
+
+def _find_rollouts(
+    file: IO[bytes], path: Path
+) -> tuple[defaultdict[str, list[Line]], defaultdict[str, list[Span]]]:
+    """Find the lines of each rollout, and the ends of those that were left out."""
+    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    closed: defaultdict[str, list[Span]] = defaultdict(list)
+    for line, record in _records(file, path):
+        if record["kind"] == CLOSED:
+            for end in rows_of([record]):
+                closed[end["rollout_id"]].append(end)
+        else:
+            lines[record["rollout_id"]].append(line)
+    return lines, closed
+
+
+def _read_rollout(file: IO[bytes], lines: Sequence[Line], path: Path) -> list[Span]:
+    """Read the spans of a rollout; JournalError if one is there twice."""
+    calls, spans = WholeCalls(), list[Span]()
+    for line in lines:
+        file.seek(line.place)
+        spans.append(_whole(calls, _record(file.readline()), line, path))
+    repeated = [key for key, count in Counter(map(span_identity, spans)).items() if count > 1]
+    if repeated:
+        raise JournalError(f"{path} has the span {repeated[0]} twice; a span is made once")
+    return spans
 
 
 def read_spans(path: Path) -> pa.Table:
@@ -241,6 +272,33 @@ def _open(path: Path) -> tuple[FileIO, list[Span]]:
     file.seek(0, os.SEEK_END)
     sync(path.parent)
     return file, spans
+
+
+def _records(file: IO[bytes], path: Path) -> Iterator[tuple[Line, Span]]:
+    """Yield the records of whole lines; JournalError if one is damaged."""
+    place = 0
+    for number, line in enumerate(file, start=1):
+        torn = not line.endswith(b"\n")
+        if (torn and _held_a_span(line)) or not (torn or _intact(line)):
+            raise JournalError(
+                f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
+                "file from a copy, or remove the line and lose what was sampled there"
+            )
+        if not torn:
+            yield Line(number, place), _record(line)
+        place += len(line)
+
+
+def _whole(calls: WholeCalls, record: Span, line: Line, path: Path) -> Span:
+    """Return the span of a record; JournalError if the call that it names is not before it."""
+    try:
+        return calls.read(record)
+    except KeyError:
+        raise JournalError(
+            f"{path}, line {line.number}, names a call of {record['rollout_id']} that is not "
+            "before it. Restore the file from a copy, or remove this line too, with what was "
+            "sampled there"
+        ) from None
 
 
 def _line(record: bytes) -> bytes:

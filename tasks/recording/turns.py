@@ -83,10 +83,14 @@ class TurnReader:
             self.grew.append(grew)
             self.new.frombytes(call.prompt[known:])
             self.asked.append((len(call.prompt) - known) // BYTES)
-        for first in numbered:
-            while first in goes_on:
+        firsts: dict[int, int] = {}
+        for number in numbered:
+            first, passed = number, set[int]()
+            while first in goes_on and first not in firsts and first not in passed:
+                passed.add(first)
                 first = goes_on[first]
-            self.first_calls.append(first)
+            firsts[number] = firsts.get(first, first)
+            self.first_calls.append(firsts[number])
         self._calls = []
 
 

@@ -88,6 +88,18 @@ def write_parts(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> Pat
     return path
 
 
+def row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of at least one table, as many at a time as a row group has."""
+    held: list[pa.Table] = []
+    for part in parts:
+        held.append(part)
+        while sum(map(len, held)) > ROWS_A_GROUP:
+            whole = pa.concat_tables(held).combine_chunks()
+            yield whole.slice(0, ROWS_A_GROUP)
+            held = [whole.slice(ROWS_A_GROUP)]
+    yield pa.concat_tables(held).combine_chunks()
+
+
 def read_parts(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Read columns of tables that were written here, a row group at a time; Damaged likewise.
 

@@ -369,3 +369,15 @@ def test_a_span_that_could_not_be_written_is_named_by_no_later_one(tmp_path: Pat
             journal.append_now(spans[1])
         journal.append_now(spans[2])
     assert read_journal(journal.path) == [spans[0], spans[2]]
+
+
+def test_a_long_journal_is_sealed_in_row_groups_of_the_same_rows(tmp_path: Path) -> None:
+    order = [(number, rollout) for number in range(100) for rollout in range(50)]
+    with Journal(tmp_path / "j.jsonl") as journal:
+        for number, rollout in order:
+            journal.append_soon(call(number, rollout))
+    parquet = seal(journal.path, tmp_path / "s.parquet")
+    assert read_spans(parquet) == read_spans(journal.path)
+    groups = pq.ParquetFile(parquet).metadata
+    rows = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+    assert rows == [4096, 904]
