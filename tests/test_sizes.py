@@ -16,8 +16,8 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 125, "finetune": 55, "prefer": 48, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1400, "adapters/door": 1940,
-    "adapters/harness": 1840, "adapters/network": 320, "adapters/process": 840,
+    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1400, "adapters/door": 2020,
+    "adapters/harness": 1900, "adapters/network": 320, "adapters/process": 880,
     "adapters/project": 340, "adapters/rendering": 1640, "adapters/tinker": 1660,
     "adapters/tracking": 520, "adapters/weights": 280, "durable": 260, "engine": 820,
     "engine/api": 1460, "engine/model": 1480, "engine/sampling": 1620, "engine/state": 580,
@@ -28,7 +28,7 @@ MOST_LINES = {
     "tasks/settings": 1420, "tasks/storage": 1720, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 285, "classes": 486, "deferred imports": 189}
+MOST = {"files": 288, "classes": 489, "deferred imports": 189}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
