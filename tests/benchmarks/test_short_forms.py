@@ -27,6 +27,7 @@ SHORT = {
         "The cosine of the LoRA's gradients is 0.99",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
+    "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
