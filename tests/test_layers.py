@@ -113,7 +113,7 @@ ONLY_IN = {
     "yaml": {f"adapters/{MODULES}"},
     "prefect": {"flows", "tasks", "pretraining"},
     "torch": {"engine", "pretraining", "adapters/weights"},
-    "transformers": {"engine", "pretraining", "adapters/weights", "adapters/tinker"},
+    "transformers": {"engine", "pretraining", "adapters/weights"},
 }
 """Framework → the layers, and the parts of layers, that may import it."""
 LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support": 12, "tests": 40}

@@ -32,7 +32,6 @@ from adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
-from adapters.tinker.sdk import load_plain_tokenizer
 
 CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
@@ -326,12 +325,7 @@ class Service:
         return self.tokenizer_of(sampler)
 
     def tokenizer_of(self, sampler: PatientSampler) -> Tokenizer:
-        client = sampler.client
-
-        def load() -> object:
-            return load_plain_tokenizer(client.get_base_model()) or client.get_tokenizer()
-
-        return cast(Tokenizer, self.call("the tokenizer", load))
+        return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
     def describe_weights(self, path: str) -> tinker.types.WeightsInfoResponse:
         """Return the base model and the LoRA's shape of saved weights."""

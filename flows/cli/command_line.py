@@ -13,7 +13,6 @@ from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from adapters.tinker.engines import engine_begun
-from adapters.tinker.sdk import import_sdk
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
@@ -59,7 +58,6 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
             from flows.cli.progress_bar import show_progress
 
             with show_progress({folder: recipe.steps}):
-                import_sdk()
                 flow = _find_flow(folder, recipe.flow)
                 with served(), explain_absence(partial(_way_on, folder)):
                     summary = flow(recipe=recipe, run=run)
@@ -73,7 +71,6 @@ def train_runs(
 
     What is `replaced` is deleted after the checks.
     """
-    import_sdk()
     from flows.recipe.plan import SweepRecipe
     from flows.stages import check_stages, stages
     from flows.sweep import check_sweep, sweep
