@@ -14,7 +14,8 @@ import psutil
 from durable.files import link_or_copy
 from flows.recipe.loading import named_recipe
 from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.storage.files import append_row, write_json
+from tasks.storage.files import write_json
+from tasks.storage.logs import append_row
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.run_folder import RunFolder
 

@@ -32,7 +32,7 @@ from flows.runtime.flow_runs import completed, name_of_run, summarize_run
 from flows.server.deployed_runs import describe_failure
 from flows.train import train
 from tasks.recording.scores import headline, read_evaluation
-from tasks.recording.step_log import read_metrics
+from tasks.recording.step_log import steps_done
 from tasks.storage.plan_record import ChildResult, PlanRecord, read_plan, write_plan
 from tasks.storage.run_folder import folder_of
 from tasks.tracking.prefect_pages import publish_stages
@@ -102,7 +102,7 @@ def train_in_turn(
 def score(recipe: StagesRecipe, stage: PlannedRun, _: str) -> Iterator[ChildResult]:
     """Yield the result of a finished stage; before the first stage's, the result of its start."""
     step, folder = recipe.handed_on(stage.stage), folder_of(stage.name)
-    steps = len(read_metrics(folder.metrics)) if step == LAST else read_step(stage.name, step)
+    steps = steps_done(folder.metrics) if step == LAST else read_step(stage.name, step)
     outcome = summarize_run(folder).outcome
     result = ChildResult(stage.name, steps, stage.stage, stage.start, outcome)
     before = replace(result, step=0, stage="before", held_out="")

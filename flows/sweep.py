@@ -37,7 +37,7 @@ from flows.server.deployed_runs import (
 from flows.stages import PlanSummary, train_in_turn, train_plan
 from tasks.given.held_out import read_measure
 from tasks.recording.scores import headline, read_evaluation
-from tasks.recording.step_log import read_metrics
+from tasks.recording.step_log import steps_done
 from tasks.storage.manifest import differences, recipe_of
 from tasks.storage.plan_record import ChildResult, PlanRecord
 from tasks.storage.run_folder import RunError, folder_of
@@ -102,7 +102,7 @@ def deployment_of(recipe: SweepRecipe, child: PlannedRun) -> Deployment:
 def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]:
     """Yield the result of a run: the held-out measure of its last checkpoint, or its error."""
     folder = folder_of(child.name)
-    steps = len(read_metrics(folder.metrics)) if folder.exists() else 0
+    steps = steps_done(folder.metrics) if folder.exists() else 0
     if error:
         yield ChildResult(child.name, steps, error=error)
         return

@@ -22,7 +22,8 @@ from pretraining.exams import Answerer, play_exams
 from pretraining.model_card import render_card
 from pretraining.training_loop import Shape, TrainingState
 from tasks.storage.durability import durable
-from tasks.storage.files import append_line, write_text
+from tasks.storage.files import write_text
+from tasks.storage.logs import append_line
 
 MAX_ANSWER_TOKENS = 48
 

@@ -42,7 +42,7 @@ class Run:
 
     def metrics(self) -> list[Metrics]:
         """Return the metrics of each step that is done, by name."""
-        return read_metrics(self._folder.metrics)
+        return [{**row} for row in read_metrics(self._folder.metrics)]
 
     def views(self, *names: str) -> Views:
         """Open a DuckDB connection with the named views over the run, or all of docs/sql.md."""

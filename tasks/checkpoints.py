@@ -1,11 +1,12 @@
 """The ledger of a policy's checkpoints: which ones were begun, and which were saved."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from tasks.storage.files import JsonRow
-from tasks.storage.owners import OwnedLog
+from tasks.storage.owners import OwnedLog, Ownership
 
 INTENT, SAVED = "intent", "saved"
 
@@ -46,7 +47,28 @@ def is_version_of(policy: str, version: str) -> bool:
     return step.isdecimal() and plain == policy_version(policy, int(step))
 
 
-class Ledger(OwnedLog):
+class _Saved:
+    """Contents of a ledger of checkpoints."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[Checkpoint] = []
+        self.by_step: dict[int, Checkpoint] = {}
+        self.last_step = 0
+        self.doubtful: set[int] = set()
+
+    def append(self, row: JsonRow) -> None:
+        step = row["step"]
+        if row["phase"] != SAVED:
+            self.doubtful.add(step)
+            return
+        saved = Checkpoint(step, row["sampler"], row["state"])
+        self.checkpoints.append(saved)
+        self.by_step[step] = saved
+        self.last_step = max(self.last_step, step)
+        self.doubtful.discard(step)
+
+
+class Ledger(OwnedLog[_Saved]):
     """Ledger of checkpoints: the file checkpoints.jsonl.
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
@@ -56,19 +78,20 @@ class Ledger(OwnedLog):
     made again gets new lines, and the last lines count. Each line has the epoch of the run's owner.
     """
 
+    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
+        super().__init__(path, _Saved, ownership)
+
     def checkpoints(self) -> list[Checkpoint]:
         """List the saved checkpoints, in the order of saving."""
-        saved = [row for row in self.rows() if row["phase"] == SAVED]
-        return [Checkpoint(row["step"], row["sampler"], row["state"]) for row in saved]
+        return self.log.ask(lambda known: [*known.checkpoints])
 
     def last_step(self) -> int:
         """Return the step of the newest checkpoint, 0 without a checkpoint."""
-        return max((checkpoint.step for checkpoint in self.checkpoints()), default=0)
+        return self.log.ask(lambda known: known.last_step)
 
     def in_doubt(self) -> int | None:
         """Return the first checkpoint that was begun and never saved since."""
-        begun = {row["step"]: row["phase"] for row in self.rows()}
-        return min((step for step, phase in begun.items() if phase != SAVED), default=None)
+        return self.log.ask(lambda known: min(known.doubtful, default=None))
 
     def states(self, step: int) -> list[Checkpoint]:
         """List the checkpoints up to `step` that have a training state, the newest first."""
@@ -86,7 +109,7 @@ class Ledger(OwnedLog):
 
     def find(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates as it was saved last, if there is one."""
-        return {checkpoint.step: checkpoint for checkpoint in self.checkpoints()}.get(step)
+        return self.log.ask(lambda known: known.by_step.get(step))
 
     def name(self, step: int) -> str:
         """Return the name under which the run's owner saves checkpoint `step`."""

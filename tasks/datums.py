@@ -19,7 +19,7 @@ from tasks.rewards import (
     Credit,
     MeanRewards,
     assign_credit,
-    mean_rewards,
+    read_mean_rewards,
     rewards_of,
 )
 from tasks.settings.algorithm import Algorithm, CreditAssignment
@@ -137,7 +137,7 @@ def build_datums(
 ) -> None:
     """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
     scored = {source: read_table(file) for source, file in (references or {}).items()}
-    means = [mean_rewards(read_table(earlier)) for earlier in history]
+    means = [*map(read_mean_rewards, history)]
     write_table(
         datums_of(read_table(trajectories), read_table(rewards), credit, scored, means), path
     )

@@ -7,6 +7,7 @@ them with the rewards of other rollouts gives each sampled token.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate, islice
 from math import fsum
@@ -28,7 +29,9 @@ from tasks.algorithm.divergences import discount_sums, find_estimator
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
 from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
+from tasks.settings.section import MOST_STEPS
 from tasks.storage.durability import durable
+from tasks.storage.files import FileVersions, version_of
 from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
 CreditUnit = Literal["rollout", "call", "token"]
@@ -137,9 +140,15 @@ def greedy_rewards(trajectories: pa.Table, role: str) -> dict[str, float]:
     }
 
 
-def mean_rewards(rewards: pa.Table) -> MeanRewards:
+def read_mean_rewards(path: Path) -> MeanRewards:
+    """Read the mean reward of each role in a step; each step asks for all earlier ones."""
+    return _mean_rewards(path.absolute(), version_of([path]))
+
+
+@lru_cache(MOST_STEPS)
+def _mean_rewards(path: Path, _version: FileVersions) -> MeanRewards:
     roles: dict[str, list[float]] = defaultdict(list)
-    for row in rewards.to_pylist():
+    for row in read_table(path).to_pylist():
         roles[row["role"]].append(row["reward"])
     return {role: fmean(roles[role]) for role in sorted(roles)}
 

@@ -34,7 +34,7 @@ from benchmarks.interruptions.kill_report import (
 from benchmarks.interruptions.killable_runs import Stalled, Training
 from benchmarks.interruptions.workloads import GIVEN, REAL, RECIPES, TAUGHT, TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
-from tasks.storage.files import read_log
+from tasks.storage.logs import read_log
 from tasks.storage.run_folder import RunFolder
 
 STARTING = 0.2

@@ -190,6 +190,11 @@ class CheckpointRecord(StoredRecord):
     def address(self) -> CheckpointAddress:
         return CheckpointAddress(self.run, self.kind, self.name)
 
+    @property
+    def digests(self) -> frozenset[tuple[str, str]]:
+        """Each file with its digest."""
+        return frozenset(self.sha256.items())
+
     def damaged(self, folder: Path) -> list[Path]:
         """List the files in the checkpoint's folder that are not as they were written."""
         paths = {folder / name: digest for name, digest in self.sha256.items()}
@@ -227,6 +232,10 @@ class CheckpointStore:
         self._folder = state / "tensors"
         self._now = now
         self._lock = RLock()
+        self._with_bytes: dict[frozenset[tuple[str, str]], set[str]] = {}
+        """Digests of the files of checkpoints → the keys of those that have these files."""
+        for record in self._records.values():
+            self._note(record)
         self._delete_expired()
         self._delete_unfinished()
 
@@ -265,17 +274,28 @@ class CheckpointStore:
         with self._lock:
             self._records.put(address.key, record)
             if replaced:
-                shutil.rmtree(self._tensors(replaced), ignore_errors=True)
+                self._drop(replaced)
+            self._note(record)
             self._mend_by(record)
         return record
 
+    def _note(self, record: CheckpointRecord) -> None:
+        self._with_bytes.setdefault(record.digests, set()).add(record.address.key)
+
+    def _drop(self, record: CheckpointRecord) -> None:
+        """Remove the tensors of a record that is replaced or removed."""
+        same = self._with_bytes[record.digests]
+        same.discard(record.address.key)
+        if not same:
+            del self._with_bytes[record.digests]
+        shutil.rmtree(self._tensors(record), ignore_errors=True)
+
     def _mend_by(self, saved: CheckpointRecord) -> None:
         """Replace damaged checkpoints by `saved`, if it has the bytes that they should have."""
-        for other in self._records.values():
+        for key in sorted(self._with_bytes[saved.digests]):
+            other = self._records.find(key)
             folder = self._tensors(other)
-            if other.sha256 != saved.sha256 or self._is_expired(other):
-                continue
-            if other.damaged(folder):
+            if not self._is_expired(other) and other.damaged(folder):
                 log.warning("%s was damaged, and is mended by %s", other.address, saved.address)
                 remove(folder)
                 with appearing_folder(folder) as aside:
@@ -318,7 +338,7 @@ class CheckpointStore:
         with self._lock:
             record = self.find(address)
             self._records.remove(address.key)
-            shutil.rmtree(self._tensors(record), ignore_errors=True)
+            self._drop(record)
 
     def copy(
         self, source: CheckpointAddress, run: str, ttl_seconds: int | None

@@ -17,7 +17,7 @@ from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
-from tasks.storage.files import read_log
+from tasks.recording.step_log import steps_done
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
 
@@ -137,7 +137,7 @@ def _explain_stop(run: "RunFolder", steps: int) -> str:
     """Say in which step a run was stopped, and how it goes on; there is no time to import much."""
     if not run.exists():
         return "stopped before the run began; nothing is left of it"
-    done = len(read_log(run.metrics))
+    done = steps_done(run.metrics)
     where = f"in step {done + 1} of {steps}" if done < steps else f"after step {steps} of {steps}"
     return f"stopped {where}; `ratchet resume {run.name}` goes on"
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
-from tasks.recording.step_log import read_metrics
+from tasks.recording.step_log import read_metrics_from, steps_done
 from tasks.reports.facts import read_facts
 from tasks.reports.progress import (
     CALLS_MEASURE,
@@ -88,11 +88,11 @@ def _bars(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[
 @contextmanager
 def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[[], None]]:
     """Yield the function that prints a line for each step that has ended since it was called."""
-    printed = {run: len(read_metrics(run.metrics)) for run in runs}
+    printed = {run: steps_done(run.metrics) for run in runs}
 
     def look() -> None:
         for run, steps in runs.items():
-            for row in read_metrics(run.metrics)[printed[run] :]:
+            for row in read_metrics_from(run.metrics, printed[run]):
                 printed[run] += 1
                 said = describe_step(run, row, steps or recipe_of(run)["steps"])
                 named = f"{run.name}, {said}" if len(runs) > 1 else said

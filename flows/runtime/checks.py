@@ -25,7 +25,7 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.examples.teachers import choose_teacher, fill_reads
-from tasks.recording.step_log import read_metrics
+from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking
 from tasks.storage.files import check_output, is_written
@@ -174,7 +174,7 @@ def is_finished(child: PlannedRun) -> bool:
     check_binding(run, recipe)
     unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
-    return len(read_metrics(run.metrics)) == recipe.steps and scored
+    return steps_done(run.metrics) == recipe.steps and scored
 
 
 def refuse_left_out(run: str, names: Collection[str]) -> None:

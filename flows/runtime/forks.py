@@ -17,7 +17,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics, record_metrics
+from tasks.recording.step_log import read_metrics, record_metrics, steps_done
 from tasks.settings.rollouts import Judge
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.files import is_written
@@ -60,7 +60,7 @@ def fork_run(
     parent: RunFolder, name: str, step: int, recipe: dict[str, Any], fingerprint: str
 ) -> RunFolder:
     """Make the run `name`, whose first `step` steps are the parent's."""
-    done = len(read_metrics(parent.metrics))
+    done = steps_done(parent.metrics)
     if not 0 <= step <= done:
         made = counted(done, "step")
         raise RunError(f"{parent.path} has done {made}: it can be forked at 0 to {done}")
@@ -125,7 +125,7 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
             "--set KEY=VALUE` trains them anew, say under another loss"
         )
     made = read_recipe(parent, Recipe)
-    done = len(read_metrics(parent.metrics))
+    done = steps_done(parent.metrics)
     if recipe["steps"] > done:
         raise RunError(
             f"{parent.path} has recorded {done} of {counted(recipe['steps'], 'step')}: give --set "

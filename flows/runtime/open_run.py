@@ -26,7 +26,7 @@ from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
-from tasks.recording.step_log import Metrics, read_metrics, record_metrics
+from tasks.recording.step_log import Metrics, record_metrics, steps_done
 from tasks.reports.facts import ask_failures
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Model
@@ -76,7 +76,7 @@ class OpenRun:
 
     def steps_left(self) -> range:
         """Return the steps that are not done; a step is done when its metrics are recorded."""
-        return range(len(read_metrics(self.folder.metrics)), self.steps)
+        return range(steps_done(self.folder.metrics), self.steps)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -144,37 +144,34 @@ class Arrivals:
 
     def first_shard(self, step: int) -> int:
         """Return the first shard with batches that no step before `step` has taken."""
-        taken = Counter(parse_batch(batch).shard for batch in self._taken(step))
+        made = self.ledger.steps()
+        earlier = chain.from_iterable(made[s] for s in made if s < step)
+        taken = Counter(parse_batch(batch).shard for batch in earlier)
         names = (shard_name("train", shard) for shard in range(step))
         return next((s for s, name in enumerate(names) if taken[name] < self._size), step)
 
     def add(self, batches: Mapping[str, Spans], step: int) -> None:
         """Add submitted batches, except batches that a step before `step` has taken."""
-        taken = self._taken(step)
         for name, spans in batches.items():
-            if name not in taken:
+            taker = self.ledger.taker(name)
+            if taker is None or taker >= step:
                 self._waiting[name] = spans
                 spans.add_done_callback(partial(self._end, name))
 
     def take(self, step: int, lag: int) -> Sequence[Spans]:
         """Take the batches of a step: the recorded ones, or else the first to have ended."""
-        chosen = self.ledger.steps().get(step)
+        chosen = self.ledger.batches(step)
         if chosen is None:
             chosen = self._wait_for(step, lag)
             self.ledger.make(step, chosen)
         return [self._waiting.pop(name) for name in chosen]
 
-    def _taken(self, step: int) -> set[str]:
-        """Return the batches that the steps before `step` have taken."""
-        made = self.ledger.steps()
-        return {batch for earlier in made if earlier < step for batch in made[earlier]}
-
     def _wait_for(self, step: int, lag: int) -> list[str]:
         while True:
             self._news.clear()
-            over, begun = self._ended & self._waiting.keys(), self.ledger.checkpoints()
+            over, begun = self._ended & self._waiting.keys(), self.ledger.checkpoint
             wait_for_batches(self._waiting[name] for name in over)
-            waiting = [WaitingBatch(n, begun.get(n), n in over) for n in self._waiting]
+            waiting = [WaitingBatch(n, begun(n), n in over) for n in self._waiting]
             chosen = choose_batches(waiting, step, lag, self._size)
             if chosen is not None:
                 return chosen

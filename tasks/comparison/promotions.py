@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 from adapters.errors import UserError
 from adapters.tinker.known_models import KNOWN
-from tasks.storage.files import append_row, is_written, read_log
+from tasks.storage.files import is_written
+from tasks.storage.logs import append_row, read_log
 from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
+from durable.tail import Tail
 from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import (
     CLOSED,
@@ -174,28 +175,16 @@ class JournalTail:
     """Reader of the records that have been added to a journal since its last look.
 
     People look at what it reads, so it compares no checksums, and what a call repeats of an earlier
-    one is left out. A journal that became shorter, since its batch is played anew, is read again
-    from its beginning.
+    one is left out.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
+        self._tail = Tail(path)
 
-    def read(self) -> list[Span]:
-        """Return the whole lines since the last look; an empty list if there is no file yet."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return []
-        with file:
-            if os.fstat(file.fileno()).st_size < self._offset:
-                self._offset = 0
-            file.seek(self._offset)
-            whole = file.read()
-        lines = whole[: whole.rfind(b"\n") + 1]
-        self._offset += len(lines)
-        return [_record(line) for line in lines.splitlines(keepends=True)]
+    def read(self) -> tuple[list[Span], bool]:
+        """Return the records since the last look, and whether they are all that the journal has."""
+        appended = self._tail.read()
+        return [_record(line + b"\n") for line in appended.lines], appended.anew
 
 
 def seal(journal: Path, parquet: Path) -> Path:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 
-from tasks.storage.files import append_row, read_log
+from tasks.storage.files import JsonRow
+from tasks.storage.logs import FollowedLog, follow
 
 Metrics = dict[str, float]
 
@@ -14,13 +15,27 @@ COST = "cost/"
 
 def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append a step's line to metrics.jsonl, which ends the step; a step has one line only."""
-    if all(row["step"] != step for row in read_metrics(path)):
-        append_row(path, {"step": step, **metrics})
+    log = _log(path)
+    if log.ask(lambda rows: not rows or rows[-1]["step"] < step):
+        log.append({"step": step, **metrics})
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Read the lines of metrics.jsonl, in order; an empty list if there is no such file."""
-    return read_log(path)
+    """Read the lines of metrics.jsonl, in order; an empty list if there is no such file.
+
+    Others read the same rows, which nobody changes.
+    """
+    return _log(path).ask(list[Metrics])
+
+
+def read_metrics_from(path: Path, step: int) -> list[Metrics]:
+    """Read the lines of the steps from a number on."""
+    return _log(path).ask(lambda rows: rows[step:])
+
+
+def steps_done(path: Path) -> int:
+    """Count the steps that have ended."""
+    return _log(path).ask(len)
 
 
 def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
@@ -30,3 +45,7 @@ def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
     """
     endings = ("seconds/sampling", "seconds/training")
     return fsum(row[name] for row in rows for name in row if name.endswith(endings))
+
+
+def _log(path: Path) -> FollowedLog[list[JsonRow]]:
+    return follow(path, list[JsonRow])

@@ -12,7 +12,8 @@ from adapters.errors import UserError
 from adapters.tinker.token_texts import find_token_texts
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SPAN_SCHEMA
-from tasks.storage.files import read_json, read_log
+from tasks.recording.step_log import read_metrics
+from tasks.storage.files import read_json
 from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
@@ -156,7 +157,7 @@ def _register_spans(
 def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence[str]) -> None:
     """Register the tables of steps, evaluations and comparisons; comparisons belong to no run."""
     if "steps" in names:
-        rows = [{"run": run.name, **row} for run in runs for row in read_log(run.metrics)]
+        rows = [{"run": run.name, **row} for run in runs for row in read_metrics(run.metrics)]
         if rows:
             connection.register("steps", _unify(rows))
     if "evaluations" in names:

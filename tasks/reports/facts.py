@@ -1,13 +1,14 @@
 """What a run has come to, by its files: each fact is read once, and every screen shows it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from adapters.calls import POLICY
 from adapters.errors import UserError, counted
@@ -17,14 +18,13 @@ from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measur
 from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
 from tasks.recording.views import UNREADABLE, Views
-from tasks.storage.arrivals import batches_of
+from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.dotted_keys import Json, flatten
 from tasks.storage.files import (
     Damaged,
     FileVersions,
     is_written,
     read_json,
-    read_log,
     verified,
     version_of,
 )
@@ -36,13 +36,15 @@ from tasks.storage.manifest import (
     differences,
     read_manifest,
 )
+from tasks.storage.names import BASELINE, batch_name, parse_batch
+from tasks.storage.owners import read_openings
 from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
 
 FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
-MOST_RUNS = 10_000
-"""Runs whose facts are kept in memory."""
+MOST_RUNS, MOST_MEASURES = 10_000, 100_000
+"""Runs whose facts are kept in memory, and held-out measures."""
 
 BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
 """Errors of a run, also of a run with a file that somebody has written by hand."""
@@ -56,6 +58,7 @@ Measure = Literal["reward", "loss", "accuracy"]
 """What is measured on held-out examples."""
 
 StepMetrics = Mapping[str, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,35 @@ class RecordedFailure:
     def variety(self) -> str:
         """Number of its messages, in words; empty if there is one."""
         return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
+
+
+@dataclass(frozen=True)
+class HeldOutFacts:
+    """Facts of a run's held-out examples, which do not change with each step."""
+
+    run: RunFolder
+
+    @cached_property
+    def scores(self) -> Sequence[HeldOutScore]:
+        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
+        return [score for path in own for score in _read_scores(path, version_of([path]))]
+
+    @cached_property
+    def headlines(self) -> Sequence[HeldOutScore]:
+        by_step: dict[int, HeldOutScore] = {}
+        for how in ("sampled", "judged"):
+            for score in self.scores:
+                if score.played == how:
+                    by_step.setdefault(score.step, score)
+        return [by_step[step] for step in sorted(by_step)]
+
+    @cached_property
+    def values(self) -> HeldOutValues:
+        if files := self.run.measures():
+            found = {int(path.stem): _read_value(path, version_of([path])) for path in files}
+            measure = next(iter(found.values()))[0]
+            return HeldOutValues(measure, {step: value for step, (_, value) in found.items()})
+        return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
 
 @dataclass(frozen=True)
@@ -266,34 +298,24 @@ class RunFacts:
         """Sum a metric that counts, such as `rollouts/failed`."""
         return sum(int(row.get(metric, 0)) for row in self.metrics)
 
-    @cached_property
+    @property
     def scores(self) -> Sequence[HeldOutScore]:
         """Held-out scores of the run's own evaluations, in the order of checkpoints."""
-        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
-        return [
-            HeldOutScore(int(path.stem), how, known["mean"], known.get("interval"))
-            for path in own
-            for how, score in read_json(path).items()
-            if (known := score["finished"])["mean"] is not None
-        ]
+        return self._held_out.scores
 
-    @cached_property
+    @property
     def headlines(self) -> Sequence[HeldOutScore]:
         """Score of each checkpoint: the mean reward when sampled, or else a judge's score."""
-        by_step: dict[int, HeldOutScore] = {}
-        for how in ("sampled", "judged"):
-            for score in self.scores:
-                if score.played == how:
-                    by_step.setdefault(score.step, score)
-        return [by_step[step] for step in sorted(by_step)]
+        return self._held_out.headlines
 
-    @cached_property
+    @property
     def held_out(self) -> HeldOutValues:
         """Value of each measured checkpoint: a reward, a loss or an accuracy."""
-        if files := {int(path.stem): read_json(path) for path in self.run.measures()}:
-            measure = next(iter(files.values()))["measure"]
-            return HeldOutValues(measure, {step: float(of["value"]) for step, of in files.items()})
-        return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
+        return self._held_out.values
+
+    @cached_property
+    def _held_out(self) -> "HeldOutFacts":
+        return _newest(self.run, HeldOutFacts).at(version_of(_scored(self.run)))
 
     def measures(self) -> list[HeldOutMeasure]:
         """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
@@ -347,24 +369,64 @@ class RunFacts:
 
     def _minutes(self, views: Views) -> list[float]:
         """Return the minutes of the run at which the rollouts of each step had ended."""
-        openings = [row["opened"] for row in read_log(self.run.owners)]
+        openings = read_openings(self.run.owners)
         minutes = dict(views.execute(MINUTES_QUERY, {"openings": openings}).fetchall())
+        batches = defaultdict[int, list[str]](list)
+        for name in map(parse_batch, minutes):
+            if name.split in ("train", BASELINE):
+                batches[name.step].append(batch_name(name.shard, name.number))
+        batches |= ArrivalLedger(self.run.arrivals).steps()
         passed = [0.0]
         for step in range(self.done):
-            ended = [minutes[batch] for batch in batches_of(self.run, step) if batch in minutes]
+            ended = [minutes[batch] for batch in batches[step] if batch in minutes]
             passed.append(max([passed[-1], *ended]))
         return passed
 
 
 def read_facts(run: RunFolder) -> RunFacts:
     """Return the facts of a run; they are read anew only if its files have changed."""
-    folders = [path.parent for path in (run.evaluation("any"), run.measure(0))]
-    return _facts(run, version_of([run.manifest, run.metrics, *folders]))
+    version = version_of([run.manifest, run.metrics, *_scored(run)])
+    return _newest(run, RunFacts).at(version)
 
 
-@lru_cache(MOST_RUNS)
-def _facts(run: RunFolder, _version: FileVersions) -> RunFacts:
-    return RunFacts(run)
+def _scored(run: RunFolder) -> list[Path]:
+    """List the folders of what was measured on held-out examples."""
+    return [run.evaluation("any").parent, run.measure(0).parent]
+
+
+class _Newest(Generic[T]):
+    """The newest of what is made of the files of a run, which are read when they have changed."""
+
+    def __init__(self, run: RunFolder, make: Callable[[RunFolder], T]) -> None:
+        self._run, self._make = run, make
+        self._made: tuple[FileVersions, T] | None = None
+
+    def at(self, version: FileVersions) -> T:
+        """Return what is made of the files in this version."""
+        made = self._made
+        if made is None or made[0] != version:
+            made = self._made = version, self._make(self._run)
+        return made[1]
+
+
+@lru_cache(2 * MOST_RUNS)
+def _newest(run: RunFolder, make: Callable[[RunFolder], T]) -> _Newest[T]:
+    return _Newest(run, make)
+
+
+@lru_cache(MOST_MEASURES)
+def _read_value(path: Path, _version: FileVersions) -> tuple[Measure, float]:
+    found = read_json(path)
+    return found["measure"], float(found["value"])
+
+
+@lru_cache(MOST_MEASURES)
+def _read_scores(path: Path, _version: FileVersions) -> Sequence[HeldOutScore]:
+    return [
+        HeldOutScore(int(path.stem), how, known["mean"], known.get("interval"))
+        for how, score in read_json(path).items()
+        if (known := score["finished"])["mean"] is not None
+    ]
 
 
 def kind_of(error: Exception) -> str:

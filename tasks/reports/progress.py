@@ -3,8 +3,9 @@
 Nothing here changes the run, so another process may look at it as well as the run's own.
 """
 
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, pairwise
@@ -22,9 +23,10 @@ from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recording.step_log import Metrics
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
-from tasks.storage.files import is_written, read_log
+from tasks.storage.files import FileVersions, is_written, version_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
+from tasks.storage.owners import read_openings
 from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 from tasks.storage.tables import read_table
 
@@ -104,7 +106,7 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
         describe_measure(metrics) or "no reward",
         read_facts(run).held_out.last,
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
-        *(f"{seconds:.0f} s" for seconds in step_seconds(run, step + 1)[-1:]),
+        *(f"{seconds:.0f} s" for seconds in step_seconds(run, range(step, step + 1))),
     ]
     return f"step {step + 1} of {steps}: {', '.join(filter(None, parts))}"
 
@@ -156,15 +158,17 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
     return f"{' to '.join(texts)} {unit} left"
 
 
-def step_seconds(run: RunFolder, done: int) -> list[float]:
-    """Return the seconds that each of the first `done` steps took, by the times of its files.
+def step_seconds(run: RunFolder, steps: range) -> list[float]:
+    """Return the seconds that each of some steps took, by the times of its files.
 
     A step begins when the step before it ended, or when the run was opened again since. The first
     step begins with its shard.
     """
     opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]
-    files = [*filter(is_written, begun), *(run.update(POLICY, step) for step in range(done))]
+    if steps.start > 0:
+        begun = [run.update(POLICY, steps.start - 1)]
+    files = [*begun, *(run.update(POLICY, step) for step in steps)]
     ends = [path.stat().st_mtime for path in files if is_written(path)]
     return [
         end - max([begin, *(again for again in opened if again < end)])
@@ -174,8 +178,24 @@ def step_seconds(run: RunFolder, done: int) -> list[float]:
 
 def _opened(run: RunFolder) -> list[datetime]:
     """Return when processes have opened the run, to the second."""
-    said = [str(row["opened"]).replace(" UTC", "Z") for row in read_log(run.owners)]
-    return [datetime.fromisoformat(one) for one in said]
+    said = read_openings(run.owners)
+    return [datetime.fromisoformat(one.replace(" UTC", "Z")) for one in said]
+
+
+class _Listing:
+    """Names of the batches with a file in a folder; the folder is listed when it has changed."""
+
+    def __init__(self, folder: Path, names: Callable[[], set[str]]) -> None:
+        self._folder, self._list = folder, names
+        self._version: FileVersions | None = None
+        self._names: set[str] = set()
+
+    def look(self) -> set[str]:
+        """Return the names; nobody changes the set."""
+        version = version_of([self._folder])
+        if version != self._version:
+            self._names, self._version = self._list(), version
+        return self._names
 
 
 class ProgressReader:
@@ -184,7 +204,13 @@ class ProgressReader:
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
-        self._sealed: dict[Path, list[_Sampled]] = {}
+        self._begun = _Listing(run.journal("any").parent, run.begun_batches)
+        self._sealed = _Listing(run.spans("any").parent, run.sealed_batches)
+        self._looked_at: set[str] = set()
+        """Sealed batches that an earlier look has seen."""
+        self._recent: dict[Path, list[_Sampled]] = {}
+        self._seconds: list[float] = []
+        """Seconds of the steps that are done, in rising order."""
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
@@ -193,11 +219,10 @@ class ProgressReader:
             return Progress(0, 0)
         facts = read_facts(self.run)
         recipe, done, steps = facts.recipe, facts.done, facts.steps
-        if done > self._done:
-            self._read_failure(facts)
-            self._done = done
-        sealed, journals = self.run.all_spans()
-        batches = self._read_journals(journals)
+        self._read_steps(facts)
+        sealed = self._sealed.look()
+        under_way = sorted(self._begun.look() - sealed)
+        batches = self._read_journals([self.run.journal(batch) for batch in under_way])
         by_shard: dict[str, dict[int, _Batch]] = defaultdict(dict)
         for batch in batches:
             by_shard[batch.name.shard][batch.name.number] = batch
@@ -212,14 +237,23 @@ class ProgressReader:
             facts.held_out.last,
             sum(len(batch.in_flight) for batch in batches),
             self._tokens_per_second(sealed) if played else 0.0,
-            _seconds_left(step_seconds(self.run, done), steps - done),
+            _seconds_left(self._seconds, steps - done),
             self._failure,
         )
 
-    def _read_failure(self, facts: RunFacts) -> None:
-        """Read the last error of batches that are sealed, whose journals may not have been seen."""
-        if failed := facts.last_failure():
-            self._failure = _first_line(failed.error)
+    def _read_steps(self, facts: RunFacts) -> None:
+        """Read what the steps that have ended since took, and the last error of sealed batches.
+
+        The journals of these batches may not have been seen.
+        """
+        if facts.done < self._done:  # another run of the name
+            self._done, self._seconds = -1, []
+        if facts.done > self._done:
+            if failed := facts.last_failure():
+                self._failure = _first_line(failed.error)
+            for seconds in step_seconds(self.run, range(max(self._done, 0), facts.done)):
+                insort(self._seconds, seconds)
+            self._done = facts.done
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:
         """Read on in the journals of unsealed batches; return these batches."""
@@ -233,16 +267,18 @@ class ProgressReader:
                     self._failure = _first_line(said)
         return [*self._batches.values()]
 
-    def _tokens_per_second(self, sealed: Iterable[Path]) -> float:
+    def _tokens_per_second(self, sealed: set[str]) -> float:
         """Measure the speed of sampling, also in batches that were sealed since the last look."""
         now = datetime.now(UTC)
         since = max([now - WINDOW, *_opened(self.run)])
-        recent = [path for path in sealed if path.stat().st_mtime >= since.timestamp()]
-        self._sealed = {
-            path: self._sealed.get(path) or _sampled(read_table(path, SAMPLING_COLUMNS).to_pylist())
+        found = [*self._recent, *map(self.run.spans, sealed - self._looked_at)]
+        self._looked_at = sealed
+        recent = [path for path in found if path.stat().st_mtime >= since.timestamp()]
+        self._recent = {
+            path: self._recent.get(path) or _sampled(read_table(path, SAMPLING_COLUMNS).to_pylist())
             for path in recent
         }
-        calls = chain(*(batch.sampled for batch in self._batches.values()), *self._sealed.values())
+        calls = chain(*(batch.sampled for batch in self._batches.values()), *self._recent.values())
         tokens = sum(tokens for ended, tokens in calls if ended >= since)
         return tokens / max(1.0, (now - since).total_seconds())
 
@@ -262,14 +298,22 @@ class _Batch:
 
     def __init__(self, journal: Path) -> None:
         self.name = parse_batch(journal.stem)
+        self._tail = JournalTail(journal)
+        self._begin()
+
+    def _begin(self) -> None:
         self.ended: set[str] = set()
         self.in_flight: set[tuple[str, str, int]] = set()
         self.sampled: list[_Sampled] = []
-        self._tail = JournalTail(journal)
 
     def read(self) -> list[Span]:
-        """Read on in the journal; return what has been added."""
-        added = self._tail.read()
+        """Read on in the journal; return what has been added.
+
+        The journal of a batch that is played anew is read from its beginning.
+        """
+        added, anew = self._tail.read()
+        if anew:
+            self._begin()
         self.sampled += _sampled(added)
         for span in added:
             kind, rollout = span["kind"], span["rollout_id"]

@@ -32,11 +32,11 @@ from tasks.storage.files import (
     is_written,
     read_bytes,
     read_json,
-    read_log,
     read_rows,
     remedy,
     verified,
 )
+from tasks.storage.logs import read_log
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
 from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED_SPLITS, RunFolder

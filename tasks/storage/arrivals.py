@@ -4,12 +4,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
+from tasks.storage.files import JsonRow
 from tasks.storage.names import BASELINE, shard_name
 from tasks.storage.owners import OwnedLog, Ownership
 from tasks.storage.run_folder import RunFolder
 
 
-class ArrivalLedger(OwnedLog):
+class _Arrived:
+    """Contents of a ledger of arrivals."""
+
+    def __init__(self) -> None:
+        self.checkpoints: dict[str, int] = {}
+        self.steps: dict[int, list[str]] = {}
+        self.taken: dict[str, int] = {}
+
+    def append(self, row: JsonRow) -> None:
+        if "batch" in row:
+            self.checkpoints[row["batch"]] = row["checkpoint"]
+        if "step" in row:
+            self.steps[row["step"]] = row["batches"]
+            self.taken |= dict.fromkeys(row["batches"], row["step"])
+
+
+class ArrivalLedger(OwnedLog[_Arrived]):
     """Ledger of arrivals: the file arrivals.jsonl.
 
     A batch has a line before its first call is sampled, with the checkpoint that samples it. A step
@@ -17,21 +34,29 @@ class ArrivalLedger(OwnedLog):
     """
 
     def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
-        super().__init__(path, ownership)
+        super().__init__(path, _Arrived, ownership)
         self._lock = Lock()
 
-    def checkpoints(self) -> dict[str, int]:
-        """Map each batch that was begun to the checkpoint that samples it."""
-        return {line["batch"]: line["checkpoint"] for line in self.rows() if "batch" in line}
+    def checkpoint(self, batch: str) -> int | None:
+        """Return the checkpoint that samples a batch; None if the batch was not begun."""
+        return self.log.ask(lambda known: known.checkpoints.get(batch))
+
+    def batches(self, step: int) -> list[str] | None:
+        """Return the batches that make a step; None if the step was not made."""
+        return self.log.ask(lambda known: known.steps.get(step))
 
     def steps(self) -> dict[int, list[str]]:
         """Map each step that was made to its batches."""
-        return {line["step"]: line["batches"] for line in self.rows() if "step" in line}
+        return self.log.ask(lambda known: dict(known.steps))
+
+    def taker(self, batch: str) -> int | None:
+        """Return the step that a batch makes; None if there is none yet."""
+        return self.log.ask(lambda known: known.taken.get(batch))
 
     def begin(self, batch: str, newest: Callable[[], int]) -> int:
         """Return the checkpoint that samples a batch: the recorded one, or else the newest."""
         with self._lock:
-            checkpoint = self.checkpoints().get(batch)
+            checkpoint = self.checkpoint(batch)
             if checkpoint is None:
                 checkpoint = newest()
                 self.append({"batch": batch, "checkpoint": checkpoint})
@@ -44,7 +69,7 @@ class ArrivalLedger(OwnedLog):
 
     def share(self, steps: int, other: "ArrivalLedger") -> None:
         """Record in another ledger how the first steps of this one were made."""
-        checkpoints = self.checkpoints()
+        checkpoints = self.log.ask(lambda known: dict(known.checkpoints))
         for step, batches in self.steps().items():
             if step < steps:
                 for batch in batches:
@@ -57,8 +82,8 @@ def batches_of(run: RunFolder, step: int) -> list[str]:
 
     Batches of greedy baselines are among them.
     """
-    recorded = ArrivalLedger(run.arrivals).steps()
-    if step in recorded:
-        return recorded[step]
+    recorded = ArrivalLedger(run.arrivals).batches(step)
+    if recorded is not None:
+        return recorded
     shards = shard_name("train", step), shard_name(BASELINE, step)
     return [batch for shard in shards for batch in run.journalled(shard)]

@@ -4,7 +4,7 @@ All reads and writes of a run's files go through this folder (`tasks/storage`) a
 
 A whole file carries its own SHA-256, which is computed with zeros in the digest's place. The digest
 stands after a key: in Parquet in the footer's metadata, in JSON in the object or in the last row.
-Each line of a log carries a CRC-32. Other readers ignore both.
+Other readers ignore it. Logs, which grow by lines, are in `tasks.storage.logs`.
 """
 
 import errno
@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,8 +64,7 @@ REMEDIES = {
 }
 """What to do about a damaged file that is not made from others, by its name."""
 
-SEAL, LINE_SEAL = "sha256", "crc32"
-LINE_BLANK = "0" * 8
+SEAL = "sha256"
 
 JSON_KEY = f'"{SEAL}": "'.encode()
 """Bytes before a JSON file's digest."""
@@ -144,22 +142,6 @@ def is_file(path: Path) -> bool:
 def version_of(paths: Iterable[Path]) -> FileVersions:
     """Return a value that changes when a file changes, or appears."""
     return tuple(_version(path) for path in paths)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append one line durably: the line is on disk when this returns.
-
-    The torn end of an interrupted write is removed first.
-    """
-    wait_for_space(path.parent)
-    path.touch()
-    with path.open("r+b") as file:
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
-        file.seek(whole)
-        file.write(line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_note(file: IO[str], text: str) -> None:
@@ -310,48 +292,8 @@ def read_rows(path: Path) -> list[JsonRow]:
     return rows
 
 
-def append_row(path: Path, row: Mapping[str, object]) -> None:
-    """Append a line to a log durably: the line is on disk when this returns.
-
-    Damaged if the log is: a damaged end would be taken for a torn one, and cut.
-    """
-    read_log(path)
-    line = json.dumps({**row, LINE_SEAL: LINE_BLANK}, allow_nan=False)
-    append_line(path, _with_crc(line.encode()).decode())
-
-
-def read_log(path: Path) -> list[JsonRow]:
-    """Read the whole lines of a log, [] if there is no file; Damaged if a line has changed."""
-    if not is_written(path):
-        return []
-    *lines, torn = read_bytes(path).split(b"\n")
-    if _is_intact(torn[:-1]):  # a whole line whose end has changed
-        lines.append(torn)
-    rows: list[JsonRow] = []
-    for number, line in enumerate(lines, 1):
-        if not _is_intact(line):
-            raise Damaged(
-                f"line {number} of {path} is damaged: its checksum does not fit. {remedy(path)}"
-            )
-        row: JsonRow = json.loads(line)
-        del row[LINE_SEAL]
-        rows.append(row)
-    return rows
-
-
 def _write(path: Path, text: str) -> Path:
     with appearing(path) as aside:
         aside.write_bytes(text.encode())
         stamp(aside, JSON_KEY)
     return path
-
-
-def _is_intact(line: bytes) -> bool:
-    return line == _with_crc(line)
-
-
-def _with_crc(line: bytes) -> bytes:
-    """Return a line with its CRC-32 before its end."""
-    begin = line[: -len(LINE_BLANK + '"}')]
-    crc = zlib.crc32(begin + f'{LINE_BLANK}"}}'.encode())
-    return begin + f'{crc:08x}"}}'.encode()

@@ -7,13 +7,18 @@ run is its next owner, and whoever is no longer the last stops at its next write
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
+from typing import Generic, TypeVar
 
 from adapters.errors import UserError
-from tasks.storage.files import JsonRow, append_row, read_log
+from tasks.storage.files import JsonRow
+from tasks.storage.logs import FollowedLog, Rows, follow
+
+R = TypeVar("R", bound=Rows)
 
 
 class TakenOver(UserError):
@@ -65,27 +70,33 @@ class Ownership:
             )
 
 
-class OwnedLog:
-    """Log of a run that no other process than its owner may append to. Lines are never changed."""
+class OwnedLog(Generic[R]):
+    """Log of a run that no other process than its owner may append to. Lines are never changed.
 
-    def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
+    `make` makes what is known of an empty log.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], R], ownership: Ownership | None) -> None:
         self.path = path
         self.ownership = ownership
-
-    def rows(self) -> list[JsonRow]:
-        return read_log(self.path)
+        self.log = follow(path, make)
 
     def append(self, row: JsonRow) -> None:
         """Append a row; TakenOver if another process has opened the run since."""
         if self.ownership is not None:
             self.ownership.check()
-        append_row(self.path, row)
+        self.log.append(row)
 
 
 def last_owner(log: Path) -> Owner | None:
     """Return the process that opened a run last."""
-    rows = read_log(log)
-    return Owner(**rows[-1]) if rows else None
+    last = _owners(log).ask(lambda rows: rows[-1:])
+    return Owner(**last[0]) if last else None
+
+
+def read_openings(log: Path) -> list[str]:
+    """Return when processes have opened a run, to the second."""
+    return _owners(log).ask(lambda rows: [row["opened"] for row in rows])
 
 
 def take_over(log: Path) -> Ownership:
@@ -99,5 +110,9 @@ def take_over(log: Path) -> Ownership:
         folder=str(log.parent.resolve()),
         opened=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
     )
-    append_row(log, asdict(owner))
+    _owners(log).append(asdict(owner))
     return Ownership(log, owner)
+
+
+def _owners(log: Path) -> FollowedLog[list[JsonRow]]:
+    return follow(log, list[JsonRow])

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,8 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import PARTIAL, lock_file
-from tasks.storage.files import check_writable, write_note
-from tasks.storage.names import BASELINE, JUDGE, parse_batch
+from tasks.storage.files import Damaged, check_writable, read_rows, write_note
+from tasks.storage.names import BASELINE, JUDGE, BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
@@ -176,26 +176,34 @@ class RunFolder:
 
     def journalled(self, shard: str) -> list[str]:
         """List the batches of a shard that were begun, by their journals, in order."""
-        return self._batches("journal", f"{shard}.*.jsonl")
+        return self._batches(shard, self.journal)
 
     def sealed(self, shard: str) -> list[Path]:
         """List the sealed Parquet files of a shard's batches, in order."""
-        return [self.spans(batch) for batch in self._batches("spans", f"{shard}.*.parquet")]
+        return [self.spans(batch) for batch in self._batches(shard, self.spans)]
 
     def sealed_steps(self, steps: range) -> list[Path]:
-        """List the sealed Parquet files of the training shards of some steps, in no special order.
+        """List the sealed Parquet files of the training shards of some steps, by name.
 
         The folder is listed once, however many steps there are.
         """
-        found = (self.path / "spans").glob("train-*.parquet")
-        return [path for path in found if parse_batch(path.stem).step in steps]
+        named = map(parse_batch, sorted(self.sealed_batches()))
+        found = (one for one in named if one.split == "train" and one.step in steps)
+        return [self.spans(batch_name(one.shard, one.number)) for one in found]
 
     def all_spans(self) -> tuple[list[Path], list[Path]]:
         """List every sealed Parquet file of the run, and the journals of batches without one."""
-        sealed = sorted((self.path / "spans").glob("*.parquet"))
-        batches = {path.stem for path in sealed}
-        journals = sorted((self.path / "journal").glob("*.jsonl"))
-        return sealed, [path for path in journals if path.stem not in batches]
+        sealed, begun = self.sealed_batches(), self.begun_batches()
+        journals = [self.journal(batch) for batch in sorted(begun - sealed)]
+        return [self.spans(batch) for batch in sorted(sealed)], journals
+
+    def begun_batches(self) -> set[str]:
+        """Return the names of all batches that have a journal."""
+        return _stems(self.journal("any"))
+
+    def sealed_batches(self) -> set[str]:
+        """Return the names of all batches that have a Parquet file."""
+        return _stems(self.spans("any"))
 
     def batch_files(self, batch: str) -> list[Path]:
         """List the files of a sealed batch: its shard, its journal and its Parquet file."""
@@ -221,8 +229,9 @@ class RunFolder:
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
-        batches = self._batches("spans", f"[!.]*-{step:05d}.*.parquet")
-        return [batch for batch in batches if parse_batch(batch).split not in TRAINED_SPLITS]
+        batches = map(parse_batch, sorted(self.sealed_batches()))
+        own = [one for one in batches if one.step == step and one.split not in TRAINED_SPLITS]
+        return [batch_name(one.shard, one.number) for one in sorted(own, key=_number)]
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
@@ -380,10 +389,36 @@ class RunFolder:
         suffix = "json" if stage == "updates" else "parquet"
         return self._of(policy) / stage / f"{step:05d}.{suffix}"
 
-    def _batches(self, folder: str, pattern: str) -> list[str]:
-        """Name the batches of a shard by the files of a folder, in the order of their numbers."""
-        names = (path.stem for path in (self.path / folder).glob(pattern))
-        return sorted(names, key=lambda batch: parse_batch(batch).number)
+    def _batches(self, shard: str, place: Callable[[str], Path]) -> list[str]:
+        """Name the batches of a shard that have a file, in the order of their numbers.
+
+        The shard names its batches. Only without it the whole folder is listed, which grows with
+        the steps.
+        """
+        step = int(shard.rpartition("-")[2])
+        drawn = shard_name("train", step) if shard == shard_name(BASELINE, step) else shard
+        try:
+            numbers = {row["batch"] for row in read_rows(self.shard(drawn))}
+        except (FileNotFoundError, Damaged):
+            listed = map(parse_batch, _stems(place("any")))
+            numbers = {one.number for one in listed if one.shard == shard}
+        names = [batch_name(shard, number) for number in sorted(numbers)]
+        return [name for name in names if place(name).exists()]
+
+
+def _stems(beside: Path) -> set[str]:
+    """Return the names of the files with an ending in a folder, without it."""
+    try:
+        with os.scandir(beside.parent) as found:
+            names = [file.name for file in found]  # paths are slow, and there are many
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    whole = (name for name in names if name.endswith(beside.suffix) and name[0] != ".")
+    return {name.removesuffix(beside.suffix) for name in whole}
+
+
+def _number(batch: BatchName) -> int:
+    return batch.number
 
 
 def runs_root() -> Path:

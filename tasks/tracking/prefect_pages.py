@@ -59,8 +59,9 @@ LEGEND = (
     "held-out examples with their 95 % intervals: full if sampled, empty if greedy, half if judged."
 )
 
-FIRST_SECONDS, GROWTH = 20.0, 1.25
-"""Age of a run at which all artifacts are shown first, and by how much it grows until the next."""
+FIRST_SECONDS, GROWTH, MOST_SHARE = 20.0, 1.25, 0.01
+"""Age of a run at which all artifacts are shown first, by how much it grows until the next time,
+and the largest share of the time that showing them may take."""
 
 UI_LOOK_SECONDS = 3.0
 """Seconds between two looks at what a run does; the first look is at FIRST_SECONDS."""
@@ -75,7 +76,8 @@ class PrefectPages(Tracker):
     """Pages of the current flow run about the run that it trains.
 
     All of them are made anew whenever the run has become a quarter longer, so that a long run
-    leaves some dozens of versions on the server.
+    leaves some dozens of versions on the server. Pages of many steps take seconds; a run of many
+    steps that was just continued makes them less often.
     """
 
     def __init__(self, run: RunFolder, steps: int) -> None:
@@ -120,13 +122,14 @@ class PrefectPages(Tracker):
             self._create_all()
 
     def _create_all(self) -> None:
-        run = self._run
+        run, began = self._run, time.monotonic()
         _create_markdown(run, "curves", partial(describe_curves, run), f"Curves of {run.name}")
         self._create_metrics()
         if not run.given_files():
             self._create_transcripts()
             _create_evaluations(run)
-        self._shown_at = GROWTH * (time.monotonic() - self._begun)
+        took, age = time.monotonic() - began, time.monotonic() - self._begun
+        self._shown_at = max(GROWTH * age, age + took / MOST_SHARE)
 
     def _create_transcripts(self) -> None:
         run, step = self._run, read_facts(self._run).done - 1

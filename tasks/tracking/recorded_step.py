@@ -18,7 +18,7 @@ from tasks.checkpoints import Ledger
 from tasks.metrics import DATUM_LOGPROBS
 from tasks.recording.scores import read_evaluation
 from tasks.recording.spans import LLM
-from tasks.recording.step_log import Metrics, read_metrics
+from tasks.recording.step_log import Metrics, read_metrics_from
 from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written, read_json, verified
@@ -54,7 +54,7 @@ class RecordedStep:
 
     def metrics(self) -> Metrics:
         """Return the metrics of the step; {} if it is no step of training."""
-        found = read_metrics(self.run.metrics)[self.number :]
+        found = read_metrics_from(self.run.metrics, self.number)
         return {name: value for name, value in found[0].items() if name != "step"} if found else {}
 
     def scores(self) -> Metrics:

@@ -14,7 +14,7 @@ from adapters.tracking.mlflow import MlflowTracker
 from adapters.tracking.opentelemetry import OpenTelemetryTracker
 from adapters.tracking.tracker import TrackedRun, Tracker, TrackerFailed
 from adapters.tracking.wandb import WandbTracker
-from tasks.recording.step_log import read_metrics
+from tasks.recording.step_log import steps_done
 from tasks.reports.facts import BROKEN
 from tasks.settings.run import Tracking
 from tasks.storage.run_folder import RunFolder
@@ -90,7 +90,7 @@ class _Recorded:
 
     def from_step(self, first: int) -> Iterator[RecordedStep]:
         """Yield the steps from a number on."""
-        whole, done = self.whole, len(read_metrics(self.run.metrics))
+        whole, done = self.whole, steps_done(self.run.metrics)
         last = done + self.lag + 1 if whole and done == self.steps else done
         for number in range(first, last):
             step = RecordedStep(self.run, number, self.lag)

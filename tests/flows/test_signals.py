@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from benchmarks.interruptions.signals import Commands, stop_commands
-from tasks.storage.files import append_row, write_json
+from tasks.storage.files import write_json
+from tasks.storage.logs import append_row
 from tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 

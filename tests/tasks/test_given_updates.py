@@ -15,6 +15,7 @@ from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
 from tasks.settings.optimizer import Optimizer
+from tasks.storage.logs import read_log
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
@@ -60,7 +61,7 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     for step in range(3):
         updater.plan(step + 1, [trained.datums(step + 1)])
         made.append(updater.update(step, [trained.datums(step)]))
-    rows = [(row["phase"], row["step"]) for row in trained.ledger.rows()]
+    rows = [(row["phase"], row["step"]) for row in read_log(trained.ledger.path)]
     assert rows == [
         *[("saved", 0), ("intent", 1), ("intent", 2), ("saved", 1)],
         *[("intent", 3), ("saved", 2), ("intent", 4), ("saved", 3)],
@@ -87,7 +88,7 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     assert scored.tolist() == updater.service.sampler(known.sampler).score(tokens, [3])[0].tolist()
     again = updater.update(1, [trained.datums(1)])
     assert set(again.probe_metrics) == {"probe/optimizer_step", "probe/max_difference"}
-    phases = [row["phase"] for row in trained.ledger.rows() if row["step"] == 2]
+    phases = [row["phase"] for row in read_log(trained.ledger.path) if row["step"] == 2]
     assert phases == ["intent", "intent", "saved"]
 
 

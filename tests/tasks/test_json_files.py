@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from tasks.storage.files import (
     Damaged,
-    append_row,
     read_json,
-    read_log,
     read_rows,
     write_json,
     write_rows,
 )
+from tasks.storage.logs import append_row, read_log
 
 Read = Callable[[Path], object]
 VALUE = {"recipe": {"agent": "ä\u2028", "sha256": "no"}, "dataset_sha256": "0" * 64, "x": 0.1}

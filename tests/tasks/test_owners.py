@@ -11,7 +11,7 @@ import pytest
 
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.files import read_log
+from tasks.storage.logs import read_log
 from tasks.storage.manifest import bind_run
 from tasks.storage.owners import TakenOver, last_owner
 from tasks.storage.run_folder import RunError, RunFolder

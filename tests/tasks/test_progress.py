@@ -1,6 +1,8 @@
 """What a run is doing, as its own process or any other reads it from the run's files."""
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +26,8 @@ from tasks.reports.progress import (
     draw_line,
     say_facts,
 )
-from tasks.storage.files import append_row, write_json, write_rows
+from tasks.storage.files import write_json, write_rows
+from tasks.storage.logs import append_row
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write_table
@@ -241,3 +244,28 @@ def test_a_held_out_reward_is_shown_with_the_checkpoint_that_has_it(run: RunFold
     record_metrics(run.metrics, 1, {"reward/mean": 0.84})
     assert read_facts(run).held_out.last == "held-out 0.25 at checkpoint 0"
     assert "held-out 0.25 at checkpoint 0" in str(ProgressReader(run).look())
+
+
+def test_of_all_facts_of_a_run_only_the_newest_are_kept(run: RunFolder) -> None:
+    record_metrics(run.metrics, 0, {"reward/mean": 0.5})
+    before = weakref.ref(read_facts(run))
+    record_metrics(run.metrics, 1, {"reward/mean": 0.75})
+    assert read_facts(run).done == 2
+    gc.collect()
+    assert before() is None
+
+
+def test_a_run_of_the_same_name_is_timed_anew(run: RunFolder) -> None:
+    reader, updates = ProgressReader(run), [run.update("policy", step) for step in range(2)]
+    begun = run.shard("train-00000").stat().st_mtime
+    updates[0].parent.mkdir()
+    for step, update in enumerate(updates):
+        record_metrics(run.metrics, step, {"reward/mean": 0.5})
+        update.touch()
+        ended_at = begun + 60 * (step + 1)
+        os.utime(update, (ended_at, ended_at))
+    assert reader.look().seconds_left is None, "it is done"
+    run.metrics.unlink()
+    record_metrics(run.metrics, 0, {"reward/mean": 0.5})
+    os.utime(updates[0], (begun + 7, begun + 7))
+    assert reader.look().seconds_left == pytest.approx((7, 7))

@@ -25,7 +25,8 @@ from tasks.recording.views import open_views
 from tasks.reports.facts import RunCurves, read_facts
 from tasks.reports.page import render_report, write_report
 from tasks.reports.plots import draw_panels, draw_rewards
-from tasks.storage.files import append_row, write_json
+from tasks.storage.files import write_json
+from tasks.storage.logs import append_row
 from tasks.storage.manifest import read_manifest, write_manifest
 from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of, runs_root

@@ -30,7 +30,8 @@ class GrowingRun:
         """Score a checkpoint by a rollout with a reward of a tenth of its number."""
         shard = self.folder.shard(shard_name("test", checkpoint))
         shard.parent.mkdir(parents=True, exist_ok=True)
-        write_rows(shard, [{"example_id": 0, "example": {"question": "Who?"}}])
+        row = {"batch": 0, "example_id": 0, "example": {"question": "Who?"}}
+        write_rows(shard, [row])
         spans = self._play("test", checkpoint, checkpoint / 10)
         path = self.folder.evaluation(f"{checkpoint:05d}")
         score_rollouts.make(path, {"sampled": PlayedShard(shard, [spans])}, 1.0)
