@@ -22,8 +22,8 @@ from engine.model.attention import (
     LayerKind,
     LoraLinear,
 )
-from engine.model.segments import Segment, SegmentAttention
 from engine.model.products import Products, TiledProducts, choose_products
+from engine.model.segments import Segment, SegmentAttention
 from engine.model.workers import Workers
 
 TOLERANCE = 1e-3
@@ -247,7 +247,9 @@ class LanguageModel:
         The comparison detects any layer that mixes sequences or positions.
         """
         half = len(probe) // 2
-        recorder = _Recorder(SegmentAttention([Segment(half), Segment(len(probe) - half)], self.device))
+        recorder = _Recorder(
+            SegmentAttention([Segment(half), Segment(len(probe) - half)], self.device)
+        )
         positions = torch.arange(half, device=self.device).repeat(2)
         found = self.logits(probe, positions, recorder)
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))

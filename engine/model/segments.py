@@ -10,7 +10,7 @@ treat the members of a batch one by one, so a segment's values depend on its own
 property was measured and is tested for torch 2.13 on x86 with MKL; another build may break it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,19 +21,28 @@ import torch
 
 from engine.model.attention import AttentionCall, attend_masked, bucket
 
-FEW_QUERIES = 16
-"""Queries of a segment that follows another one are rounded up to a multiple, as far as 64."""
+FEWEST = 16
+"""The size that the shortest segments are padded to."""
 
 Turn = Callable[[str], AbstractContextManager[None]]
 """Name of what is summed → a context, which begins when all that comes before has been added."""
+
+
+def no_turn(name: str) -> AbstractContextManager[None]:
+    del name
+    return nullcontext()
+
+
+Kind = tuple[int, int]
+"""A layer, and 0 for its keys or 1 for its values."""
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
     """Tokens of a sequence, after those of `parent`.
 
-    `known` has the keys and values [2, tokens, heads, width] of each layer. `slopes` has their
-    gradients by layer and by the depth of the segments that read them.
+    `known` has the keys and values [2, tokens, heads, width] of each layer. `slopes` has the
+    gradients of each kind, by the depth of the segments that read them.
     """
 
     length: int
@@ -41,7 +50,7 @@ class Segment:
     start: int = field(init=False, default=0)
     depth: int = field(init=False, default=0)
     known: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
-    slopes: dict[tuple[int, int], torch.Tensor] = field(init=False, default_factory=dict)
+    slopes: dict[tuple[Kind, int], torch.Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.parent is not None:
@@ -56,20 +65,20 @@ class Segment:
         """The segments before this one, the first one first."""
         return [] if self.parent is None else [*self.parent.before, self.parent]
 
-    def add_slope(self, layer: int, reader: "Segment", slope: torch.Tensor) -> None:
-        """Add a following segment's gradient [2, tokens, heads, width] of what is known here."""
-        key = (layer, reader.depth)
+    def add_slope(self, of: Kind, reader: "Segment", slope: torch.Tensor) -> None:
+        """Add a following segment's gradient [tokens, heads, width] of what is known here."""
+        key = (of, reader.depth)
         if key in self.slopes:
             self.slopes[key] += slope
         else:
             self.slopes[key] = slope.clone()
 
-    def slope(self, layer: int) -> torch.Tensor:
-        """Return the gradient of a layer's keys and values, as summed by depth."""
-        depths = sorted(depth for known, depth in self.slopes if known == layer)
-        total = self.slopes[layer, depths[0]]
+    def slope(self, of: Kind) -> torch.Tensor:
+        """Return the gradient of a layer's keys or values, as summed by depth."""
+        depths = sorted(depth for known, depth in self.slopes if known == of)
+        total = self.slopes[of, depths[0]]
         for depth in depths[1:]:
-            total = total + self.slopes[layer, depth]
+            total = total + self.slopes[of, depth]
         return total
 
 
@@ -86,10 +95,11 @@ class Group:
     keys: torch.Tensor
     starts: torch.Tensor
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    is_whole: bool = field(init=False)
+    """True if the segments are whole sequences, or the beginnings of some."""
 
-    @property
-    def is_whole(self) -> bool:
-        return self.queries.shape == self.keys.shape and not self.starts.any()
+    def __post_init__(self) -> None:
+        self.is_whole = not self.starts.any()
 
     def attend(self, call: AttentionCall, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Compute values [n · queries, heads, width] of gathered keys and values."""
@@ -133,7 +143,7 @@ class SegmentAttention:
         device: torch.device,
         rows: int | None = None,
         read: Sequence[Segment] = (),
-        turn: Turn = lambda _: nullcontext(),
+        turn: Turn = no_turn,
     ) -> None:
         self.segments = segments
         self.turn = turn
@@ -145,14 +155,16 @@ class SegmentAttention:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Layer → the packed keys and values, if some are read later."""
         earlier = [*dict.fromkeys(before for one in segments for before in one.before)]
-        places = accumulate((one.length for one in earlier), initial=count if rows is None else rows)
+        rows = count if rows is None else rows
+        places = accumulate((one.length for one in earlier), initial=rows)
         self.earlier = dict(zip(earlier, places, strict=False))
-        self._group(count if rows is None else rows, device)
+        self._group(rows, device)
 
     def _group(self, rows: int, device: torch.device) -> None:
         members: dict[tuple[int, int], list[Segment]] = {}
         for segment in self.segments:
-            members.setdefault(_sizes(segment), []).append(segment)
+            sizes = (_size(segment.length), _size(segment.stop))
+            members.setdefault(sizes, []).append(segment)
         order = np.zeros(rows, dtype=np.int64)
         own = np.zeros(rows, dtype=np.int64)
         self.groups: list[Group] = []
@@ -193,7 +205,7 @@ class SegmentAttention:
         half = len(self.groups)
         pairs = zip(self.groups, gathered[:half], gathered[half:], strict=True)
         parts = [group.attend(call, key, value) for group, key, value in pairs]
-        return torch.cat(parts).index_select(0, self.order)
+        return _joined(parts).index_select(0, self.order)
 
     def gather(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> list[torch.Tensor]:
         """Return the keys of each group, and then the values of each."""
@@ -208,33 +220,29 @@ class SegmentAttention:
 
         Take the gradients of what `gather` returned.
         """
-        half = len(self.groups)
-        flat = torch.stack(
-            [
-                torch.cat([one.transpose(1, 2).flatten(0, 1) for one in kind])
-                for kind in (slopes[:half], slopes[half:])
-            ]
-        )
-        if self.earlier:
-            with self.turn(f"keys of layer {layer}"):
+        half, found = len(self.groups), []
+        with self.turn(f"keys of layer {layer}") if self.earlier else nullcontext():
+            for which, kind in enumerate((slopes[:half], slopes[half:])):
+                flat = _joined([one.transpose(1, 2).flatten(0, 1) for one in kind])
                 for segment in self.segments:
                     place = self.places[segment]
                     for part in segment.before:
-                        slope = flat[:, place + part.start : place + part.stop]
-                        part.add_slope(layer, segment, slope)
-        found = flat.index_select(1, self.own)
-        found[:, self.count :].zero_()  # nothing reads padding
-        return [*found]
-
-    def kept_slopes(self) -> dict[int, torch.Tensor]:
-        """Return the gradients of the `kept` keys and values, by layer."""
-        found = {}
-        for layer, (key, value) in self.kept.items():
-            slopes = torch.stack([torch.zeros_like(key), torch.zeros_like(value)])
-            for segment, rows in self.read.items():
-                slopes[:, rows] = segment.slope(layer)
-            found[layer] = slopes
+                        slope = flat[place + part.start : place + part.stop]
+                        part.add_slope((layer, which), segment, slope)
+                own = flat.index_select(0, self.own)
+                own[self.count :] = 0  # nothing reads padding
+                found.append(own)
         return found
+
+    def kept_slopes(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what is kept and has a gradient, each with its gradient."""
+        for layer, kinds in self.kept.items():
+            for which, kept in enumerate(kinds):
+                if kept.requires_grad:
+                    slopes = torch.zeros_like(kept)
+                    for segment, rows in self.read.items():
+                        slopes[rows] = segment.slope((layer, which))
+                    yield kept, slopes
 
 
 class _Gathered(torch.autograd.Function):
@@ -253,12 +261,15 @@ class _Gathered(torch.autograd.Function):
         return key, value, None, None
 
 
-def _sizes(segment: Segment) -> tuple[int, int]:
-    """Return the numbers of queries and of keys that a segment is padded to."""
-    if not segment.start:
-        return bucket(segment.length), bucket(segment.length)
-    few = -(-segment.length // FEW_QUERIES) * FEW_QUERIES
-    return few if few <= bucket(1) else bucket(segment.length), bucket(segment.stop)
+def _size(length: int) -> int:
+    """Round a length up: to 16, 32 or 64, and as `bucket` does beyond."""
+    return (
+        bucket(length) if length > bucket(1) // 2 else max(FEWEST, 1 << (length - 1).bit_length())
+    )
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _padded(parts: list[np.ndarray], size: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from engine.training.datums import TrainingDatum
 from engine.training.losses import Config, EngineLoss
 from engine.training.prefix_tree import Node, grow_forest, pack
 from engine.training.target_logprobs import compute_target_logprobs
-from engine.training.training_pass import GradientSums, SegmentRows, TrainingPass, Turns
+from engine.training.training_pass import GradientSums, LotSums, TrainingPass, Turns
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -78,9 +78,7 @@ class TreeComputation:
         for start in range(0, len(lots), workers.count):
             together = lots[start : start + workers.count]
             turns = Turns()
-            passes = [
-                _Lot(self, nodes, turns, number) for number, nodes in enumerate(together)
-            ]
+            passes = [_Lot(self, nodes, turns, number) for number, nodes in enumerate(together)]
             workers.compute(_Lot.forward, passes)
             self.model.pause()
             following = [
@@ -133,14 +131,8 @@ class _Lot:
         turn = partial(self.turns.take, self.number)
         read = [node for node in self.nodes if node.children]
         self.attention = SegmentAttention(self.nodes, device, rows, read, turn)
-        current = TrainingPass(
-            run.lora,
-            self.attention,
-            run.model.products,
-            SegmentRows(self.nodes, rows),
-            run.sums,
-            turn,
-        )
+        sums = LotSums(run.sums, self.nodes, len(padding), turn)
+        current = TrainingPass(run.lora, self.attention, run.model.products, sums)
         positions = [np.arange(node.start, node.stop) for node in self.nodes]
         packed = (
             torch.from_numpy(np.concatenate([*parts, padding])).to(device)
@@ -161,9 +153,7 @@ class _Lot:
     def _targets(self) -> Iterable[torch.Tensor]:
         """Return the row of each target, and the targets."""
         members = [(self.attention.rows[node], targets) for node, _, targets in self._members()]
-        rows = [
-            np.repeat(np.arange(first, first + len(of)), of.shape[1]) for first, of in members
-        ]
+        rows = [np.repeat(np.arange(first, first + len(of)), of.shape[1]) for first, of in members]
         columns = (np.concatenate(rows), np.concatenate([of.reshape(-1) for _, of in members]))
         device = self.computation.model.device
         return (torch.from_numpy(column).to(device) for column in columns)
@@ -184,10 +174,8 @@ class _Lot:
             slopes = torch.cat(
                 [self.computation.slopes[number].pop(node) for node, number, _ in self._members()]
             )
-            outputs, gradients = [self.known], [slopes]
-            for layer, of_kept in self.attention.kept_slopes().items():
-                outputs += self.attention.kept[layer]
-                gradients += of_kept
+            pairs = [(self.known, slopes), *self.attention.kept_slopes()]
+            outputs, gradients = zip(*pairs, strict=True)
             tensors = [*self.computation.lora.tensors.values()]
             torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
         finally:

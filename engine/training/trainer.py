@@ -15,6 +15,7 @@ from engine.training.losses import resolve_loss
 from engine.training.lots import Asked, TreeComputation
 from engine.training.training_pass import GradientSums
 
+
 @dataclass(frozen=True, slots=True)
 class AdamParams:
     """AdamW's parameters, with Tinker's defaults. A `grad_clip_norm` of 0 disables clipping."""

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import islice
 from threading import Condition
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from engine.model.attention import Attention, LoraLinear
 from engine.model.lora import LoraWeights
 from engine.model.products import Products
-from engine.model.segments import Segment, Turn
+from engine.model.segments import Segment, Turn, no_turn
 
 
 class Turns:
@@ -56,26 +56,21 @@ class GradientSums:
         self.lora = lora
         self._sums: dict[int, dict[str, torch.Tensor]] = {}
 
-    def add(
-        self, name: str, pair: tuple[torch.Tensor, torch.Tensor], rows: "SegmentRows"
-    ) -> None:
-        """Add the products leftᵀ right of each segment's rows, of left [n, rank] and right."""
-        left, right = (one.reshape(-1, one.shape[-1]) for one in pair)
-        for depth, start, stop in rows.of(len(left)):
-            sums = self._sums.setdefault(depth, {})
-            if name not in sums:
-                sums[name] = left.new_zeros((left.shape[1], right.shape[1]))
-            sums[name].addmm_(left[start:stop].t(), right[start:stop])
+    def of(self, depth: int, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """Return a depth's sum of one weight's gradient, which begins as zeros."""
+        sums = self._sums.setdefault(depth, {})
+        if name not in sums:
+            sums[name] = torch.zeros(shape, device=self.lora.tensors[name].device)
+        return sums[name]
 
     def total(self) -> dict[str, torch.Tensor]:
         """Return the gradient of each weight by name."""
         found = {}
+        depths = [self._sums[depth] for depth in sorted(self._sums)]
         for name, tensor in self.lora.tensors.items():
-            total = torch.zeros_like(tensor)
-            for depth in sorted(self._sums):
-                if (known := self._sums[depth].get(name)) is not None:
-                    total += known.t() if name.endswith("_B") else known
-            found[name] = total.detach()
+            sums = [known[name] for known in depths if name in known]
+            total = sum(sums[1:], sums[0]) if sums else torch.zeros_like(tensor)
+            found[name] = total.t().contiguous() if sums and name.endswith("_B") else total.detach()
         return found
 
     def clear(self) -> None:
@@ -83,36 +78,42 @@ class GradientSums:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRows:
-    """The rows of segments that fill a packed row of `count` tokens from its start."""
+class LotSums:
+    """The part of segments of one depth in the sums; `padding` is the rows after theirs.
 
+    A layer that reads a selection of the tokens has one sum of all its rows.
+    """
+
+    sums: GradientSums
     segments: Sequence[Segment]
-    count: int
+    padding: int
+    turn: Turn = no_turn
 
-    def of(self, count: int) -> list[tuple[int, int, int]]:
-        """Return depth, start and stop of the segments' rows.
-
-        A layer that reads a selection of the tokens has one sum of all of them.
-        """
-        if count != self.count:
-            return [(self.segments[0].depth, 0, count)]
-        bounds = pairwise(accumulate((one.length for one in self.segments), initial=0))
-        return [(one.depth, *of) for one, of in zip(self.segments, bounds, strict=True)]
+    def add(self, layer: str, *factors: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Add leftᵀ right of each segment's rows to A's sum, and then so to Bᵀ's."""
+        lengths = [*(segment.length for segment in self.segments), self.padding]
+        with self.turn(layer):
+            for name, pair in zip(("lora_A", "lora_B"), factors, strict=True):
+                left, right = (one.reshape(-1, one.shape[-1]) for one in pair)
+                shape = (left.shape[1], right.shape[1])
+                total = self.sums.of(self.segments[0].depth, f"{layer}.{name}", shape)
+                own = lengths if len(left) == sum(lengths) else [len(left), 0]
+                parts = zip(left.t().split(own, 1), right.split(own), strict=True)
+                for columns, rows in islice(parts, len(own) - 1):
+                    total.addmm_(columns, rows)
 
 
 @dataclass(slots=True)
 class TrainingPass:
     """A forward pass in which every token belongs to one LoRA.
 
-    Its gradients are added to `sums` in the backward pass, in `turn`.
+    The backward pass adds the LoRA's gradients to `sums`.
     """
 
     lora: LoraWeights
     attention: Attention
     products: Products
-    rows: SegmentRows
-    sums: GradientSums
-    turn: Turn
+    sums: LotSums
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
         pair = self.lora.pairs.get(layer.name)
@@ -166,10 +167,8 @@ class _LoraProduct(torch.autograd.Function):
         layer, current = ctx.layer, ctx.current
         products = current.products
         for_low = products.product(gradient, b.t()).mul_(current.lora.config.scale)
-        with current.turn(layer.name):
-            current.sums.add(f"{layer.name}.lora_A", (for_low, inputs), current.rows)
-            # The transposed product takes a quarter of the time.
-            current.sums.add(f"{layer.name}.lora_B", (low, gradient), current.rows)
+        # The transposed product of B takes a quarter of the time.
+        current.sums.add(layer.name, (for_low, inputs), (low, gradient))
         for_inputs = None
         if ctx.needs_input_grad[0]:
             for_inputs = products.product(gradient, layer.weight.t())
