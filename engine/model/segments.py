@@ -187,8 +187,8 @@ class SegmentAttention:
                 asking[number] = _padded([mine], few)
                 asked[number] = _padded([*past, mine], many)
             starts = torch.tensor([one.start for one in segments], device=device)
-            tables = (torch.from_numpy(table).to(device) for table in (asking, asked))
-            self.groups.append(Group(*tables, starts))
+            places, known = (torch.from_numpy(one).to(device) for one in (asking, asked))
+            self.groups.append(Group(places, known, starts))
             queries, keys = queries + asking.size, keys + asked.size
         self.order = torch.from_numpy(order).to(device)
         """The place of each token in the groups' concatenated queries."""

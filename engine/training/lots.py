@@ -70,7 +70,7 @@ class TreeComputation:
         )
 
     def run(self) -> None:
-        forest = grow_forest([datum.tokens for datum in self.asked.datums])
+        forest = grow_forest([np.asarray(datum.tokens) for datum in self.asked.datums])
         self._run(pack(forest, self.budget))
 
     def _run(self, lots: list[list[Node]]) -> None:
@@ -134,12 +134,12 @@ class _Lot:
         sums = LotSums(run.sums, self.nodes, len(padding), turn)
         current = TrainingPass(run.lora, self.attention, run.model.products, sums)
         positions = [np.arange(node.start, node.stop) for node in self.nodes]
-        packed = (
+        tokens, places = (
             torch.from_numpy(np.concatenate([*parts, padding])).to(device)
             for parts in ([node.tokens for node in self.nodes], positions)
         )
         with torch.set_grad_enabled(run.asked.backward):
-            logits = run.model.logits(*packed, current)
+            logits = run.model.logits(tokens, places, current)
             self.known = compute_target_logprobs(logits, *self._targets())
         self._deliver()
 

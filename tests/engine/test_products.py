@@ -167,7 +167,8 @@ def test_gradients_are_those_of_torchs_own_products(biased: bool) -> None:
     found = []
     layer = LoraLinear(torch.nn.Linear(96, 160, bias=biased), "layer", "mlp")
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    layer.bias = bias if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
     lora = LoraWeights(LoraConfig(12), {"layer.lora_A": a, "layer.lora_B": b})
     for products in (OneDnnProducts(), TiledProducts()):
         sums = GradientSums(lora)
