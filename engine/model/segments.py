@@ -73,6 +73,11 @@ class Segment:
         else:
             self.slopes[key] = slope.clone()
 
+    def forget(self) -> None:
+        """Free keys, values and their gradients, which nothing reads any more."""
+        self.known.clear()
+        self.slopes.clear()
+
     def slope(self, of: Kind) -> torch.Tensor:
         """Return the gradient of a layer's keys or values, as summed by depth."""
         depths = sorted(depth for known, depth in self.slopes if known == of)

@@ -90,6 +90,9 @@ class TreeComputation:
             if self.asked.backward:
                 workers.compute(_Lot.backward, passes)
                 self.model.pause()
+            for nodes in together:
+                for node in nodes:
+                    node.forget()
 
     def end(self, number: int, path: list[Node]) -> None:
         """Compute the loss of a datum whose log-probabilities are all known, and its gradient."""

@@ -40,8 +40,9 @@ class AdamParams:
 class Trainer:
     """A LoRA in training: its weights, their gradients and AdamW's moments.
 
-    Equal calls in equal states give equal bits on one machine, with one build of torch and one
-    number of threads.
+    Equal calls in equal states give equal bits on one machine, with one build of torch. So do the
+    same datums in several calls before a step, unless a call ends between datums that begin alike:
+    what they share is computed once, so their gradient is summed and rounded in another order.
     """
 
     def __init__(self, model: LanguageModel, lora: LoraWeights) -> None:
