@@ -29,7 +29,7 @@ MICROBATCH_LOGITS = 2**27
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a request's datums: their loss, and its gradient if `backward`."""
+    """A request: its datums, and their loss; with `backward`, its gradient too."""
 
     datums: Sequence[TrainingDatum]
     loss: EngineLoss

@@ -17,7 +17,7 @@ LEAST_SHARED = 16
 LEAST_SAVED = 64
 """Fewest tokens that sharing must save, since a pass of its own for them takes time."""
 
-DEEPEST = 32
+LONGEST_PATH = 32
 """Nodes of a path. What datums share beyond is computed for each of them."""
 
 KEYS_PER_ROW = 16
@@ -61,7 +61,7 @@ def _grow(
     nodes: list[Node] = []
     for members in sharers.values():
         shared = _common([sequences[number][start:] for number in members])
-        last = parent is not None and parent.depth + 1 >= DEEPEST
+        last = parent is not None and parent.depth + 1 >= LONGEST_PATH
         if last or shared * (len(members) - 1) < LEAST_SAVED:
             nodes += [_node(sequences, [number], None, parent) for number in members]
         else:

@@ -186,7 +186,7 @@ def test_what_saves_less_than_a_pass_costs_is_not_shared() -> None:
 def test_a_long_chain_of_growing_sequences_ends_in_whole_tails() -> None:
     text = np.arange(64 * 100)
     forest = grow_forest([text[: 64 * turn] for turn in range(1, 101)])
-    assert depth(forest) <= prefix_tree.DEEPEST + 1
+    assert depth(forest) <= prefix_tree.LONGEST_PATH + 1
 
 
 TEXTS = st.lists(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=12), min_size=1, max_size=9)
