@@ -91,6 +91,7 @@ bench: $(READY) ## measure the engine and a training run beside their peers
 	$(BIN)/python -m benchmarks.engine.shared_prefixes
 	$(BIN)/python -m benchmarks.run_speed
 	$(BIN)/python -m benchmarks.durability
+	$(BIN)/python -m benchmarks.recording.assembly
 
 AGENTLIGHTNING := .venv-agentlightning/bin/python
 

@@ -13,7 +13,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -35,9 +34,10 @@ from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect
 from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
 from benchmarks.peers.turns import TURNS, Turn, make_turns
+from benchmarks.recording.turn_spans import make_span
 from engine.model.base_models import find
 from tasks.recording.journal import Journal
-from tasks.recording.spans import Span, begun_span, call_span
+from tasks.recording.spans import begun_span, call_span
 
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / ".venv-agentlightning" / "bin" / "python"
@@ -138,32 +138,6 @@ async def _ask(client: httpx.AsyncClient, policy: Endpoint) -> None:
         )
         said = answer.raise_for_status().json()["choices"][0]["message"]
         messages = [*messages, said, {"role": "user", "content": "And who are you now?"}]
-
-
-def make_span(turn: Turn) -> Span:
-    """Make the span of a turn as the door does, but without messages, which the peer lacks too."""
-    rollout, now = f"train-00000-{turn.rollout:04d}-00", datetime.now(UTC)
-    return {
-        "run_id": "durability",
-        "shard": "train-00000",
-        "step": 0,
-        "group_id": rollout[:-3],
-        "rollout_id": rollout,
-        "attempt": 0,
-        "role": "policy",
-        "call": turn.number,
-        "span_id": f"{rollout}.0.policy.{turn.number}",
-        "kind": "llm",
-        "started": now,
-        "ended": now,
-        "gen_ai_request_model": "policy",
-        "gen_ai_response_id": f"{turn.rollout}-{turn.number}",
-        "policy_version": "00000",
-        "prompt_token_ids": turn.prompt,
-        "response_token_ids": turn.answer,
-        "logprobs": turn.logprobs,
-        "kept_tokens": 0,
-    }
 
 
 def write_journal(calls: list[Turn], folder: Path) -> None:

@@ -29,7 +29,15 @@ from adapters.calls import POLICY, CallId
 from adapters.project.modules import load_agent_file
 from adapters.rendering.chat import Chat
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
-from benchmarks.timelines import Timeline, read_bare_timeline, read_run_timeline, rollout_times
+from benchmarks.timelines import (
+    PAUSES,
+    Timeline,
+    begin_of_step,
+    read_bare_timeline,
+    read_pauses,
+    read_run_timeline,
+    rollout_times,
+)
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
@@ -37,6 +45,8 @@ from tasks.shards import choose_examples
 from tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
+PROBE = ROOT / "benchmarks" / "pause_probe"
+LONG_PAUSE = 0.05
 RUN = "measured"
 hello = load_agent_file("hello")
 SETTINGS = ("evaluation.examples=1", "evaluation.greedy=false")
@@ -76,7 +86,9 @@ def main() -> None:
             )
             pairs.append((ours, bare))
         print(report(pairs, recipe))
-        print(report_waits(RunFolder(Path(scratch) / f"round-{arguments.rounds - 1}" / RUN)))
+        last = Path(scratch) / f"round-{arguments.rounds - 1}"
+        print(report_waits(RunFolder(last / RUN)))
+        print(report_pauses(last, len(pairs[-1][0].rewards)))
 
 
 def make_plan(recipe: Recipe) -> dict[str, Any]:
@@ -125,7 +137,12 @@ def start_engine(state: Path) -> Iterator[dict[str, str]]:
     """Start a new engine; yield the environment variables of its clients."""
     command = [sys.executable, "-m", "engine", "--state", str(state), "--exit-with-stdin"]
     with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env={**os.environ, **probed(state.parent)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -151,7 +168,14 @@ def run_ratchet(folder: Path, settings: Sequence[str], service: dict[str, str]) 
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = ["flows.cli.main", "train", "hello", "--run", RUN, *overrides]
-    return read_run_timeline(RunFolder(folder / RUN), *run_module(command, {**service, **where}))
+    variables = {**service, **where, **probed(folder)}
+    return read_run_timeline(RunFolder(folder / RUN), *run_module(command, variables))
+
+
+def probed(folder: Path) -> dict[str, str]:
+    """Return the variables of processes that write their pauses into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"PYTHONPATH": str(PROBE), "PAUSES_FILE": str(folder / PAUSES)}
 
 
 def run_bare_loop(plan: Path, report: Path, service: dict[str, str]) -> Timeline:
@@ -193,6 +217,34 @@ def report(pairs: Sequence[tuple[Timeline, Timeline]], recipe: Recipe) -> str:
     return (
         format_table(title, ("", "ratchet train", "bare loop", "ratio"), rows) + f"\n{compared}\n"
     )
+
+
+def report_pauses(folder: Path, steps: int) -> str:
+    """Format the table of the pauses of each process of `ratchet train`, without its first step."""
+    run = RunFolder(folder / RUN)
+    rows = []
+    for name, pauses in read_pauses(folder / PAUSES, begin_of_step(run, 1)).items():
+        longest = max(pauses, key=lambda pause: pause.seconds)
+        rows.append(
+            [
+                name,
+                f"{longest.seconds:.3f}",
+                f"{max(pause.collecting for pause in pauses):.3f}",
+                f"{sum(pause.seconds >= LONG_PAUSE for pause in pauses) / (steps - 1):.1f}",
+                f"{pauses[0].memory / 2**20:,.0f}",
+                f"{pauses[-1].memory / 2**20:,.0f}",
+            ]
+        )
+    names = (
+        "process",
+        "longest, s",
+        "of it collecting",
+        "a step above 0.05 s",
+        "MiB",
+        "at the end",
+    )
+    title = f"Pauses of an interpreter in steps 2 to {steps}; a long one is {LONG_PAUSE} s"
+    return format_table(title, names, rows)
 
 
 def format_range(times: Sequence[float]) -> str:

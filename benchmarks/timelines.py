@@ -66,6 +66,41 @@ def read_bare_timeline(report: Path, started: float, whole: float) -> Timeline:
     )
 
 
+PAUSES = "pauses.jsonl"
+"""File that processes with the probe of `pause_probe/` write into the folder of a round."""
+PROCESSES = {
+    "flows.cli.main": "flow",
+    "engine-of-ratchet": "engine",
+    "prefect.server": "Prefect's server",
+}
+"""Part of a process's command → what it is called."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A pause of a process's interpreter: its seconds, those of the collector, and the memory."""
+
+    seconds: float
+    collecting: float
+    memory: int
+
+
+def read_pauses(file: Path, since: float) -> dict[str, list[Pause]]:
+    """Read the pauses of each process after a moment (Unix time), as the processes are called."""
+    pauses: dict[str, list[Pause]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        _, command, at, seconds, collecting, memory = json.loads(line)
+        name = next((name for part, name in PROCESSES.items() if part in command), None)
+        if name is not None and at - seconds > since:
+            pauses.setdefault(name, []).append(Pause(seconds, collecting, memory))
+    return pauses
+
+
+def begin_of_step(run: RunFolder, step: int) -> float:
+    """Return when the first call of a step was sampled, as Unix time."""
+    return _first_call(run, shard_name("train", step))
+
+
 def rollout_times(run: RunFolder) -> tuple[float, float, float]:
     """Return the median seconds of a training rollout before, in and after its one call.
 

@@ -1,18 +1,25 @@
 """spans → trajectories: sequences of calls whose tokens only grew, with their reward."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from adapters.calls import POLICY
+from tasks.recording.turns import Turns, read_turns
 from tasks.storage.durability import durable
-from tasks.storage.files import verified
-from tasks.storage.tables import query_beside, select, write_table
+from tasks.storage.tables import ROWS_A_GROUP, arrays, query_beside, select, write_parts
 
 TRAJECTORY_QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
-TOKEN_LISTS = ("tokens", "logprobs", "mask")
+TOKEN_LISTS = {
+    "tokens": pa.list_(pa.int32()),
+    "logprobs": pa.list_(pa.float32()),
+    "mask": pa.list_(pa.int8()),
+}
+PLACES = "places"
+"""Column of the query: the places of a trajectory's calls in the turns."""
 
 
 def trajectories_of(
@@ -35,24 +42,64 @@ def trajectories_of(
     (`adapters.door.role_calls`), a `branch` (another call has already grown from the same one), or
     a `mismatch`: the door reported the tokens as kept, and they differ.
     """
-    files = [verified(path) for path in spans]
-    table = select(TRAJECTORY_QUERY, spans=files, trained=list(trained_roles))
-    _check_aligned(table)
-    return table
+    schema, parts = _assembled(spans, trained_roles)
+    return pa.concat_tables([schema.empty_table(), *parts])
 
 
 @durable
 def assemble_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    write_table(trajectories_of(spans, trained_roles), path)
+    schema, parts = _assembled(spans, trained_roles)
+    write_parts(parts, schema, path)
 
 
-def _check_aligned(table: pa.Table) -> None:
+def _assembled(
+    spans: Sequence[Path], trained_roles: Sequence[str]
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """Return the schema of trajectories, and their rows, a row group at a time."""
+    table, turns = read_turns(spans)
+    rows = select(TRAJECTORY_QUERY, {"spans": table})
+    described = rows.drop_columns([PLACES])
+    schema = pa.schema([*described.schema, *TOKEN_LISTS.items()])
+
+    def parts() -> Iterator[pa.Table]:
+        for at in range(0, len(rows), ROWS_A_GROUP):
+            part, places = (
+                described.slice(at, ROWS_A_GROUP),
+                arrays(rows[PLACES].slice(at, ROWS_A_GROUP)),
+            )
+            _check_aligned(part, places, turns)
+            lists = _token_lists(part, places, turns, trained_roles)
+            yield pa.table([*part.columns, *lists], schema=schema)
+
+    return schema, parts()
+
+
+def _token_lists(
+    rows: pa.Table, places: Sequence[np.ndarray], turns: Turns, trained_roles: Sequence[str]
+) -> list[pa.Array]:
+    """Join the TOKEN_LISTS of trajectories, by the places of each one's calls."""
+    calls = np.concatenate(places)
+    tokens, logprobs, sampled = turns.joined(calls)
+    ends = np.cumsum([turns.lengths[own].sum() for own in places])
+    offsets = pa.array([0, *ends], pa.int32())
+    trained = np.isin(rows["role"].to_numpy(), [*trained_roles])
+    mask = sampled & np.repeat(trained, np.diff(ends, prepend=0))
+    return [
+        pa.ListArray.from_arrays(offsets, pa.array(values, kind.value_type))
+        for values, kind in zip(
+            (tokens, logprobs, mask.astype(np.int8)), TOKEN_LISTS.values(), strict=True
+        )
+    ]
+
+
+def _check_aligned(rows: pa.Table, places: Sequence[np.ndarray], turns: Turns) -> None:
     """Refuse (ValueError) a call that was recorded without its tokens or log-probabilities."""
-    lengths = (table[name].combine_chunks().value_lengths().to_pylist() for name in TOKEN_LISTS)
-    for rollout, *counts in zip(table["rollout_id"].to_pylist(), *lengths, strict=True):
-        if len(set(counts)) > 1:
+    for rollout, own in zip(rows["rollout_id"].to_pylist(), places, strict=True):
+        if not np.array_equal(turns.answered[own], turns.scored[own]):
+            tokens, asked = int(turns.lengths[own].sum()), turns.asked[own]
+            counts = [tokens, int((asked + turns.scored[own]).sum()), tokens]
             raise ValueError(
                 f"{rollout} has a call with as many token ids, log-probabilities and mask bits as "
                 f"{counts}: its span is damaged, or was not written by the door"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from adapters.process.collector import settle_collector
+
 if TYPE_CHECKING:
     from adapters.door.door import Door
     from tests.support.door.opened_door import Opened
@@ -44,7 +46,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.freeze()
+        settle_collector()
         gc.enable()
 
 

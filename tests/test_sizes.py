@@ -16,19 +16,19 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 125, "finetune": 55, "prefer": 48, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1400, "adapters/door": 1940,
-    "adapters/harness": 1840, "adapters/network": 320, "adapters/process": 840,
-    "adapters/project": 340, "adapters/rendering": 1640, "adapters/tinker": 1660,
+    "adapters": 1140, "adapters/clients": 580, "adapters/dialects": 1400, "adapters/door": 2020,
+    "adapters/harness": 1900, "adapters/network": 320, "adapters/process": 880,
+    "adapters/project": 340, "adapters/rendering": 1700, "adapters/tinker": 1660,
     "adapters/tracking": 520, "adapters/weights": 280, "durable": 260, "engine": 820,
     "engine/api": 1460, "engine/model": 1480, "engine/sampling": 1620, "engine/state": 580,
-    "engine/training": 540, "flows": 1420, "flows/cli": 2200, "flows/importing": 1380,
-    "flows/recipe": 1920, "flows/runtime": 2860, "flows/server": 1040, "ratchet": 120,
-    "tasks": 3500, "tasks/algorithm": 1900, "tasks/comparison": 600, "tasks/examples": 1160,
-    "tasks/given": 2380, "tasks/recording": 1580, "tasks/recovery": 500, "tasks/reports": 3580,
-    "tasks/settings": 1420, "tasks/storage": 1720, "tasks/tracking": 860,
+    "engine/training": 540, "flows": 1420, "flows/cli": 2220, "flows/importing": 1380,
+    "flows/recipe": 1920, "flows/runtime": 2860, "flows/server": 1140, "ratchet": 120,
+    "tasks": 3460, "tasks/algorithm": 1900, "tasks/comparison": 600, "tasks/examples": 1160,
+    "tasks/given": 2380, "tasks/recording": 2020, "tasks/recovery": 500, "tasks/reports": 3580,
+    "tasks/settings": 1420, "tasks/storage": 1780, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 285, "classes": 486, "deferred imports": 189}
+MOST = {"files": 292, "classes": 498, "deferred imports": 197}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from adapters.calls import Completion, JsonObject, Refused, Request
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses

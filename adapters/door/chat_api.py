@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Self
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from adapters.calls import Completion, Refused
 from adapters.calls import Request as ChatRequest
@@ -135,13 +135,14 @@ class ChatApi(ABC):
     def find_model(self, request: Request) -> ServedModel:
         """Return the model that a request reaches, before its body is read; Refused if none."""
 
-    def _app(self) -> FastAPI:
-        app = FastAPI(openapi_url=None, redirect_slashes=False)
+    def _app(self) -> Starlette:
+        app = Starlette()
+        app.router.redirect_slashes = False
         for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
             for path in DIALECTS:
-                app.add_api_route(prefix + path, self.answer, methods=["POST"])
-            app.add_api_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
-            app.add_api_route(f"{prefix}/models", self._models, methods=["GET"])
+                app.add_route(prefix + path, self.answer, methods=["POST"])
+            app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
+            app.add_route(f"{prefix}/models", self._models, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
         app.add_exception_handler(405, self._refuse_route)
         app.add_exception_handler(Refused, write_refusal)

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from adapters.calls import POLICY, CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
@@ -39,7 +40,6 @@ from adapters.player_protocol import (
     WAITED,
     BegunBatch,
     BegunRollout,
-    Record,
     RecordedEnd,
     RolloutEnd,
     WaitedTime,
@@ -73,9 +73,9 @@ class Door(ChatApi):
         self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
         super().__init__(chat, ROLE, listener)
-        self.app.add_api_route(BEGIN, self._begin, methods=["POST"])
-        self.app.add_api_route(WAITED, self._waited, methods=["GET"])
-        self.app.add_api_route(END, self._end, methods=["POST"])
+        self.app.add_route(BEGIN, self._begin, methods=["POST"])
+        self.app.add_route(WAITED, self._waited, methods=["GET"])
+        self.app.add_route(END, self._end, methods=["POST"])
 
     @contextmanager
     def opened(self, batch: OpenBatch) -> Iterator[str]:
@@ -107,9 +107,7 @@ class Door(ChatApi):
                 expected = self.token(batch)
             case _:
                 expected = self.token("")  # which nobody has
-        if not hmac.compare_digest(token_of(request).encode(), expected.encode()):
-            text = "The API key does not open this path; use the one the agent was started with."
-            raise Refused(401, text, code="invalid_api_key")
+        _check_key(token_of(request), expected)
 
     def find_model(self, request: Request) -> ServedModel:
         batch, attempt = self._find_attempt(request)
@@ -152,12 +150,19 @@ class Door(ChatApi):
         policy = sampled_by.policies[backend]
         return PolicyBackend(self.chat, policy, sampled_by.sampling, self._run_seed).answer
 
-    def _find_batch(self, request: Request) -> OpenBatch:
-        self.check_token(request)
-        name = request.path_params["batch"]
+    def find_batch(self, name: str, token: str) -> OpenBatch:
+        """Return a batch for its player; Refused (401, 410) without its token, or if it ended."""
+        _check_key(token, self.token(name))
+        return self._opened(name)
+
+    def _opened(self, name: str) -> OpenBatch:
         if name not in self._open:
             raise Refused(410, f"The batch {name} is not open.", code=OVER)
         return self._open[name]
+
+    def _find_batch(self, request: Request) -> OpenBatch:
+        self.check_token(request)
+        return self._opened(request.path_params["batch"])
 
     def _find_attempt(self, request: Request) -> tuple[OpenBatch, Attempt]:
         batch = self._find_batch(request)
@@ -166,31 +171,46 @@ class Door(ChatApi):
         return batch, batch.attempt(rollout, -1 if number is None else number)
 
     async def _begin(self, request: Request) -> Response:
-        batch = self._find_batch(request)
-        try:
-            number, rollouts = await batch.begin()
-        except UserError as error:
-            raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
-        left = [BegunRollout(one.id, one.example, one.id in batch.lost) for one in rollouts]
-        return _answer(BegunBatch(number, left, batch.settings))
+        return _answer(await begin_batch(self._find_batch(request)))
 
     async def _waited(self, request: Request) -> Response:
         _, attempt = self._find_attempt(request)
-        return _answer(WaitedTime(attempt.seconds_waited()))
+        return _answer(write_record(WaitedTime(attempt.seconds_waited())))
 
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
-        try:
-            told = read_record(RolloutEnd, await read_body(request))
-        except ValueError as error:
-            raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
-        try:
-            closes = await batch.end(attempt.rollout.id, attempt.number, told)
-        except UNRECORDED_ERRORS as error:
-            text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
-            raise Refused(500, text, code=NOT_RECORDED) from error
-        return _answer(RecordedEnd(closes))
+        return _answer(await end_attempt(batch, attempt, await read_body(request)))
 
 
-def _answer(record: Record) -> Response:
-    return Response(write_record(record), media_type="application/json")
+def _check_key(given: str, expected: str) -> None:
+    if not hmac.compare_digest(given.encode(), expected.encode()):
+        text = "The API key does not open this path; use the one the agent was started with."
+        raise Refused(401, text, code="invalid_api_key")
+
+
+def _answer(record: bytes) -> Response:
+    return Response(record, media_type="application/json")
+
+
+async def begin_batch(batch: OpenBatch) -> bytes:
+    """Begin the next attempt at a batch for a player; return a BegunBatch."""
+    try:
+        number, rollouts = await batch.begin()
+    except UserError as error:
+        raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
+    left = [BegunRollout(one.id, one.example, one.id in batch.lost) for one in rollouts]
+    return write_record(BegunBatch(number, left, batch.settings))
+
+
+async def end_attempt(batch: OpenBatch, attempt: Attempt, told: bytes) -> bytes:
+    """Record the end of a rollout attempt that a player tells; return a RecordedEnd."""
+    try:
+        read = read_record(RolloutEnd, told)
+    except ValueError as error:
+        raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
+    try:
+        closes = await batch.end(attempt.rollout.id, attempt.number, read)
+    except UNRECORDED_ERRORS as error:
+        text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
+        raise Refused(500, text, code=NOT_RECORDED) from error
+    return write_record(RecordedEnd(closes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
-from fastapi import Request
+from starlette.requests import Request
 
 from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Refused, Sampling
 from adapters.calls import Request as ChatRequest

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-
-from adapters.clients.libraries import tls
 from adapters.harness.agents import contained_task
-from adapters.harness.player import Batch, failure_of, load_for_roles, read_answer
+from adapters.harness.player import Batch, failure_of, load_for_roles
+from adapters.harness.players_door import door_at
 from adapters.harness.programs import MORE_VARIABLES
-from adapters.player_protocol import BEGIN, BegunBatch, Outcome
+from adapters.player_protocol import Outcome
 
 HOOK = "ratchet_breakpoint"
 """Module that a Python program finds by its `PYTHONPATH`, and its `breakpoint()` by its name."""
@@ -25,9 +23,8 @@ async def play_alone(door: str, batch: str, token: str) -> tuple[Outcome, Except
     BdbQuit is raised if the user has left the debugger.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
-    bearer = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(headers=bearer, timeout=None, verify=tls()) as http:
-        begun = read_answer(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
+    async with door_at(door, batch, token) as asked:
+        begun = await asked.begin()
     roles, [rollout] = tuple(begun.settings.roles), begun.rollouts
     play = load_for_roles(begun.settings.agent, roles)
     attempt = Batch(door, batch, token, begun.attempt, roles)

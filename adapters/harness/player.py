@@ -10,8 +10,8 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,35 +19,24 @@ from traceback import TracebackException, extract_tb
 from types import ModuleType
 from typing import TypeVar
 
-import httpx
-
 from adapters.calls import POLICY, Example
 from adapters.clients.current_rollout import Endpoint, Roles
-from adapters.clients.libraries import tls, when_imported
-from adapters.errors import UserError
+from adapters.clients.libraries import when_imported
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
+from adapters.harness.players_door import BatchClosed, PlayersDoor, door_at
 from adapters.harness.programs import Program, mask, running_program
 from adapters.player_protocol import (
-    BATCH_CLOSED,
-    BEGIN,
-    END,
     ROLE,
-    WAITED,
-    BegunBatch,
     BegunRollout,
     Failure,
     Outcome,
     PlaySettings,
-    R,
-    RecordedEnd,
     RolloutEnd,
-    WaitedTime,
     read_outcome,
-    read_record,
     rollout_key,
     shorten_message,
-    write_record,
 )
+from adapters.process.collector import settle_collector
 from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
@@ -85,13 +74,6 @@ async def _outcome(program: Program, secrets: list[str]) -> Outcome:
 
 
 HOUSE = Path(__file__).parents[1]
-
-ENDS_AT_A_TIME = 4
-"""Ends that are told at a time. httpx's pool walks through all that wait for a connection, so a
-hundred at once cost five times as much each."""
-
-FEW = httpx.Limits(max_connections=2 * ENDS_AT_A_TIME)
-"""Connections of the player itself to the door, beside those of the agents."""
 
 MOST_ISOLATED = os.cpu_count() or 1
 """Rollouts of a batch that are played in processes of their own at a time."""
@@ -131,31 +113,24 @@ class Batch:
         }
 
 
-class BatchRefused(UserError):
-    """Refusal of the door to hand out a batch, or to record the end of a rollout."""
+Reach = Callable[[str, str, str], AbstractAsyncContextManager[PlayersDoor]]
+"""Opens the door at an address for a batch, by the batch's token."""
 
 
-class BatchClosed(Exception):
-    """Answer of the door that the batch is closed, which ends the rollouts that are left."""
-
-
-async def play_batch(door: str, batch: str, token: str) -> None:
+async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) -> None:
     """Play what is left of a batch, and return when every rollout of this attempt has ended.
 
     When the door has closed the batch, the agents that have not ended are cancelled. Raises
     BatchRefused if the door refuses the batch or one of its ends.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
-    bearer = {"authorization": f"Bearer {token}"}
-    async with (
-        watch_event_loop(),
-        httpx.AsyncClient(headers=bearer, timeout=None, verify=tls(), limits=FEW) as http,
-    ):
-        begun = read_answer(BegunBatch, await http.post(door + BEGIN.format(batch=batch)))
+    async with watch_event_loop(), reach(door, batch, token) as asked:
+        begun = await asked.begin()
         roles = tuple(begun.settings.roles)
         play = load_for_roles(begun.settings.agent, roles)
+        settle_collector()
         attempt = Batch(door, batch, token, begun.attempt, roles)
-        player = _Player(attempt, begun.settings, play, http)
+        player = _Player(attempt, begun.settings, play, asked)
         playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]
         try:
             with suppress(BatchClosed):
@@ -209,16 +184,13 @@ def own_line(error: Exception) -> str:
 
 
 class _Player:
-    def __init__(
-        self, batch: Batch, settings: PlaySettings, play: Play, http: httpx.AsyncClient
-    ) -> None:
+    def __init__(self, batch: Batch, settings: PlaySettings, play: Play, door: PlayersDoor) -> None:
         self._batch = batch
         self._settings = settings
         self._play = play
-        self._http = http
+        self._door = door
         self._places = asyncio.Semaphore(settings.concurrency)
         self._places_isolated = asyncio.Semaphore(MOST_ISOLATED)
-        self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
 
     async def play(self, rollout: BegunRollout) -> None:
         """Run the agent on a rollout's example, and tell the door how that ended."""
@@ -227,10 +199,7 @@ class _Player:
             started = time.monotonic()
             outcome = await play(rollout)
         end = RolloutEnd(outcome, time.monotonic() - started)
-        async with self._ends:
-            url = self._batch.url(END, rollout.id)
-            response = await self._http.post(url, content=write_record(end))
-        if read_answer(RecordedEnd, response).closed:
+        if (await self._door.end(rollout.id, self._batch.attempt, end)).closed:
             raise BatchClosed
 
     async def _play_here(self, rollout: BegunRollout) -> Outcome:
@@ -264,9 +233,8 @@ class _Player:
                 await asyncio.wait([work], timeout=left)
                 if work.done():
                     return work.result()
-                response = await self._http.get(self._batch.url(WAITED, rollout.id))
-                waited = read_answer(WaitedTime, response).seconds
-                left = limit + waited - (clock.seconds() - started)
+                waited = await self._door.waited(rollout.id, self._batch.attempt)
+                left = limit + waited.seconds - (clock.seconds() - started)
         finally:
             await cancel_and_wait(work)
         raise TimeoutError(
@@ -282,14 +250,6 @@ async def _with_files(playing: Awaitable[T]) -> T:
     except Exception as error:
         check_files(error)
         raise
-
-
-def read_answer(kind: type[R], response: httpx.Response) -> R:
-    """Read the door's answer; BatchClosed or BatchRefused if it is a refusal."""
-    if response.is_error:
-        error = response.json()["error"]
-        raise BatchClosed if error["code"] == BATCH_CLOSED else BatchRefused(error["message"])
-    return read_record(kind, response.content)
 
 
 @cache

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from adapters.errors import UserError
 from adapters.network.addresses import Certificate, Listener
+from adapters.process.collector import settle_collector
 from adapters.process.event_loop import run_event_loop
 from durable.connections import bounded_protocol
 
@@ -62,6 +63,7 @@ class AppServer:
 
     def start(self) -> None:
         """Start the thread, and return when the server answers."""
+        settle_collector()
         self._thread.start()
         self._server.answering.wait()
 

@@ -55,11 +55,17 @@ class ChildProcess:
     Only this process holds that stdin. Ctrl-C does not reach the program.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             env=env and {**env},
             start_new_session=True,
         )

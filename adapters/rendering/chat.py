@@ -24,6 +24,7 @@ from adapters.rendering.answers import (
     split_thought,
     write_answer,
 )
+from adapters.rendering.kept_encodings import KeptEncodings
 from adapters.rendering.renderer_names import AUTO, NoRenderer
 from adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
 
@@ -55,9 +56,9 @@ class Chat:
         thinking: bool | None = None,
     ) -> None:
         self._chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
-        self._writer = Writer(tokenizer, self._chosen, thinking)
-        self._renderer = self._writer.renderer
         self._tokenizer = cast(Tokenizer, tokenizer)
+        self._writer = Writer(KeptEncodings(tokenizer), self._chosen, thinking)
+        self._renderer = self._writer.renderer
         self._others: dict[bool | None, Chat] = {}
         self.thinking = thinking
         self.renderer = self._writer.name

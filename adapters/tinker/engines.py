@@ -137,7 +137,7 @@ def engine_begun(base_model: str) -> Iterator[None]:
         yield
     finally:
         if spare := _begun.pop(base_model, None):
-            spare.close()
+            spare.child.end(0)  # it may load for seconds yet
 
 
 @contextmanager

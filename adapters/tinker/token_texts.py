@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from adapters.errors import ServiceError
 from adapters.tinker.bases import base_folder, is_here
 from adapters.tinker.engines import LOCAL, prepare_base
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
 SPACE = "\u2581"
@@ -67,7 +69,9 @@ def open_tokenizer(base_model: str) -> object:
 
 
 @lru_cache(maxsize=4)
-def _open(path: Path) -> Tokenizer:
+def _open(path: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer  # which only a question about texts needs
+
     return Tokenizer.from_file(str(path))
 
 

@@ -21,7 +21,11 @@ from benchmarks.interruptions.workloads import WORKLOADS
 from benchmarks.measuring import describe_machine, format_table
 from tasks.storage.run_folder import RunFolder
 
-VICTIMS = {"flow": None, "engine": " -m engine ", "Prefect's server": " -m uvicorn "}
+VICTIMS = {
+    "flow": None,
+    "engine": " -m engine ",
+    "Prefect's server": " -m flows.server.embedded_program",
+}
 """Process that is stopped → words of its command; it is a child of the flow's process."""
 
 SETTINGS = WORKLOADS["hello"]

@@ -26,12 +26,12 @@ class Turn:
     logprobs: list[float]
 
 
-def make_turns(rollouts: int, seed: int = 0) -> Iterator[Turn]:
+def make_turns(rollouts: int, seed: int = 0, turns: int = TURNS) -> Iterator[Turn]:
     """Yield the turns of each rollout in order, one rollout after another."""
     for rollout in range(rollouts):
         random = Random(f"{seed}/{rollout}")
         prompt: list[int] = []
-        for number in range(TURNS):
+        for number in range(turns):
             prompt = prompt + random.choices(range(VOCABULARY), k=GROWTH)
             answer = random.choices(range(VOCABULARY), k=ANSWER)
             logprobs = [-random.expovariate(1.0) for _ in answer]

@@ -16,7 +16,7 @@ from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
-from flows.server.prefect_startup import check_prefect, quiet_prefect, start_server
+from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
 from tasks.storage.files import read_log
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
@@ -42,24 +42,25 @@ Overrides = Annotated[
 def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> str:
     """Run the flow of a run, with a progress bar; return its closing lines.
 
-    The checks come first, since an engine of a local model puts this process offline, and what is
-    `replaced` is deleted after them.
+    The recipe's checks come first, since an engine of a local model puts this process offline, and
+    what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
+    for while the servers load.
     """
     from flows.runtime.checks import check_start
 
     folder = folder_of(run)
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    check_prefect()
-    delete_runs(replaced)
-    started, explain = time.monotonic(), partial(_explain_stop, folder, recipe.steps)
-    with explaining(explain), engine_begun(recipe.model.base), start_server() as wait_for_server:
-        from flows.cli.progress_bar import show_progress
+    started = time.monotonic()
+    with server_begun(), engine_begun(recipe.model.base):
+        check_prefect()
+        delete_runs(replaced)
+        with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:
+            from flows.cli.progress_bar import show_progress
 
-        with show_progress({folder: recipe.steps}):
-            flow = _find_flow(folder, recipe.flow)
-            wait_for_server()
-            with explain_absence(partial(_way_on, folder)):
-                summary = flow(recipe=recipe, run=run)
+            with show_progress({folder: recipe.steps}):
+                flow = _find_flow(folder, recipe.flow)
+                with served(), explain_absence(partial(_way_on, folder)):
+                    summary = flow(recipe=recipe, run=run)
     return _closing_lines(summary, folder, time.monotonic() - started)
 
 
@@ -105,13 +106,16 @@ def train_runs(
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
     """Call a flow while a Prefect server runs; `explain` says what a stop leaves of it."""
     check_prefect()
-    with explaining(explain), start_server() as wait_for_server:
+    with explaining(explain), start_server() as served:
         from rich.console import Console
 
         from flows.cli.progress_bar import logs_printed_to
 
-        wait_for_server()
-        with logs_printed_to(Console(stderr=True)), explain_absence(lambda: "repeat the command"):
+        with (
+            served(),
+            logs_printed_to(Console(stderr=True)),
+            explain_absence(lambda: "repeat the command"),
+        ):
             return flow(**parameters)
 
 

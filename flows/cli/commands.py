@@ -144,12 +144,13 @@ def sweep(
 def resume(run: Run, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
-    from flows.recipe.run_recipe import FlowRecipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from tasks.storage.manifest import recipe_of
 
     if has_plan(folder := folder_of(run)):
         _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe))
     else:
-        say(train_with_bar(run, load_checked_recipe(run)))
+        say(train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe)))
 
 
 @app.command()

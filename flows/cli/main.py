@@ -1,5 +1,6 @@
 """The program `ratchet`: its commands, whose errors are sentences and which a signal ends."""
 
+import gc
 import sys
 import traceback
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.terminal import open_streams, say, show
 from flows.cli.signals import ending_by_signals, leaving_at_once
 from tasks.storage.files import is_full
+
+RARELY = 50_000, 20, 100
+"""Thresholds of the garbage collector. By Python's own it would take a quarter of a command's start
+to look through what imports make, of which nothing is garbage."""
 
 
 @contextmanager
@@ -46,6 +51,7 @@ def show_trace(_: type[BaseException], error: BaseException, __: object) -> None
 
 def main() -> None:
     """Run the console script `ratchet`."""
+    gc.set_threshold(*RARELY)
     open_streams()
     sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():

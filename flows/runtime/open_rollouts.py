@@ -15,6 +15,7 @@ from adapters.calls import Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
+from adapters.door.near_door import near
 from adapters.errors import counted
 from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
@@ -184,7 +185,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     run.unusable.set()
     with (
         _open_door(run, recipe, _concurrency(rollouts, playing + evaluating)) as hosts,
-        _player(rollouts, playing + evaluating) as play,
+        _player(rollouts, playing + evaluating, hosts.agent.door) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
@@ -276,9 +277,9 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
 
 
 @contextmanager
-def _player(rollouts: Rollouts, places: int) -> Iterator[Play]:
+def _player(rollouts: Rollouts, places: int, door: Door) -> Iterator[Play]:
     if rollouts.runner == "threads":
-        yield play_batch
+        yield partial(play_batch, reach=partial(near, door))
         return
     from adapters.harness.dask_cluster import open_cluster  # Dask is an extra
 

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from adapters.errors import UserError
+from adapters.process.collector import settle_collector
 from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
@@ -210,6 +211,7 @@ def record_step(
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
+    settle_collector()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
 
 

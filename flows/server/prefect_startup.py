@@ -2,17 +2,15 @@
 
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener, check_proxies
 from adapters.process.running_clock import Wait
+from flows.server.embedded_server import EmbeddedServer
 from tasks.storage.files import check_output
 
 DATABASE = "prefect.db"
@@ -21,48 +19,80 @@ DATABASE = "prefect.db"
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
 """Loggers of Prefect's to which its log levels do not apply."""
 
-if TYPE_CHECKING:
-    from flows.server.embedded_server import EmbeddedServer
-
 RESTART_LOOK_SECONDS = 2.0
 SILENT = "Prefect's embedded server, without which the training goes on,"
+
+_begun: list[EmbeddedServer] = []
+"""The server that was begun and is not started yet, if there is one."""
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def start_server() -> Iterator[Callable[[], None]]:
+def server_begun() -> Iterator[None]:
+    """Begin to load Prefect's embedded server, which this block will start if none other is set.
+
+    It opens nothing before it is started, and a block that starts none leaves none.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        yield
+        return
+    _begun.append(EmbeddedServer())
+    try:
+        yield
+    finally:
+        while _begun:
+            _begun.pop().drop()
+
+
+@contextmanager
+def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Begin to start Prefect's embedded server, unless another server is set; keep it running.
 
     Prefect itself would start it when the flow is called, and never again. Ctrl-C does not reach
-    it, since the flow still reports its end there. Yields a function that waits for its answer.
+    it, since the flow still reports its end there. Yields a function whose block waits for the
+    server's answer, and is one in which it is the server that is set.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
-        yield lambda: None
+        yield nullcontext
         return
-    from flows.server.embedded_server import EmbeddedServer, sweep_orphans
-
-    sweep_orphans()
-    server, over = EmbeddedServer(), Event()
-    with ThreadPoolExecutor(1, "prefect-server", _block_ctrl_c) as starting:
-        started = starting.submit(server.start)
-        keeper = Thread(target=_keep_running, args=(server, started, over), daemon=True)
-        try:
-            keeper.start()
-            yield partial(_wait_for_start, started)
-        finally:
-            over.set()
-            keeper.join()
+    server = _begun.pop() if _begun else EmbeddedServer()
+    server.start()
+    yield partial(_served, server)
 
 
-def _wait_for_start(started: Future[None]) -> None:
+@contextmanager
+def _served(server: EmbeddedServer) -> Iterator[None]:
+    """Wait for a server, and have it be the one of this block and of threads that begin in it."""
+    from prefect.context import _temporary_global_settings_context, get_settings_context
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    _wait_for_start(server)
+    over = Event()
+    keeper = Thread(target=_keep_running, args=(server, over), daemon=True)
+    keeper.start()
+    try:
+        with (
+            temporary_settings({PREFECT_API_URL: server.api_url}),
+            _temporary_global_settings_context(get_settings_context()),
+        ):
+            yield
+    finally:
+        over.set()
+        keeper.join()
+
+
+def _wait_for_start(server: EmbeddedServer) -> None:
     """Wait until the embedded server answers; UserError if it does not in time."""
-    from prefect.settings import PREFECT_HOME
+    from prefect.settings import (
+        PREFECT_HOME,
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    )
 
     try:
-        started.result()
+        server.wait(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
     except RuntimeError as error:
         raise UserError(
             f"Prefect's embedded server does not start: {error}. Its database is in "
@@ -93,20 +123,12 @@ def check_prefect() -> None:
         ) from error
 
 
-def _block_ctrl_c() -> None:
-    """Block SIGINT in this thread, and so in the processes that it starts."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _keep_running(server: "EmbeddedServer", started: Future[None], over: Event) -> None:
+def _keep_running(server: EmbeddedServer, over: Event) -> None:
     """Start the server again whenever its process has ended; log its silence."""
-    _block_ctrl_c()
-    if started.exception() is not None:
-        return
     waiting = None
     while not over.wait(RESTART_LOOK_SECONDS):
-        process = server.server_process
-        if process is None or process.poll() is None:
+        process = server.child.process
+        if process.poll() is None:
             waiting = None if server.answers() else waiting or Wait(SILENT, None)
             if waiting is not None:
                 waiting.speak()

@@ -5,21 +5,23 @@ import json
 import logging
 import os
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
 from threading import Event, Lock
-from typing import Self
+from typing import IO, NamedTuple, Self
 
-import orjson
 import pyarrow as pa
 
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import lock_file, sync
+from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import (
+    CLOSED,
     SPAN_SCHEMA,
     TIMES,
     Span,
@@ -29,7 +31,7 @@ from tasks.recording.spans import (
     spans_table,
 )
 from tasks.storage.files import is_full, is_written
-from tasks.storage.tables import read_table, write_table
+from tasks.storage.tables import read_table, row_groups, write_parts
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"
@@ -37,11 +39,21 @@ CLOSING = b"}\n"
 FULL_SECONDS = 1.0
 """Delay between tries to write to a full disk."""
 
+ROWS_TOGETHER = 256
+"""Rows, at least, of the rollouts whose spans are in memory at once while a journal is sealed."""
+
 log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
     """Refusal of a journal that is damaged or cannot be written."""
+
+
+class Line(NamedTuple):
+    """A line of a journal: its number from 1, and the place of its first byte."""
+
+    number: int
+    place: int
 
 
 class Journal:
@@ -59,6 +71,7 @@ class Journal:
         self._file, spans = _open(path)
         self._end = self._file.tell()
         self._known = {span_identity(span) for span in spans}
+        self._calls = ShortCalls(spans)
         self._waiting: list[bytes] = []
         self._broken: OSError | None = None
         self._leaving = Event()
@@ -99,14 +112,15 @@ class Journal:
 
     def _submit(self, span: Span) -> Future[None]:
         check_span(span)
-        line, key = _line(span), span_identity(span)
+        key = span_identity(span)
         with self._adding:
             if self._leaving.is_set():
                 raise JournalError(f"{self.path} is closed; open it again to append to it")
             if key in self._known:
                 raise ValueError(f"{self.path} already has the span {key}; it is recorded once")
+            # What is known is what waits or is written: a record names only what is before it.
+            self._waiting.append(_line(self._calls.write(span)))
             self._known.add(key)
-            self._waiting.append(line)
             return self._writer.submit(self._write)
 
     def _write(self) -> None:
@@ -151,25 +165,17 @@ class Journal:
 
 def read_journal(path: Path) -> list[Span]:
     """Read the spans of a journal, in order. A torn last line does not count."""
-    spans = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            torn = not line.endswith(b"\n")
-            if (torn and _held_a_span(line)) or not (torn or _intact(line)):
-                raise JournalError(
-                    f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
-                    "file from a copy, or remove the line and lose what was sampled there"
-                )
-            if not torn:
-                spans.append(_span(line))
-    return spans
+    calls = WholeCalls()
+    with path.open("rb") as file:
+        return [_whole(calls, record, line, path) for line, record in _records(file, path)]
 
 
 class JournalTail:
-    """Reader of the spans that have been added to a journal since its last look.
+    """Reader of the records that have been added to a journal since its last look.
 
-    People look at what it reads, so it compares no checksums. A journal that became shorter, since
-    its batch is played anew, is read again from its beginning.
+    People look at what it reads, so it compares no checksums, and what a call repeats of an earlier
+    one is left out. A journal that became shorter, since its batch is played anew, is read again
+    from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,21 +195,59 @@ class JournalTail:
             whole = file.read()
         lines = whole[: whole.rfind(b"\n") + 1]
         self._offset += len(lines)
-        return [_span(line) for line in lines.splitlines(keepends=True)]
+        return [_record(line) for line in lines.splitlines(keepends=True)]
 
 
 def seal(journal: Path, parquet: Path) -> Path:
     """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
-    The journal stays, and what is sealed depends on nothing else.
+    The journal stays, and what is sealed depends on nothing else. Rollouts are read one after the
+    other: their spans are never all in memory.
     """
     if not is_written(parquet):
-        spans = read_journal(journal)
-        repeated = [key for key, count in Counter(map(span_identity, spans)).items() if count > 1]
-        if repeated:
-            raise JournalError(f"{journal} has the span {repeated[0]} twice; a span is made once")
-        write_table(spans_table(rows_of(spans)), parquet)
+        write_parts(row_groups(_tables(journal)), SPAN_SCHEMA, parquet)
     return parquet
+
+
+def _tables(journal: Path) -> Iterator[pa.Table]:
+    """Yield the rows of some rollouts at a time, in order; one table at least, if without a row."""
+    rows: list[Span] = []
+    with journal.open("rb") as file:
+        lines, closed = _find_rollouts(file, journal)
+        for rollout in sorted(lines.keys() | closed.keys()):
+            spans = _read_rollout(file, lines[rollout], journal)
+            rows += [*rows_of(spans), *closed[rollout]]
+            if len(rows) >= ROWS_TOGETHER:
+                yield spans_table(rows)
+                rows = []
+    yield spans_table(rows)
+
+
+def _find_rollouts(
+    file: IO[bytes], path: Path
+) -> tuple[defaultdict[str, list[Line]], defaultdict[str, list[Span]]]:
+    """Find the lines of each rollout, and the ends of those that were left out."""
+    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    closed: defaultdict[str, list[Span]] = defaultdict(list)
+    for line, record in _records(file, path):
+        if record["kind"] == CLOSED:
+            for end in rows_of([record]):
+                closed[end["rollout_id"]].append(end)
+        else:
+            lines[record["rollout_id"]].append(line)
+    return lines, closed
+
+
+def _read_rollout(file: IO[bytes], lines: Sequence[Line], path: Path) -> list[Span]:
+    """Read the spans of a rollout; JournalError if one is there twice."""
+    calls, spans = WholeCalls(), list[Span]()
+    for line in lines:
+        file.seek(line.place)
+        spans.append(_whole(calls, _record(file.readline()), line, path))
+    repeated = [key for key, count in Counter(map(span_identity, spans)).items() if count > 1]
+    if repeated:
+        raise JournalError(f"{path} has the span {repeated[0]} twice; a span is made once")
+    return spans
 
 
 def read_spans(path: Path) -> pa.Table:
@@ -230,19 +274,40 @@ def _open(path: Path) -> tuple[FileIO, list[Span]]:
     return file, spans
 
 
-def _line(span: Span) -> bytes:
-    """Write a span as a line; the checksum is over the span's bytes as they stand in the line."""
+def _records(file: IO[bytes], path: Path) -> Iterator[tuple[Line, Span]]:
+    """Yield the records of whole lines; JournalError if one is damaged."""
+    place = 0
+    for number, line in enumerate(file, start=1):
+        torn = not line.endswith(b"\n")
+        if (torn and _held_a_span(line)) or not (torn or _intact(line)):
+            raise JournalError(
+                f"{path}, line {number}, is damaged: its checksum does not fit. Restore the "
+                "file from a copy, or remove the line and lose what was sampled there"
+            )
+        if not torn:
+            yield Line(number, place), _record(line)
+        place += len(line)
+
+
+def _whole(calls: WholeCalls, record: Span, line: Line, path: Path) -> Span:
+    """Return the span of a record; JournalError if the call that it names is not before it."""
     try:
-        data = orjson.dumps(span)
-    except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
-        text = json.dumps(span, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
-        data = text.encode()
-    return OPENING % zlib.crc32(data) + data + CLOSING
+        return calls.read(record)
+    except KeyError:
+        raise JournalError(
+            f"{path}, line {line.number}, names a call of {record['rollout_id']} that is not "
+            "before it. Restore the file from a copy, or remove this line too, with what was "
+            "sampled there"
+        ) from None
+
+
+def _line(record: bytes) -> bytes:
+    """Write a line; its checksum is over the record's bytes as they stand in it."""
+    return OPENING % zlib.crc32(record) + record + CLOSING
 
 
 def _intact(line: bytes) -> bool:
-    data = _data(line)
-    return line == OPENING % zlib.crc32(data) + data + CLOSING
+    return line == _line(_data(line))
 
 
 def _held_a_span(tail: bytes) -> bool:
@@ -260,7 +325,7 @@ def _data(line: bytes) -> bytes:
     return line[len(OPENING % 0) : -len(CLOSING)]
 
 
-def _span(line: bytes) -> Span:
-    span: Span = json.loads(_data(line))
-    times = {name: datetime.fromisoformat(span[name]) for name in TIMES if span.get(name)}
-    return span | times
+def _record(line: bytes) -> Span:
+    record: Span = json.loads(_data(line))
+    times = {name: datetime.fromisoformat(record[name]) for name in TIMES if record.get(name)}
+    return record | times

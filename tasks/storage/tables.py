@@ -2,21 +2,24 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from itertools import pairwise
 from operator import and_
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from adapters.errors import UserError
 from tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 ROWS_A_GROUP = 4096
 
@@ -42,37 +45,81 @@ def _database(_: int) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"enable_external_file_cache": False})
 
 
-def select(query: str, **parameters: object) -> pa.Table:
+def select(
+    query: str, tables: Mapping[str, pa.Table] | None = None, **parameters: object
+) -> pa.Table:
     """Run one statement; values enter as `$name` only. The rows keep the statement's order.
 
-    A path among the values names one file, even if the path has stars or brackets.
+    A path among the values names one file, even if the path has stars or brackets. The statement
+    may also read the named tables.
     """
     values = {name: _bindable(value) for name, value in parameters.items()}
     with _database(os.getpid()).cursor() as connection:
         connection.execute(PRELUDE)
+        for name, table in (tables or {}).items():
+            connection.register(name, table)
         # `execute().to_arrow_table()` copies, and warns; `sql()` streams, in order.
         return connection.sql(query, params=values or None).to_arrow_table()
 
 
 def write_table(table: pa.Table, path: Path) -> Path:
-    """Write `table` to `path`: zstd, with token and log-probability lists byte-stream-split.
+    """Write `table` to `path` as `write_parts` does."""
+    return write_parts([table], table.schema, path)
 
-    Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size.
+
+def write_parts(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> Path:
+    """Write rows to `path`: zstd, with token and log-probability lists byte-stream-split.
+
+    Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size. Each
+    part is written before the next one is asked for.
     """
-    split = {f"{field.name}.list.element" for field in table.schema if _is_numeric_list(field.type)}
+    split = {f"{field.name}.list.element" for field in schema if _is_numeric_list(field.type)}
     with appearing(path) as aside:
         with pq.ParquetWriter(
             aside,
-            table.schema,
+            schema,
             compression="zstd",
             # A list of columns is documented, though the stub says bool.
-            use_dictionary=list(_leaves(table.schema) - split),  # pyright: ignore[reportArgumentType]
+            use_dictionary=list(_leaves(schema) - split),  # pyright: ignore[reportArgumentType]
             column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         ) as writer:
-            writer.write_table(table, row_group_size=ROWS_A_GROUP)
+            for part in parts:
+                writer.write_table(part, row_group_size=ROWS_A_GROUP)
             writer.add_key_value_metadata({CHECKSUM_KEY: BLANK})
         stamp(aside)
     return path
+
+
+def row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of at least one table, as many at a time as a row group has."""
+    held: list[pa.Table] = []
+    for part in parts:
+        held.append(part)
+        while sum(map(len, held)) > ROWS_A_GROUP:
+            whole = pa.concat_tables(held).combine_chunks()
+            yield whole.slice(0, ROWS_A_GROUP)
+            held = [whole.slice(ROWS_A_GROUP)]
+    yield pa.concat_tables(held).combine_chunks()
+
+
+def read_parts(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read columns of tables that were written here, a row group at a time; Damaged likewise.
+
+    The next row group is decoded in a thread of its own meanwhile.
+    """
+
+    def row_groups() -> Iterator[pa.Table]:
+        for path in paths:
+            file = pq.ParquetFile(pa.BufferReader(intact(path)))
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, columns=[*columns])
+
+    groups = row_groups()
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(next, groups, None)
+        while (part := ahead.result()) is not None:
+            ahead = thread.submit(next, groups, None)
+            yield part
 
 
 def read_table(
@@ -88,12 +135,15 @@ def read_table(
 
 def scan_tables(
     files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
-) -> ds.Dataset:
+) -> "ds.Dataset":
     """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
 
     The rows of a file have, before the columns of the `schema` (of the first file if None), the
     constants that are given with it. There must be a file.
     """
+    import pyarrow.dataset as ds  # a tenth of the start of a command that reads no table
+    from pyarrow.fs import LocalFileSystem
+
     paths = [verified(path) for path in files]
     constants = [*files.values()]
     own = pq.read_schema(paths[0]) if schema is None else schema

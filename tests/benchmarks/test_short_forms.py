@@ -17,7 +17,7 @@ BY_SEED = ("--seeds", "1", "--set", "steps=1")
 FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
-    "run_speed": (("--rounds", "1", "--steps", "2"), "The same rewards at every step."),
+    "run_speed": (("--rounds", "1", "--steps", "2"), "### Pauses of an interpreter in steps 2"),
     "engine.speed": (
         ("--rounds", "1", "--at-once", "8", "--sequences", "4", "--cores", "1"),
         "### Update by a loss",
@@ -31,6 +31,7 @@ SHORT = {
         "The gradient differs by",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
+    "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (

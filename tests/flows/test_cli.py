@@ -156,6 +156,7 @@ def test_prefect_is_set_up_before_a_command_imports_it(
 
     monkeypatch.setattr("flows.server.prefect_startup.os", SimpleNamespace(environ=variables))
     monkeypatch.setattr("flows.cli.commands.load_checked_recipe", load)
+    monkeypatch.setattr("tasks.storage.manifest.recipe_of", load)
     with pytest.raises(RunError, match="Prefect logs INFO"):
         app([*command.split(), "--verbose"], standalone_mode=False)
 

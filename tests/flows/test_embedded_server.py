@@ -1,32 +1,32 @@
-"""Prefect's embedded server ends with the command that started it, and leaves no orphan."""
+"""Prefect's embedded server loads before it is needed, and ends with the command that began it."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from flows.server.embedded_server import APP, EPHEMERAL, sweep_orphans
+from adapters.errors import UserError
+from flows.server import prefect_startup
+from flows.server.embedded_server import EmbeddedServer
+from flows.server.prefect_startup import server_begun
 from tests.support.processes import ROOT
+
+SERVING_SECONDS = 300.0
 
 STARTS = """
 import time
 from flows.server.embedded_server import EmbeddedServer
-EmbeddedServer.command = lambda _: ["sleep", "600"]
-print(EmbeddedServer()._run_uvicorn_command().pid, flush=True)
+server = EmbeddedServer()
+print(server.child.process.pid, flush=True)
+{starts}
+print("serving", flush=True)
 time.sleep(600)
 """
-
-ORPHAN = """
-import os, subprocess, sys
-words = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
-silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-print(subprocess.Popen(words, **silent).pid)
-"""
+SERVES = f"server.start(); server.wait({SERVING_SECONDS})"
 
 
 def ends(process: int) -> bool:
@@ -35,44 +35,65 @@ def ends(process: int) -> bool:
     return not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie"
 
 
-def test_a_server_ends_when_its_command_is_killed() -> None:
-    command = [sys.executable, "-c", STARTS]
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Name a folder for Prefect's database that is not there yet."""
+    home = tmp_path / "prefect"
+    monkeypatch.setenv("PREFECT_HOME", str(home))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return home
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("starts", ["", SERVES], ids=["while it loads", "while it serves"])
+def test_a_server_ends_when_its_command_is_killed(starts: str) -> None:
+    command = [sys.executable, "-c", STARTS.format(starts=starts)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         server = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "serving\n"
         assert psutil.pid_exists(server)
-        os.kill(parent.pid, signal.SIGKILL)
+        parent.send_signal(signal.SIGKILL)
     assert ends(server)
 
 
-@pytest.fixture
-def orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Start a server of a database of its own as earlier versions left them."""
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    environment = {**os.environ, EPHEMERAL: "1"}
-    made = subprocess.run(
-        [sys.executable, "-c", ORPHAN, APP], env=environment, capture_output=True, check=True
-    )
-    yield int(made.stdout)
-    if psutil.pid_exists(int(made.stdout)):
-        psutil.Process(int(made.stdout)).kill()
+def test_a_server_that_is_killed_serves_again_at_its_address(home: Path) -> None:
+    server = EmbeddedServer()
+    try:
+        assert not (home / "prefect.db").exists(), "it opens nothing before it is started"
+        server.start()
+        server.wait(SERVING_SECONDS)
+        url = server.api_url
+        assert server.answers()
+        server.child.process.kill()
+        server.child.process.wait()
+        assert not server.answers()
+        server.restart()
+        server.wait(SERVING_SECONDS)
+        assert server.api_url == url
+        assert httpx.get(f"{url}/health").is_success
+    finally:
+        server.stop()
+    server.stop()  # as at the exit of a command whose server has ended
+    assert server.child.process.returncode == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="an orphan's parent is another process there")
-def test_a_server_that_was_left_behind_is_swept(orphan: int) -> None:
-    if psutil.Process(orphan).ppid() != 1:
-        pytest.skip("another process than the first one adopts orphans here")
-    sweep_orphans()
-    assert ends(orphan)
+@pytest.mark.usefixtures("home")
+def test_a_command_that_is_refused_leaves_no_server() -> None:
+    begun = list[EmbeddedServer]()
+
+    @server_begun()
+    def refused() -> None:
+        begun.extend(prefect_startup._begun)
+        raise UserError("there is no such recipe")
+
+    with pytest.raises(UserError):
+        refused()
+    assert [one.child.process.poll() for one in begun] == [-signal.SIGKILL]
+    assert prefect_startup._begun == []
 
 
-def test_a_server_of_a_living_command_or_of_another_database_is_not_swept(
-    orphan: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [sys.executable, "-c", "import time; time.sleep(600)", APP]
-    with subprocess.Popen(words, env={**os.environ, EPHEMERAL: "1"}) as living:
-        monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "other"))
-        sweep_orphans()
-        assert living.poll() is None
-        assert psutil.pid_exists(orphan)
-        living.kill()
+def test_no_server_is_begun_where_another_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    with server_begun():
+        assert prefect_startup._begun == []

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
-from adapters.harness.player import BatchRefused
+from adapters.harness.players_door import BatchRefused
 from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.recipe.recipe import Recipe

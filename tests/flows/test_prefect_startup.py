@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -10,12 +9,12 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
 
@@ -37,17 +36,17 @@ raise SystemExit(3)
 def start(monkeypatch: pytest.MonkeyPatch, command: list[str], timeout: int) -> None:
     """Start an embedded server by another command."""
     monkeypatch.setattr(EmbeddedServer, "command", lambda _: command)
-    monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
-    monkeypatch.setattr(
-        EmbeddedServer, "start", partialmethod(EmbeddedServer.start, timeout=timeout)
-    )
     monkeypatch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
-    embedded: Mapping[Any, Any] = {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
+    embedded: Mapping[Any, Any] = {
+        PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: timeout,
+    }
     with (
         temporary_settings(embedded, restore_defaults={PREFECT_API_URL}),
-        start_server() as wait_for_server,
+        start_server() as served,
+        served(),
     ):
-        wait_for_server()
+        pytest.fail("nothing serves")
 
 
 @pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])

@@ -84,7 +84,7 @@ def begins(folder: Path, run: "subprocess.Popen[bytes]") -> Callable[[], bool]:
 
 
 def has_another_server(training: killable_runs.Training, killed: int) -> bool:
-    return training.children(" -m uvicorn ") not in ([], [killed])
+    return training.children(" -m flows.server.embedded_program") not in ([], [killed])
 
 
 def assert_whole(folder: Path, api: httpx.Client) -> None:
@@ -139,7 +139,7 @@ def test_an_embedded_server_that_is_killed_is_started_again(
     training = killable_runs.train(run, settings, embedded)
     for size in (1, 20_000):
         assert training.writes(size)
-        (server,) = training.children(" -m uvicorn ")
+        (server,) = training.children(" -m flows.server.embedded_program")
         os.kill(server, signal.SIGKILL)
         started = partial(has_another_server, training, server)
         wait_until("the server's second start", started, PATIENCE_SECONDS)

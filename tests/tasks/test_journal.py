@@ -1,20 +1,24 @@
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import duckdb
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.player_protocol import Outcome, RolloutEnd
+from adapters.player_protocol import Failure, Outcome, RolloutEnd
 from adapters.rewards import Reward
 from tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
+from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import Span, end_spans
 
 ROOT = Path(__file__).parents[2]
@@ -214,3 +218,166 @@ def test_token_columns_are_split_by_byte(tmp_path: Path) -> None:
 def test_a_line_can_be_read_without_us(tmp_path: Path) -> None:
     line = written(tmp_path / "j.jsonl", call(0)).read_text().split("\n")[0]
     assert json.loads(line)["span"]["prompt_token_ids"] == [0]
+
+
+ROLE_CALLS = st.tuples(
+    st.sampled_from(["grow", "edit", "anew", "again"]),
+    st.integers(0, 5),  # of the calls so far, the one that it goes on from
+    st.lists(st.integers(0, 1), max_size=2),
+    st.lists(st.integers(0, 1), max_size=2),
+    st.sampled_from(["policy", "guest"]),
+    st.sampled_from(["00000", "00001"]),
+)
+ENDS = st.sampled_from([Reward(1.0), Failure("KeyError", "'city'")])
+DIGITS = st.sampled_from([-0.0, -0.1, float(np.float32(-0.1)), -1e-45, -1e300, -3.0])
+
+
+@st.composite
+def played_rollouts(draw: st.DrawFn) -> list[Span]:
+    """Draw the spans of two rollouts: calls that go on, branch, edit their history or begin anew.
+
+    An attempt may fail, and the next one give the same calls again.
+    """
+    spans: list[Span] = []
+    attempts: dict[int, int] = dict.fromkeys((0, 1), 0)
+    for rollout, step in draw(
+        st.lists(st.tuples(st.integers(0, 1), ROLE_CALLS | ENDS), max_size=12)
+    ):
+        attempt = attempts[rollout]
+        if not isinstance(step, tuple):
+            spans.append(ended(f"train-00000-0000-{rollout:02d}", step, attempt))
+            attempts[rollout] += 1
+            continue
+        how, place, told, said, role, version = step
+        mine = [s for s in spans if s["kind"] == "llm" and s["role"] == role]
+        mine = [s for s in mine if s["rollout_id"].endswith(f"{rollout:02d}")]
+        number = sum(s["attempt"] == attempt for s in mine)
+        before = mine[place % len(mine)] if mine else call(0)
+        span = call(number, rollout) | {
+            "attempt": attempt,
+            "role": role,
+            "prompt_token_ids": told,
+            "messages": [{"role": "user", "content": str(token)} for token in told],
+            "response_token_ids": said,
+            "reply": {"role": "assistant", "content": said},
+            "logprobs": [draw(DIGITS) for _ in said],
+            "kept_tokens": 0,
+            "policy_version": version,
+            "tools": draw(st.sampled_from([[], [{"type": "function"}], [1], [True], [1.0]])),
+        }
+        if how in ("grow", "edit"):
+            tokens = before["prompt_token_ids"] + before["response_token_ids"]
+            messages = [*before["messages"], *filter(None, [before.get("reply")])]
+            cut = draw(st.integers(0, len(tokens))) if how == "edit" else len(tokens)
+            span["prompt_token_ids"] = tokens[:cut] + told
+            span["messages"] = messages[:cut] + span["messages"]
+            if how == "grow" and before["attempt"] == attempt:
+                span["kept_call"] = before["call"]
+        elif how == "again":
+            span = before | {"attempt": attempt, "call": number, "role": role, "recalled": True}
+            span["rollout_id"] = f"train-00000-0000-{rollout:02d}"
+        spans.append(span)
+    return spans
+
+
+@settings(max_examples=300)
+@given(spans=played_rollouts(), kills=st.lists(st.floats(0, 1), max_size=3))
+def test_whatever_is_played_and_wherever_it_is_killed_each_span_is_read_back(
+    spans: list[Span], kills: list[float]
+) -> None:
+    records: list[bytes] = []
+    for kill in [*kills, 1.0]:
+        read = read_records(records)
+        assert as_json(read) == as_json(spans[: len(records)])
+        calls = ShortCalls(read)
+        records += [calls.write(span) for span in spans[len(records) :]]
+        assert as_json(read_records(records)) == as_json(spans)
+        records = records[: int(kill * len(records))]
+
+
+def read_records(records: list[bytes]) -> list[Span]:
+    calls = WholeCalls()
+    return [calls.read(json.loads(record)) for record in records]
+
+
+def test_a_call_that_goes_on_from_a_branch_is_read_back(tmp_path: Path) -> None:
+    def goes_on(number: int, kept: int, *told: int) -> Span:
+        tokens = {"prompt_token_ids": [*told], "response_token_ids": [9], "logprobs": [-0.5]}
+        return call(number) | tokens | {"kept_call": kept}
+
+    spans = [
+        goes_on(0, 0, 1),
+        goes_on(1, 0, 1, 9, 2),
+        goes_on(2, 0, 1, 9, 3),
+        goes_on(3, 2, 1, 9, 2, 9, 4),
+        goes_on(4, 2, 1, 9, 3, 9, 4),
+    ]
+    path = written(tmp_path / "j.jsonl", *spans)
+    assert read_journal(path) == spans
+    lines = [json.loads(line)["span"] for line in path.read_bytes().splitlines()]
+    assert [line["prompt_token_ids"] for line in lines] == [[1], [2], [3], [2, 9, 4], [4]]
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.99])
+def test_a_journal_that_was_cut_anywhere_goes_on_from_its_last_whole_line(
+    tmp_path: Path, kept: float
+) -> None:
+    spans = [call(number) for number in range(6)]
+    path = written(tmp_path / "j.jsonl", *spans)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data))])
+    left = read_journal(path)
+    assert left == spans[: len(left)]
+    written(path, *spans[len(left) :])
+    assert read_journal(path) == spans
+
+
+def as_json(spans: list[Span]) -> list[str]:
+    """Return spans as texts, in which 1, 1.0 and true differ."""
+    return [json.dumps(span, sort_keys=True, default=datetime.isoformat) for span in spans]
+
+
+def test_a_journal_grows_with_what_is_new_in_a_call(tmp_path: Path) -> None:
+    spans, prompt, random = [], [], Random(0)
+    for number in range(50):
+        prompt = [*prompt, *random.choices(range(32_000), k=100)]
+        answer = random.choices(range(32_000), k=100)
+        logprobs = np.array([-random.random() for _ in answer], np.float32).tolist()
+        spans.append(
+            call(number)
+            | {"prompt_token_ids": prompt, "response_token_ids": answer, "logprobs": logprobs}
+        )
+        prompt = [*prompt, *answer]
+    path = written(tmp_path / "j.jsonl", *spans)
+    assert read_journal(path) == spans
+    assert path.stat().st_size < 200_000
+
+
+def test_a_call_whose_earlier_call_was_removed_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "j.jsonl", call(0), call(1), call(2))
+    first, _, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + last)
+    with pytest.raises(JournalError, match="line 2, names a call of train-00000-0000-00 that is"):
+        read_journal(path)
+
+
+def test_a_span_that_could_not_be_written_is_named_by_no_later_one(tmp_path: Path) -> None:
+    spans = [call(0), call(1) | {"attributes": {"seed": 10**30, "nan": math.nan}}, call(2)]
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.append_now(spans[0])
+        with pytest.raises(ValueError, match="Out of range"):
+            journal.append_now(spans[1])
+        journal.append_now(spans[2])
+    assert read_journal(journal.path) == [spans[0], spans[2]]
+
+
+def test_a_long_journal_is_sealed_in_row_groups_of_the_same_rows(tmp_path: Path) -> None:
+    order = [(number, rollout) for number in range(100) for rollout in range(50)]
+    with Journal(tmp_path / "j.jsonl") as journal:
+        for number, rollout in order:
+            journal.append_soon(call(number, rollout))
+    parquet = seal(journal.path, tmp_path / "s.parquet")
+    assert read_spans(parquet) == read_spans(journal.path)
+    groups = pq.ParquetFile(parquet).metadata
+    rows = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+    assert rows == [4096, 904]

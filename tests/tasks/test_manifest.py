@@ -106,10 +106,10 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 9; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 10; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
-        (10, "was written by a newer Ratchet, in format 10"),
+        (11, "was written by a newer Ratchet, in format 11"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:

@@ -1,6 +1,6 @@
 """A call that was answered is answered again: nothing that was sampled is sampled twice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from tasks.metrics import StepFiles, measure_step
-from tasks.recording.journal import read_journal
+from tasks.recording.journal import Journal, read_journal
 from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import Span
 from tasks.recording.step_log import Metrics
@@ -93,29 +93,23 @@ def whole(collect: Collect, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     return collect(tmp_path_factory.mktemp("whole"))
 
 
-Lines = list[tuple[bytes, Span]]
+def journalled(run: RunFolder) -> list[Span]:
+    return read_journal(run.journal(BATCH))
 
 
-def journalled(run: RunFolder) -> Lines:
-    """Return the lines of a run's journal, each with its span."""
-    path = run.journal(BATCH)
-    lines = path.read_bytes().splitlines(keepends=True)
-    return list(zip(lines, read_journal(path), strict=True))
-
-
-def written(folder: Path, lines: Lines) -> Path:
-    """Write a journal of these lines; return the run's folder."""
-    journal = RunFolder(folder).journal(BATCH)
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    journal.write_bytes(b"".join(line for line, _ in lines))
+def written(folder: Path, spans: Sequence[Span]) -> Path:
+    """Write a journal of these spans; return the run's folder."""
+    with Journal(RunFolder(folder).journal(BATCH)) as journal:
+        for span in spans:
+            journal.append_soon(span)
     return folder
 
 
-def cut_after(whole: RunFolder, calls: int) -> Lines:
+def cut_after(whole: RunFolder, calls: int) -> list[Span]:
     """Return what a kill leaves: the first calls of each rollout, and that the next was begun."""
     return [
-        (line, span)
-        for line, span in journalled(whole)
+        span
+        for span in journalled(whole)
         if span["kind"] in ("begun", "llm") and span["call"] < calls + (span["kind"] == "begun")
     ]
 
@@ -204,7 +198,7 @@ def test_refused_calls_are_rows_and_change_nothing_that_is_recalled_or_trained(
     assert "context length is 2048 tokens, and the messages have 24" in refused[1]["error_message"]
     # What is too long has a number, since a retry of it might be answered; so calls begin at 1.
     assert [row["call"] for row in calls(whole, recalled=False)] == [1, 2, 3] * 2
-    kept = [one for one in journalled(whole) if one[1]["kind"] == "refused"] + cut_after(whole, 3)
+    kept = [span for span in journalled(whole) if span["kind"] == "refused"] + cut_after(whole, 3)
     run = collect(written(tmp_path / "cut", kept), talks_between_refusals)
     assert [row["call"] for row in calls(run, recalled=True)] == [1, 2] * 2
     assert (sampled_twice(run), rewarded(run)) == (0, rewarded(whole))
@@ -235,8 +229,8 @@ def test_a_rollout_cut_off_while_it_was_recalled_loses_nothing(
 ) -> None:
     first = collect(written(tmp_path / "first", cut_after(whole, 2)))
     kept = [
-        (line, span)
-        for line, span in journalled(first)
+        span
+        for span in journalled(first)
         if span["attempt"] == 0 or (span["kind"], span.get("call")) == ("llm", 0)
     ]
     again = collect(written(tmp_path / "second", kept))
@@ -253,8 +247,8 @@ def test_a_finished_rollout_is_not_played_again(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
     finished = f"{SHARD}-0000-01"
-    ended = [(line, span) for line, span in journalled(whole) if span["rollout_id"] == finished]
-    others = [(line, span) for line, span in cut_after(whole, 2) if span["rollout_id"] != finished]
+    ended = [span for span in journalled(whole) if span["rollout_id"] == finished]
+    others = [span for span in cut_after(whole, 2) if span["rollout_id"] != finished]
     run = collect(written(tmp_path, others + ended))
     rows = read_table(run.spans(BATCH)).to_pylist()
     assert {row["attempt"] for row in rows if row["rollout_id"] == finished} == {0}
@@ -264,11 +258,7 @@ def test_a_finished_rollout_is_not_played_again(
 def test_an_answer_that_was_lost_does_not_end_recall(
     collect: Collect, whole: RunFolder, tmp_path: Path
 ) -> None:
-    kept = [
-        (line, span)
-        for line, span in cut_after(whole, 3)
-        if (span["kind"], span["call"]) != ("llm", 1)
-    ]
+    kept = [span for span in cut_after(whole, 3) if (span["kind"], span["call"]) != ("llm", 1)]
     run = collect(written(tmp_path, kept))
     assert [row["call"] for row in calls(run, recalled=True)] == [0, 2] * 2
     assert rewarded(run) == rewarded(whole)

@@ -219,3 +219,18 @@ def sampled_places(run: list[dict]) -> list[int]:
             len(span["prompt_token_ids"]) + len(span["response_token_ids"]),
         )
     ]
+
+
+def test_a_rollout_whose_calls_lie_in_two_row_groups_is_whole(tmp_path: Path) -> None:
+    """A row group has 4096 rows."""
+    prompts = [list(range(number + 1)) for number in range(5)]
+    spans = [
+        {**call(number, prompt, [number + 1]), **named}
+        for rollout in range(1000)
+        for named in [{"rollout_id": f"train-00000-{rollout:04d}-00"}]
+        for number, prompt in enumerate(prompts)
+    ]
+    ends = [reward(1.0, rollout_id=f"train-00000-{rollout:04d}-00") for rollout in range(1000)]
+    rows = assembled(tmp_path, *spans, *ends)
+    assert [row["tokens"] for row in rows] == [[0, 1, 2, 3, 4, 5]] * 1000
+    assert [row["mask"] for row in rows] == [[0, 1, 1, 1, 1, 1]] * 1000

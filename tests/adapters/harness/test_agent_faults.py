@@ -18,7 +18,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from adapters.harness.agents import contained_task
-from adapters.harness.player import BatchRefused
+from adapters.harness.players_door import BatchRefused
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import Journal, JournalError
 from tasks.shards import BatchPlan

@@ -14,7 +14,8 @@ pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from adapters.errors import PassingError
 from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_cluster
-from adapters.harness.player import BatchRefused, play_batch
+from adapters.harness.player import play_batch
+from adapters.harness.players_door import BatchRefused
 from adapters.process.event_loop import cancel_and_wait
 from tasks.recording.journal import read_spans
 from tests.support.door.played_batch import BATCH

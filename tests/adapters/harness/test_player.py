@@ -20,7 +20,9 @@ from adapters.calls import POLICY, Policy
 from adapters.clients.libraries import tls
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.harness.player import BatchRefused, play_batch
+from adapters.door.near_door import near
+from adapters.harness.player import Reach, play_batch
+from adapters.harness.players_door import BatchRefused, door_at
 from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
 from adapters.process.open_files import OutOfFiles
 from adapters.rewards import Reward
@@ -208,7 +210,15 @@ def test_a_timeout_counts_only_the_agent_s_own_time(
         assert waited + TIMEOUT <= end.seconds < waited + 20
 
 
-def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Door) -> None:
+@pytest.fixture(params=["by HTTP", "by calls"])
+def reach(request: pytest.FixtureRequest, open_door: Door) -> Reach:
+    """How a player asks the door."""
+    return door_at if request.param == "by HTTP" else partial(near, open_door)
+
+
+def test_a_player_that_is_superseded_is_refused_and_records_no_end(
+    open_door: Door, reach: Reach
+) -> None:
     sampler = Scripted()
     batch, recorder = batch_of(asks, [{"calls": 1, "sleeps": 0}], sampler)
 
@@ -219,7 +229,7 @@ def test_a_player_that_is_superseded_is_refused_and_records_no_end(open_door: Do
     sampler.hold = until_superseded
 
     async def supersede(token: str) -> None:
-        playing = asyncio.create_task(play_batch(open_door.address, batch.name, token))
+        playing = asyncio.create_task(play_batch(open_door.address, batch.name, token, reach))
         while not sampler.asked:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(begin, open_door, batch.name, token)
@@ -250,10 +260,32 @@ def test_a_program_that_tells_the_door_its_own_reward_gets_the_true_one(open_doo
     assert [end.outcome for end in ends] == [Reward(0.25)] * 2
 
 
-def test_a_player_without_the_token_is_refused(open_door: Door) -> None:
+def test_a_player_without_the_token_of_an_open_batch_is_refused(
+    open_door: Door, reach: Reach
+) -> None:
     batch, _ = batch_of(asks, [], Scripted())
-    with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
-        asyncio.run(play_batch(open_door.address, batch.name, "wrong"))
+    with open_door.opened(batch) as old:
+        pass
+    with pytest.raises(BatchRefused, match="is not open"):
+        asyncio.run(play_batch(open_door.address, batch.name, old, reach))
+    for token in ("wrong", old):
+        with open_door.opened(batch), pytest.raises(BatchRefused, match="does not open this path"):
+            asyncio.run(play_batch(open_door.address, batch.name, token, reach))
+
+
+def spoils(example: dict[str, Any], **_: str) -> float:
+    """Change the example that it was given."""
+    example["list"].append(2)
+    return 1.0
+
+
+def test_an_agent_that_changes_its_example_changes_no_other(open_door: Door, reach: Reach) -> None:
+    examples: list[dict[str, Any]] = [{"list": [1]}]
+    batch, recorder = batch_of(spoils, examples, Scripted())
+    with open_door.opened(batch) as token:
+        asyncio.run(play_batch(open_door.address, batch.name, token, reach))
+    assert [end.outcome for end in recorder.ends] == [Reward(1.0)]
+    assert examples == [{"list": [1]}]
 
 
 def runs_out(example: dict[str, Any], **_: str) -> float:
