@@ -14,7 +14,7 @@ from engine.training.datums import TrainingDatum
 from engine.training.losses import Config, EngineLoss
 from engine.training.prefix_tree import Node, grow_forest, pack
 from engine.training.target_logprobs import compute_target_logprobs
-from engine.training.training_pass import GradientSums, LotSums, TrainingPass, Turns
+from engine.training.training_pass import GradientSums, LotSums, TrainingPass, LotOrder
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -77,8 +77,8 @@ class TreeComputation:
         workers = self.model.workers
         for start in range(0, len(lots), workers.count):
             together = lots[start : start + workers.count]
-            turns = Turns()
-            passes = [_Lot(self, nodes, turns, number) for number, nodes in enumerate(together)]
+            order = LotOrder()
+            passes = [_Lot(self, nodes, order, number) for number, nodes in enumerate(together)]
             workers.compute(_Lot.forward, passes)
             self.model.pause()
             following = [
@@ -116,11 +116,11 @@ class _Lot:
     """Nodes of one depth of several trees, and their pass."""
 
     def __init__(
-        self, computation: TreeComputation, nodes: Sequence[Node], turns: Turns, number: int
+        self, computation: TreeComputation, nodes: Sequence[Node], order: LotOrder, number: int
     ) -> None:
         self.computation = computation
         self.nodes = nodes
-        self.turns = turns
+        self.order = order
         self.number = number
         self.known: torch.Tensor
         self.attention: SegmentAttention
@@ -131,7 +131,7 @@ class _Lot:
         count = sum(node.length for node in self.nodes)
         rows = count + -count % run.model.products.training_granule
         padding = np.zeros(rows - count, dtype=np.int64)
-        turn = partial(self.turns.take, self.number)
+        turn = partial(self.order.take, self.number)
         read = [node for node in self.nodes if node.children]
         self.attention = SegmentAttention(self.nodes, device, rows, read, turn)
         sums = LotSums(run.sums, self.nodes, len(padding), turn)
@@ -182,5 +182,5 @@ class _Lot:
             tensors = [*self.computation.lora.tensors.values()]
             torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
         finally:
-            self.turns.end(self.number)
+            self.order.end(self.number)
         del self.known, self.attention

@@ -21,7 +21,7 @@ from engine.model.products import Products
 from engine.model.segments import Segment, Turn, no_turn
 
 
-class Turns:
+class LotOrder:
     """The order in which lots that are computed at once add to the same sums."""
 
     def __init__(self) -> None:
