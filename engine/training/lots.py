@@ -14,7 +14,7 @@ from engine.training.datums import TrainingDatum
 from engine.training.losses import Config, EngineLoss
 from engine.training.prefix_tree import Node, grow_forest, pack
 from engine.training.target_logprobs import compute_target_logprobs
-from engine.training.training_pass import GradientSums, LotSums, TrainingPass, LotOrder
+from engine.training.training_pass import GradientSums, LotOrder, LotSums, TrainingPass
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
