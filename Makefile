@@ -88,6 +88,7 @@ worker: $(READY) ## start a worker that runs what the server schedules
 
 bench: $(READY) ## measure the engine and a training run beside their peers
 	$(BIN)/python -m benchmarks.engine.speed
+	$(BIN)/python -m benchmarks.engine.shared_prefixes
 	$(BIN)/python -m benchmarks.run_speed
 	$(BIN)/python -m benchmarks.durability
 	$(BIN)/python -m benchmarks.recording.assembly

@@ -92,7 +92,7 @@ def describe_differences(models: Mapping[torch.dtype, LanguageModel], texts: Seq
         trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(RANK, seed=0)))
         outputs, _ = trainer.forward_backward(datums, "cross_entropy")
         known.append(np.concatenate(outputs))
-        parts = [one.grad for one in trainer.lora.tensors.values() if one.grad is not None]
+        parts = trainer.sums.total().values()
         gradients.append(torch.cat([part.flatten().double() for part in parts]))
     exact, rounded = known
     moved = np.abs(rounded - exact)

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from engine.model.base_models import TINY_CHAT, find
 
-SHAPES = {
+SHAPES: dict[str, PreTrainedConfig] = {
     "qwen3-0.6b": Qwen3Config(
         vocab_size=151936,
         hidden_size=1024,
@@ -25,10 +25,21 @@ SHAPES = {
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     ),
+    "smollm2-135m": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    ),
 }
 
 
-def write_base(shape: Qwen3Config, folder: Path) -> None:
+def write_base(shape: PreTrainedConfig, folder: Path) -> None:
     """Write a base model into a folder, in bfloat16 and with the tokenizer of the tiny model.
 
     The tokenizer knows only the first of the tokens.

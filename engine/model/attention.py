@@ -1,21 +1,14 @@
-"""The forward pass through the network, and causal attention over packed tokens.
+"""The forward pass through the network, as its linear layers and attention see it.
 
 The network is transformers' own and knows nothing of LoRAs, packing or caches. Its linear layers
 and its attention functions ask the current pass (`CURRENT`), which is set around each call of the
 network. Training and sampling implement `ForwardPass` in different ways.
-
-Each sequence attends to itself. Sequences whose lengths round up to the same bucket are computed in
-one batch. The kernels treat the members of a batch one by one, so a sequence's values depend on its
-own length alone and not on the other sequences. The property was measured and is tested for torch
-2.13 on x86 with MKL; another build may break it.
 """
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -183,43 +176,6 @@ def attend(
 AttentionInterface.register(ATTENTION_NAME, attend)
 
 
-@dataclass(slots=True)
-class Group:
-    """Whole sequences of one bucket.
-
-    `tokens` [n, bucket] are positions in the packed row. A sequence is padded with its own first
-    token: causal attention never reads the padding, and no other sequence's numbers are involved.
-    """
-
-    tokens: torch.Tensor
-    masks: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def gather(self, packed: torch.Tensor) -> torch.Tensor:
-        """Gather packed [tokens, heads, width] as [n, heads, bucket, width]."""
-        count, length = self.tokens.shape
-        flat = packed.index_select(0, self.tokens.view(-1))
-        return flat.view(count, length, *packed.shape[1:]).transpose(1, 2)
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Compute values [n · bucket, heads, width]."""
-        query, key, value = map(self.gather, (call.query, call.key, call.value))
-        windowed = call.window is not None and call.window < query.shape[2]
-        masked = windowed or call.softcap is not None
-        mask = self.mask(call.window) if masked else None
-        values = attend_masked(call, query, key, value, mask)
-        return values.transpose(1, 2).flatten(0, 1)
-
-    def mask(self, window: int | None) -> torch.Tensor:
-        """Return [bucket, bucket], true where a query may attend: its window, itself included."""
-        length = self.tokens.shape[1]
-        span = window or length
-        if span not in self.masks:
-            positions = torch.arange(length, device=self.tokens.device)
-            behind = positions[:, None] - positions[None, :]
-            self.masks[span] = (behind >= 0) & (behind < span)
-        return self.masks[span]
-
-
 def attend_masked(
     call: AttentionCall,
     query: torch.Tensor,
@@ -248,30 +204,3 @@ def attend_masked(
     scores = torch.tanh(scores / call.softcap) * call.softcap
     scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1) @ value.repeat_interleave(repeats, 1)
-
-
-class SequenceAttention:
-    """Attention of whole sequences that fill a packed row from its start, as in training."""
-
-    def __init__(self, lengths: list[int], device: torch.device) -> None:
-        starts = [0, *accumulate(lengths[:-1])]
-        members: dict[int, list[int]] = {}
-        for number, length in enumerate(lengths):
-            members.setdefault(bucket(length), []).append(number)
-        order = np.zeros(sum(lengths), dtype=np.int64)
-        self.groups: list[Group] = []
-        offset = 0
-        for size, numbers in members.items():
-            first = np.array([starts[number] for number in numbers])[:, None]
-            ends = np.array([lengths[number] for number in numbers])[:, None]
-            steps = np.arange(size)[None, :]
-            table = first + np.where(steps < ends, steps, 0)
-            order[table[steps < ends]] = offset + np.flatnonzero(steps < ends)
-            offset += table.size
-            self.groups.append(Group(torch.from_numpy(table).to(device)))
-        self.order = torch.from_numpy(order).to(device)
-        """The place of each token in the groups' concatenated positions."""
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        parts = [group.attend(call) for group in self.groups]
-        return torch.cat(parts).index_select(0, self.order)

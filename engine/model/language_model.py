@@ -21,9 +21,9 @@ from engine.model.attention import (
     LayerGroup,
     LayerKind,
     LoraLinear,
-    SequenceAttention,
 )
 from engine.model.products import Products, TiledProducts, choose_products
+from engine.model.segments import Segment, SegmentAttention
 from engine.model.workers import Workers
 
 TOLERANCE = 1e-3
@@ -247,7 +247,9 @@ class LanguageModel:
         The comparison detects any layer that mixes sequences or positions.
         """
         half = len(probe) // 2
-        recorder = _Recorder(SequenceAttention([half, len(probe) - half], self.device))
+        recorder = _Recorder(
+            SegmentAttention([Segment(half), Segment(len(probe) - half)], self.device)
+        )
         positions = torch.arange(half, device=self.device).repeat(2)
         found = self.logits(probe, positions, recorder)
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
@@ -263,7 +265,7 @@ class LanguageModel:
 class _Recorder:
     """A pass of the base model that records the shapes of keys, and which layers read one input."""
 
-    def __init__(self, sequences: SequenceAttention) -> None:
+    def __init__(self, sequences: SegmentAttention) -> None:
         self.attention = self
         self.sequences = sequences
         self.shapes: dict[int, tuple[int, int]] = {}

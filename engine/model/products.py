@@ -9,7 +9,7 @@ the time of torch's own on x86. `choose_products` tries the property out.
 import platform
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +18,9 @@ TILE = 16
 """Rows of one product by tiles. 16 rows reach four fifths of the speed of 128 on AVX-512 and waste
 little when few rows are computed. 16 is a multiple of the vector width, so there are no scalar
 tails."""
+
+TRAINING_TILE = 64
+"""Rows of one product by tiles in training, which has many rows at once."""
 
 PROBES = ((2, 1), (2, 2), (3, 4), (16, 1), (17, 2), (64, 1), (100, 4))
 """Numbers of rows, and of the threads that share their product. Each product must equal the first
@@ -39,6 +42,9 @@ class Products(Protocol):
     granule: int
     """Granule: sampling computes a multiple of this number of rows."""
 
+    training_granule: int
+    """Number of rows, of which a multiple is trained without rows that are computed in vain."""
+
     shared: bool
     """Whether a product has the same bits if torch's threads share it."""
 
@@ -54,21 +60,14 @@ class Products(Protocol):
         """Compute outputs + (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
         ...
 
-    def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute x Wᵀ + bias of inputs [..., in], with the inputs' gradient."""
+    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Compute x Wᵀ of training, with any weight and without a gradient."""
         ...
 
-    def linear_with_lora(
-        self,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pair: Pair,
-        scale: float,
+    def add_product(
+        self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        """Compute x Wᵀ + bias + scale · (x Aᵀ) Bᵀ, with gradients of x, A and B."""
+        """Compute outputs + x Wᵀ of training; outputs may be overwritten."""
         ...
 
 
@@ -76,6 +75,7 @@ class TiledProducts:
     """Products by torch's own kernels, in sampling over tiles of TILE rows."""
 
     granule = TILE
+    training_granule = TRAINING_TILE
     shared = False
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -92,21 +92,17 @@ class TiledProducts:
         _tiles(outputs).baddbmm_(low, b.expand(len(low), -1, -1))
         return outputs
 
-    def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return F.linear(inputs, weight, bias)
+    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        tiles, transposed = _padded_tiles(rows), weight.t()
+        products = torch.bmm(tiles, transposed.expand(len(tiles), -1, -1))
+        return _untiled(products, rows)
 
-    def linear_with_lora(
-        self,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pair: Pair,
-        scale: float,
+    def add_product(
+        self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        a, b = pair
-        return F.linear(inputs, weight, bias) + F.linear(F.linear(inputs, a), b) * scale
+        tiles, transposed = _padded_tiles(rows), weight.t()
+        sums = _padded_tiles(outputs).baddbmm_(tiles, transposed.expand(len(tiles), -1, -1))
+        return _untiled(sums, rows)
 
 
 class OneDnnProducts:
@@ -116,6 +112,7 @@ class OneDnnProducts:
     """
 
     granule = 2
+    training_granule = 2
     shared = True
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -129,20 +126,13 @@ class OneDnnProducts:
         a, b = packed
         return _multiply_and_add(_multiply(rows, a), b, outputs)
 
-    def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return _Linear.apply(inputs, weight, bias)
+    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return _multiply(rows, weight)
 
-    def linear_with_lora(
-        self,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        pair: Pair,
-        scale: float,
+    def add_product(
+        self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        return _LinearWithLora.apply(inputs, *pair, (weight, bias), scale)
+        return _multiply_and_add(rows, weight, outputs)
 
 
 def choose_products(weights: Iterable[torch.Tensor]) -> Products:
@@ -203,64 +193,26 @@ def _tiles(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(-1, TILE, rows.shape[-1])
 
 
-def _multiply(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def _padded_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows [..., width] as tiles of training, the last of which may be padded."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    padded = F.pad(flat, (0, 0, 0, lacking)) if (lacking := -len(flat) % TRAINING_TILE) else flat
+    return padded.view(-1, TRAINING_TILE, rows.shape[-1])
+
+
+def _untiled(tiles: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return tiles of outputs in the shape of their rows, without padding."""
+    count = rows.numel() // rows.shape[-1]
+    return tiles.view(-1, tiles.shape[-1])[:count].view(*rows.shape[:-1], -1)
+
+
+def _multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if rows.dtype == weight.dtype:
-        return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
-    products = _multiply(rows.to(weight.dtype), weight).to(rows.dtype)
-    return products if bias is None else products.add_(bias)
+        return torch.ops.mkldnn._linear_pointwise.default(rows, weight, None, "none", [], "")
+    return _multiply(rows.to(weight.dtype), weight).to(rows.dtype)
 
 
 def _multiply_and_add(
     rows: torch.Tensor, weight: torch.Tensor, others: torch.Tensor
 ) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, None, "add")
-
-
-class _Linear(torch.autograd.Function):
-    """The product x Wᵀ + bias of a frozen W by oneDNN; torch has no gradient of its operation."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight)
-        return _multiply(inputs, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (gradient,) = gradients
-        (weight,) = ctx.saved_tensors
-        return _multiply(gradient, weight.t()), None, None
-
-
-class _LinearWithLora(torch.autograd.Function):
-    """The product x Wᵀ + bias + scale · (x Aᵀ) Bᵀ of a frozen W by oneDNN."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        frozen: tuple[torch.Tensor, torch.Tensor | None],
-        scale: float,
-    ) -> torch.Tensor:
-        low = _multiply(inputs, a).mul_(scale)
-        ctx.save_for_backward(inputs, a, b, low)
-        ctx.weight, ctx.scale = frozen[0], scale
-        return _multiply_and_add(low, b, _multiply(inputs, *frozen))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (gradient,) = gradients
-        inputs, a, b, low = ctx.saved_tensors
-        for_low = _multiply(gradient, b.t()).mul_(ctx.scale)
-        for_a = _multiply(for_low.flatten(0, -2).t(), inputs.flatten(0, -2).t())
-        # The transposed product takes a quarter of the time.
-        for_b = _multiply(low.flatten(0, -2).t(), gradient.flatten(0, -2).t()).t()
-        for_inputs = None
-        if ctx.needs_input_grad[0]:
-            for_inputs = _multiply_and_add(for_low, a.t(), _multiply(gradient, ctx.weight.t()))
-        return for_inputs, for_a, for_b, None, None

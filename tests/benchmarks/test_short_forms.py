@@ -26,6 +26,10 @@ SHORT = {
         ("--base", "local/tiny-chat", "--rounds", "1", "--at-once", "2", "--sequences", "2"),
         "The cosine of the LoRA's gradients is 0.99",
     ),
+    "engine.shared_prefixes": (
+        ("--rounds", "1", "--shapes", "1", "--cores", "1"),
+        "The gradient differs by",
+    ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
     "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
     "overlap": (OVERLAP, "| 1.00 |"),

@@ -3,10 +3,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.errors import RequestRefused
-from engine.model.attention import BasePass, SequenceAttention
+from engine.model.attention import BasePass
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
-from engine.training.trainer import TrainingPass
+from engine.model.segments import Segment, SegmentAttention
+from engine.training.training_pass import GradientSums, LotSums, TrainingPass
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,11 @@ def model() -> LanguageModel:
 
 def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:
     tokens = torch.arange(10)
-    attention = SequenceAttention([10], model.device)
-    current = TrainingPass(lora, attention, model.products) if lora else BasePass(attention)
+    segments = [Segment(10)]
+    current = BasePass(SegmentAttention(segments, model.device))
+    if lora is not None:
+        sums = LotSums(GradientSums(lora), segments, 0)
+        current = TrainingPass(lora, current.attention, model.products, sums)
     with torch.no_grad():
         return model.logits(tokens, tokens, current)
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.errors import RequestRefused
 from engine.model import workers
-from engine.model.attention import SequenceAttention
+from engine.model.attention import LoraLinear
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.model.products import (
@@ -22,6 +22,7 @@ from engine.model.products import (
     choose_products,
     is_sound,
 )
+from engine.model.segments import Segment, SegmentAttention
 from engine.model.workers import Workers
 from engine.sampling import decoder
 from engine.sampling.decoder import Decoder
@@ -29,6 +30,7 @@ from engine.sampling.requests import SampleRequest, SampleResult
 from engine.sampling.sampling_pass import SamplingPass, Share
 from engine.training.datums import TrainingDatum
 from engine.training.trainer import AdamParams, Trainer
+from engine.training.training_pass import GradientSums, LotSums, TrainingPass
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -163,14 +165,29 @@ def test_gradients_are_those_of_torchs_own_products(biased: bool) -> None:
     weight, slope = drawn(160, 96, trained=False), drawn(1, 70, 160, trained=False)
     bias = drawn(160, trained=False) if biased else None
     found = []
+    layer = LoraLinear(torch.nn.Linear(96, 160, bias=biased), "layer", "mlp")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+    lora = LoraWeights(LoraConfig(12), {"layer.lora_A": a, "layer.lora_B": b})
     for products in (OneDnnProducts(), TiledProducts()):
-        outputs = products.linear_with_lora(inputs, weight, bias, (a, b), 32 / 12)
-        gradients = torch.autograd.grad(outputs, (inputs, a, b), slope)
-        alone = products.linear(inputs, weight, bias)
-        gradients += torch.autograd.grad(alone, inputs, slope)
-        found.append((outputs.detach(), alone.detach(), *gradients))
-    for ours, theirs in zip(*found, strict=True):
-        assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
+        sums = GradientSums(lora)
+        of_lot = LotSums(sums, [Segment(40), Segment(30)], 0)
+        attention = SegmentAttention([Segment(70)], CPU)
+        outputs = TrainingPass(lora, attention, products, of_lot).linear(layer, inputs)
+        (gradient, *_) = torch.autograd.grad(outputs, (inputs, a, b), slope, allow_unused=True)
+        frozen = TrainingPass(LoraWeights(LoraConfig(12), {}), attention, products, of_lot)
+        alone = frozen.linear(layer, inputs)
+        (of_alone,) = torch.autograd.grad(alone, inputs, slope)
+        found.append([outputs.detach(), alone.detach(), gradient, of_alone, *sums.total().values()])
+    outputs = F.linear(inputs, weight, bias) + F.linear(F.linear(inputs, a), b) * (32 / 12)
+    alone = F.linear(inputs, weight, bias)
+    gradient, *of_pair = torch.autograd.grad(outputs, (inputs, a, b), slope)
+    of_alone = torch.autograd.grad(alone, inputs, slope)
+    found.append([outputs.detach(), alone.detach(), gradient, *of_alone, *of_pair])
+    for ours, tiled, theirs in zip(*found, strict=True):
+        for own in (ours, tiled):
+            assert float((own - theirs).abs().max() / theirs.abs().max()) < 1e-5
 
 
 def answers(
@@ -226,7 +243,9 @@ def sampling_pass(model: LanguageModel, lora: LoraWeights | None, rows: int) -> 
     """Return a pass of rows of one LoRA, without attention."""
     shares = [Share(lora, 0, rows)]
     ready = {} if lora is None else {lora: lora.packed(model)}
-    return SamplingPass(model.products, shares, shares, SequenceAttention([rows], CPU), ready)
+    return SamplingPass(
+        model.products, shares, shares, SegmentAttention([Segment(rows)], CPU), ready
+    )
 
 
 @needs_onednn

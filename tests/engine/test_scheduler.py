@@ -69,8 +69,8 @@ def test_sampling_continues_between_microbatches_of_training(
     model: LanguageModel, scheduler: Scheduler
 ) -> None:
     trainer = Trainer(model, LoraWeights.initial(model, LoraConfig(rank=2)))
-    tokens = [1] * 1500
-    data = [TrainingDatum(tokens, {"target_tokens": np.array(tokens)})] * 8
+    texts = [[first] + [1] * 1499 for first in range(8)]
+    data = [TrainingDatum(text, {"target_tokens": np.array(text)}) for text in texts]
     sampled: list[Future] = []
     finished: list[str] = []
 
