@@ -128,7 +128,7 @@ def decisions(run: RunFolder) -> list[str]:
 def faults(run: RunFolder) -> list[str]:
     """List where the steps are not made of whole batches, each once, as the ledger has them."""
     ledger = ArrivalLedger(run.arrivals)
-    steps, checkpoints = ledger.steps(), ledger.checkpoints()
+    steps = ledger.steps()
     taken = [batch for step in range(STEPS) for batch in steps[step]]
     found = []
     if len(set(taken)) != STEPS * BATCHES or len(taken) != STEPS * BATCHES:
@@ -136,8 +136,9 @@ def faults(run: RunFolder) -> list[str]:
     if len(read_metrics(run.metrics)) != STEPS:
         found.append("metrics")
     for step, batches in steps.items():
-        if any(not 0 <= step - checkpoints[batch] <= LAG for batch in batches):
-            found.append(f"step {step} is made of {batches}, begun by {checkpoints}")
+        begun = {batch: ledger.checkpoint(batch) for batch in batches}
+        if any(at is None or not 0 <= step - at <= LAG for at in begun.values()):
+            found.append(f"step {step} is made of batches that were begun by {begun}")
         spans = [pq.read_table(run.spans(batch)) for batch in batches]
         played = {name for table in spans for name in table["rollout_id"].to_pylist()}
         trajectories = pq.read_table(run.trajectories("policy", step))
@@ -145,7 +146,7 @@ def faults(run: RunFolder) -> list[str]:
             found.append(f"step {step} is trained on other rollouts than {batches} have")
         datums = pq.read_table(run.datums("policy", step))
         sampled = {sampled_step(version) for version in datums["policy_version"].to_pylist()}
-        if not sampled <= {checkpoints[batch] for batch in batches}:
+        if not sampled <= {*begun.values()}:
             found.append(f"step {step} is sampled by checkpoints {sampled}")
     return found
 
