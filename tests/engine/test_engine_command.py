@@ -75,11 +75,16 @@ def test_signal_stops_a_busy_engine_at_once(tiny_model: Path, tmp_path: Path) ->
     with started(tiny_model, tmp_path) as (process, address):
         service = tinker.ServiceClient(base_url=address.url, api_key=address.key)
         client = service.create_lora_training_client(base_model=address.base_model).result()
-        datum = types.Datum(
-            model_input=types.ModelInput.from_ints([1] * 250),
-            loss_fn_inputs={"target_tokens": [2] * 250, "weights": [1.0] * 250},  # type: ignore[dict-item]
-        )
-        pending = client.forward_backward([datum] * 1000, "cross_entropy")  # half a minute
+        datums = [
+            types.Datum(
+                model_input=types.ModelInput.from_ints([*divmod(number, 50), *[1] * 248]),
+                loss_fn_inputs={"target_tokens": [2] * 250, "weights": [1.0] * 250},  # type: ignore[dict-item]
+            )
+            for number in range(
+                1000
+            )  # all begin differently, so that none is computed with another
+        ]
+        pending = client.forward_backward(datums, "cross_entropy")  # half a minute
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(25) == 0
