@@ -1,11 +1,11 @@
 """Causal attention of segments: each over itself, and over the segments that come before it.
 
-A sequence is a segment, or a path of segments of which the first ones are shared with others. The
+A sequence is a segment, or a path of segments whose first ones are shared with others. The
 keys and values of a segment that others follow are kept, and the others' gradients of them are
 summed in an order of their own: by the depth of the segment that they come from and, within a
 depth, in the order of the segments.
 
-Segments of which queries and keys round up to the same sizes are computed in one batch. The kernels
+Segments whose queries and keys round up to the same sizes are computed in one batch. The kernels
 treat the members of a batch one by one, so a segment's values depend on its own path alone. The
 property was measured and is tested for torch 2.13 on x86 with MKL; another build may break it.
 """

@@ -1,4 +1,4 @@
-"""Log-probabilities of targets, several of which may be of one row of logits."""
+"""Log-probabilities of targets; several targets may belong to one row of logits."""
 
 from typing import Any
 

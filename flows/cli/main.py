@@ -13,8 +13,8 @@ from flows.cli.signals import ending_by_signals, leaving_at_once
 from tasks.storage.files import is_full
 
 RARELY = 50_000, 20, 100
-"""Thresholds of the garbage collector. By Python's own it would take a quarter of a command's start
-to look through what imports make, of which nothing is garbage."""
+"""Thresholds of the garbage collector at the start. Imports make hardly any garbage, and a search
+for it by CPython's own thresholds takes a quarter of the start."""
 
 
 @contextmanager

@@ -25,7 +25,7 @@ Lines = SimpleQueue[bytes]
 
 
 def main() -> None:
-    """Load, and serve at the port of the first line, of which 0 is any free one, until the next.
+    """Load, and serve at the port of the first line until the next line; port 0 is any free one.
 
     The first line on stdout names the port when the server answers. The status is 3 if it cannot.
     """

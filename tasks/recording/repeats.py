@@ -156,7 +156,7 @@ def _comparable(call: Span, column: str) -> MutableSequence[Any]:
 
 
 def _count_shared(own: MutableSequence[Any], earlier: WrittenCall, column: str) -> int:
-    """Count the first elements of a call that are those of an earlier call and its answer."""
+    """Count the first elements that a call shares with an earlier call and its answer."""
     most = min(len(own), earlier.lengths[column])
     one, other = own[:most], earlier.told[column][:most]
     return most if one == other else next(compress(count(), map(ne, one, other)))

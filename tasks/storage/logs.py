@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class FollowedLog(Generic[R]):
-    """A log of which each look reads only what was appended since the last.
+    """A log whose readers read only what was appended since they read last.
 
     `make` makes what is known of an empty log. A log that was cut or replaced is read anew. Every
     look at a damaged log raises Damaged, and so does a row that is appended to one: a damaged end
