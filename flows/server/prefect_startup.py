@@ -41,8 +41,7 @@ def server_begun() -> Iterator[None]:
     try:
         yield
     finally:
-        while _begun:
-            _begun.pop().drop()
+        _drop_begun()
 
 
 @contextmanager
@@ -56,11 +55,17 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        _drop_begun()  # a profile may name another server, which the environment does not
         yield nullcontext
         return
     server = _begun.pop() if _begun else EmbeddedServer()
     server.start()
     yield partial(_served, server)
+
+
+def _drop_begun() -> None:
+    while _begun:
+        _begun.pop().drop()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import (
@@ -20,8 +21,8 @@ from prefect.settings import (
 
 from adapters.errors import UserError
 from flows.cli.command_line import explain_absence
-from flows.server.embedded_server import EmbeddedServer
-from flows.server.prefect_startup import check_prefect, start_server
+from flows.server.embedded_server import PROGRAM, EmbeddedServer
+from flows.server.prefect_startup import check_prefect, server_begun, start_server
 
 LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
@@ -47,6 +48,16 @@ def start(monkeypatch: pytest.MonkeyPatch, command: list[str], timeout: int) -> 
         served(),
     ):
         pytest.fail("nothing serves")
+
+
+def test_a_server_that_loads_ends_when_a_profile_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with server_begun():
+        [loading] = [child for child in psutil.Process().children() if PROGRAM in child.cmdline()]
+        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), start_server():
+            assert not loading.is_running()
 
 
 @pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])
