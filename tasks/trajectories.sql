@@ -96,14 +96,13 @@ trajectories as (
 )
 
 select
-    * exclude (places),
+    *,
     (
         select any_value(greedy.reward)
         from trajectories as greedy
         where greedy.role = trajectories.role
             and greedy.group_id = baseline_of(trajectories.group_id)
-    ) as baseline,
-    places
+    ) as baseline
 
 from trajectories
 where split_of(group_id) <> 'baseline'
