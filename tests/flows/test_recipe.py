@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from flows.recipe.loading import RecipeError
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import differing
 from flows.runtime.checks import check_binding
@@ -175,6 +176,8 @@ def test_an_evaluation_that_breaks_a_rule_goes_on_by_other_values_that_bind_noth
     write_manifest(run, answered.model_dump(mode="json"), "f00d")
     patient = recipe.service.model_copy(update={"timeout_seconds": 700.0})
     check_binding(run, answered.model_copy(update={"service": patient}))
+    with pytest.raises(RecipeError, match="openai/gpt-4o-mini"):
+        check_binding(run, answered.model_copy(update={"seed": recipe.seed + 1}))
 
 
 CLUSTER = {"runner": "dask", "cluster": "tls://10.0.0.1:8786"}
