@@ -71,7 +71,7 @@ PAUSES = "pauses.jsonl"
 PROCESSES = {
     "flows.cli.main": "flow",
     "engine-of-ratchet": "engine",
-    "prefect.server": "Prefect's server",
+    "flows.server.embedded_program": "Prefect's server",
 }
 """Part of a process's command → what it is called."""
 
