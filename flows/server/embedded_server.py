@@ -114,7 +114,7 @@ class EmbeddedServer:
         """Tell the process its port, and hear from now on what it says."""
         self.child.tell(str(self._port).encode())
         self.words.clear()
-        listening = (self.child.process.stderr, self.words, not _is_quiet())
+        listening = (self.child.take_stderr(), self.words, not _is_quiet())
         self._listener = Thread(target=_listen, args=listening, daemon=True)
         self._listener.start()
 
