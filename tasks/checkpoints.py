@@ -1,4 +1,4 @@
-"""The ledger of a policy's checkpoints: which ones were begun, and which were saved."""
+"""The ledger of a policy's checkpoints: which ones were begun, saved, and deleted."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from adapters.errors import UserError
 from tasks.storage.files import JsonRow
 from tasks.storage.owners import OwnedLog, Ownership
 
-INTENT, SAVED = "intent", "saved"
+INTENT, SAVED, DELETED, GONE = "intent", "saved", "deleted", "gone"
 
 
 class CheckpointError(UserError):
@@ -51,21 +51,26 @@ class _Saved:
     """Contents of a ledger of checkpoints."""
 
     def __init__(self) -> None:
-        self.checkpoints: list[Checkpoint] = []
-        self.by_step: dict[int, Checkpoint] = {}
+        self.by_step: dict[int, list[Checkpoint]] = {}
+        """Step → the checkpoint each time that it was saved."""
+        self.deleted: dict[int, list[Checkpoint]] = {}
+        """Step → what the service has still to delete."""
         self.last_step = 0
         self.doubtful: set[int] = set()
 
     def append(self, row: JsonRow) -> None:
         step = row["step"]
-        if row["phase"] != SAVED:
+        if row["phase"] == SAVED:
+            saved = self.by_step.setdefault(step, self.deleted.pop(step, []))
+            saved.append(Checkpoint(step, row["sampler"], row["state"]))
+            self.last_step = max(self.last_step, step)
+            self.doubtful.discard(step)
+        elif row["phase"] == DELETED:
+            self.deleted[step] = self.by_step.pop(step)
+        elif row["phase"] == GONE:
+            self.deleted[step] = []
+        else:
             self.doubtful.add(step)
-            return
-        saved = Checkpoint(step, row["sampler"], row["state"])
-        self.checkpoints.append(saved)
-        self.by_step[step] = saved
-        self.last_step = max(self.last_step, step)
-        self.doubtful.discard(step)
 
 
 class Ledger(OwnedLog[_Saved]):
@@ -76,14 +81,18 @@ class Ledger(OwnedLog[_Saved]):
     `saved`, and an update is complete when `updates/<step>.json` exists: an update that is killed
     between the two is made again, on rebuilt weights, with the same result. A checkpoint that is
     made again gets new lines, and the last lines count. Each line has the epoch of the run's owner.
+    A checkpoint that is deleted gets two more: `deleted` before the service is asked to delete it,
+    and `gone` when the service has.
     """
 
     def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
         super().__init__(path, _Saved, ownership)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the saved checkpoints, in the order of saving."""
-        return self.log.ask(lambda known: [*known.checkpoints])
+        """List the checkpoints that are kept, each as often as it was saved, the last time last."""
+        return self.log.ask(
+            lambda known: [one for saved in known.by_step.values() for one in saved]
+        )
 
     def last_step(self) -> int:
         """Return the step of the newest checkpoint, 0 without a checkpoint."""
@@ -103,13 +112,27 @@ class Ledger(OwnedLog[_Saved]):
         step = self.last_step() if step is None else step
         found = self.find(step)
         if found is None:
-            there = f"it has 0 to {self.last_step()}" if self.checkpoints() else "it has none"
-            raise CheckpointError(f"{self.path} has no checkpoint {step}; {there}")
+            raise CheckpointError(f"{self.path} has {self._lack(step)}")
         return found
+
+    def _lack(self, step: int) -> str:
+        kept = dict.fromkeys(checkpoint.step for checkpoint in self.checkpoints())
+        if self.is_deleted(step):
+            there = ", ".join(map(str, kept))
+            return f"checkpoint {step} no more, since checkpoints.keep deleted it; it keeps {there}"
+        return f"no checkpoint {step}; it has {f'0 to {self.last_step()}' if kept else 'none'}"
 
     def find(self, step: int) -> Checkpoint | None:
         """Return the checkpoint after `step` updates as it was saved last, if there is one."""
-        return self.log.ask(lambda known: known.by_step.get(step))
+        return self.log.ask(lambda known: next(reversed(known.by_step.get(step, [])), None))
+
+    def is_deleted(self, step: int) -> bool:
+        """Return whether checkpoint `step` was deleted, and not made again since."""
+        return self.log.ask(lambda known: step in known.deleted)
+
+    def condemned(self) -> dict[int, list[Checkpoint]]:
+        """Map each deleted step to what the service has still to delete."""
+        return self.log.ask(lambda known: {s: left for s, left in known.deleted.items() if left})
 
     def name(self, step: int) -> str:
         """Return the name under which the run's owner saves checkpoint `step`."""
@@ -122,6 +145,14 @@ class Ledger(OwnedLog[_Saved]):
 
     def add(self, checkpoint: Checkpoint) -> None:
         self.append({**asdict(checkpoint), "phase": SAVED})
+
+    def delete(self, step: int) -> None:
+        """Note that checkpoint `step` is not to be used from now on."""
+        self.append({"step": step, "phase": DELETED})
+
+    def forget(self, step: int) -> None:
+        """Note that the service has deleted checkpoint `step`."""
+        self.append({"step": step, "phase": GONE})
 
     def append(self, row: JsonRow) -> None:
         epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import tinker
 from tinker import AdamParams, APIFuture, Datum, TensorData, TrainingClient
 from tinker.types import (
     ForwardBackwardOutput,
@@ -223,9 +222,8 @@ LARGEST_BYTES = 2**36
 def fetch_weights(service: Service, live: LivePolicy, folder: Path) -> None:
     """Download the adapter of a training client into a folder; the service keeps nothing of it."""
     path = live.save_external("export", KEPT_SECONDS)
-    rest = tinker.RestClient(base_url=service.server.url, api_key=service.server.key)
     try:
-        asked = rest.get_external_weights_urls(path)
+        asked = service.rest().get_external_weights_urls(path)
         urls = service.result(asked, "the addresses of the exported weights").urls
         if lacking := sorted(FILES - urls.keys()):
             raise ServiceRefused(
@@ -235,7 +233,7 @@ def fetch_weights(service: Service, live: LivePolicy, folder: Path) -> None:
         for name in sorted(FILES):
             service.call(f"the file {name}", download, urls[name], folder / name)
     finally:
-        service.result(rest.delete_checkpoint_from_tinker_path(path), "the end of an export")
+        service.delete(path)
 
 
 def download(url: str, file: Path) -> None:

@@ -327,21 +327,35 @@ class Service:
     def tokenizer_of(self, sampler: PatientSampler) -> Tokenizer:
         return cast(Tokenizer, self.call("the tokenizer", sampler.client.get_tokenizer))
 
+    def rest(self) -> tinker.RestClient:
+        """Return a client of what the service says of itself and of saved weights."""
+        return tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
+
     def describe_weights(self, path: str) -> tinker.types.WeightsInfoResponse:
         """Return the base model and the LoRA's shape of saved weights."""
 
         def ask() -> tinker.types.WeightsInfoResponse:
-            rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
-            return rest.get_weights_info_by_tinker_path(path).result()
+            return self.rest().get_weights_info_by_tinker_path(path).result()
 
         return self.call(f"the shape of {path}", ask)
+
+    def delete(self, path: str) -> None:
+        """Delete saved weights; it is no error if the service does not have them any more."""
+
+        def ask() -> None:
+            self.rest().delete_checkpoint_from_tinker_path(path).result()
+
+        try:
+            self.call(f"the deletion of {path}", ask)
+        except ServiceRefused as error:
+            if not error.missing:
+                raise
 
     def context(self, base_model: str) -> int | None:
         """Return the most tokens of a prompt with its answer; None if the service has no limit."""
 
         def ask() -> tinker.types.GetServerCapabilitiesResponse:
-            rest = tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
-            return rest.get_server_capabilities().result()
+            return self.rest().get_server_capabilities().result()
 
         capabilities = self.call("the models it has", ask)
         name = name_for_clients(base_model)

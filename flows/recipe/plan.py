@@ -194,6 +194,11 @@ class StagesRecipe(FlowRecipe):
             f"checkpoints.ttl_seconds {parent.checkpoints.ttl_seconds} of stage {name}, at whose "
             f"checkpoint stage {stage.name} starts: it may expire before; leave it out there",
         )
+        yield (
+            step.isdecimal() and not parent.checkpoints.keeps(int(step), parent.steps),
+            f"stage {stage.name} starts at step {step} of stage {name}, which deletes it, since "
+            f"its checkpoints.keep is {parent.checkpoints.keep}; leave that out there",
+        )
         evaluation, saved = parent.evaluation.every, parent.checkpoints.every
         yield (
             step == BEST and evaluation % saved != 0,

@@ -124,12 +124,17 @@ class RunRecipe(FlowRecipe, ABC):
     def changes_no_result(self) -> Set[str]:
         """Return the keys that may change when a run continues."""
         tracked = {f"tracking.{key}" for key in ("rollouts", "experiment", "opentelemetry")}
-        return {"epochs", "service.timeout_seconds", "checkpoints.probe_tolerance", *tracked}
+        saved = {f"checkpoints.{key}" for key in ("keep", "probe_tolerance")}
+        return {"epochs", "service.timeout_seconds", *saved, *tracked}
 
     @property
     def lag(self) -> int:
         """Steps by which the evaluation of a checkpoint may be behind the step that it samples."""
         return 0
+
+    def earlier(self, _step: int) -> dict[str, int]:
+        """Map who answers a role as an earlier policy to its checkpoint."""
+        return {}
 
     def steps_of(self, epochs: float) -> int:
         """Return in how many steps the flow has passed so often over its training examples."""

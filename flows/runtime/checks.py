@@ -87,6 +87,11 @@ def _find_awaited(recipe: RunRecipe, awaited: Mapping[str, RunRecipe]) -> dict[s
             continue
         policies, steps = trained.policies(), trained.steps
         known = not at or step == BEST or (step.isdecimal() and (not steps or int(step) <= steps))
+        if step.isdecimal() and not trained.checkpoints.keeps(int(step), steps):
+            raise RunError(
+                f"{key} {name}: that run deletes this checkpoint, since its checkpoints.keep is "
+                f"{trained.checkpoints.keep}; leave that out there, or give @{BEST}"
+            )
         if not known or (policy and policy not in policies):
             raise RunError(
                 f"{key} {name}: that run will have the checkpoints 0 to {steps or 'its last'} of "

@@ -27,7 +27,8 @@ from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
 from tasks.recording.step_log import Metrics, record_metrics, steps_done
-from tasks.reports.facts import ask_failures
+from tasks.recovery.retention import Retention
+from tasks.reports.facts import ask_failures, read_facts
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Model
 from tasks.storage.dotted_keys import flatten
@@ -37,6 +38,9 @@ from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking, tracker_openers
 from tasks.updates import read_update
+
+SPARE_CHECKPOINTS = 2
+"""Checkpoints that a run needs beyond its lag: the newest, and that of a step that is resumed."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,8 @@ class OpenRun:
     unusable: Event
     """Event that is set while something that the run needs is opened; a new run is deleted if it is
     still set at the end."""
+    retention: Retention | None
+    """Rule of the checkpoints that are kept; None keeps all."""
 
     @property
     def ledger(self) -> Ledger:
@@ -100,7 +106,8 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
-        yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable)
+        kept = _retention(recipe, folder)
+        yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable, kept)
         if tracking.is_followed:  # it has trained
             write_run_report(folder)
 
@@ -173,6 +180,20 @@ def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
         updater_of(only or policy).make_again(bound.step, with_state=with_state)
 
 
+def _retention(recipe: RunRecipe, folder: RunFolder) -> Retention | None:
+    """Return the rule of the checkpoints that a run keeps; None if it keeps all."""
+    if (keep := recipe.checkpoints.keep) is None:
+        return None
+
+    def best_and_opponents(oldest: int) -> set[int]:
+        held_out = read_facts(folder).held_out
+        best = {held_out.best} if held_out.by_step else set[int]()
+        left = range(oldest, recipe.steps + 1)
+        return best.union(*(recipe.earlier(step).values() for step in left))
+
+    return Retention(folder, max(keep, recipe.lag + SPARE_CHECKPOINTS), best_and_opponents)
+
+
 def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     """Return the trackers of a run; a run made in place of a deleted run has another id."""
     created = read_manifest(folder)["created"]
@@ -198,6 +219,8 @@ def record_step(
 ) -> None:
     """Measure a step and record its metrics, which ends the step; log what was not trained on.
 
+    Checkpoints that nothing needs any more are deleted before that.
+
     `files` has each policy's files. `extra` metrics are recorded too. A step whose rollouts another
     run sampled costs nothing here.
     """
@@ -208,6 +231,9 @@ def record_step(
         measured |= read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)
+    if run.retention is not None:
+        for policy in run.policies:
+            run.retention.delete_unneeded(policy.ledger, run.service)
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()

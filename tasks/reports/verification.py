@@ -266,7 +266,8 @@ class _Recorded:
         with suppress(*DAMAGED_FILE):
             ledger = Ledger(path)
             for step in range(self.done + 1):
-                if ledger.find(step) is None and (step == 0 or policy in self._trained(step - 1)):
+                made = step == 0 or policy in self._trained(step - 1)
+                if made and ledger.find(step) is None and not ledger.is_deleted(step):
                     yield f"{path} has no checkpoint {step}, and it was made"
             base = self.manifest["recipe"]["model"]["base"]
             if is_written(run.engine) or (base.startswith(LOCAL) and needs_engine(base)):

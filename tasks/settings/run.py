@@ -87,6 +87,10 @@ class Checkpoints(Section):
     ttl_seconds: int | None = Field(default=None, ge=3600, le=10**9)
     """Seconds for which the service keeps what a run saves; empty keeps it until it is deleted."""
 
+    keep: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    """Keep so many of the newest checkpoints, the untrained one, the best, and those that a name,
+    another run or a rebuild needs; delete the others, on the service too. Empty keeps all."""
+
     probe_tolerance: float | None = Field(default=1e-4, ge=0, le=1e6)
     """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
     A service that samples in another precision than it trains needs more."""
@@ -94,6 +98,10 @@ class Checkpoints(Section):
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` saves the training state."""
         return step == steps or step % self.every == 0
+
+    def keeps(self, step: int, steps: int) -> bool:
+        """Return whether checkpoint `step` of `steps` is kept for its number alone."""
+        return self.keep is None or step == 0 or step > steps - self.keep
 
 
 class HeldOut(Section):

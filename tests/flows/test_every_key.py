@@ -144,6 +144,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "evaluation.roles": ({"opponent": "checkpoint:base"},),
     "checkpoints.every": (3,),
     "checkpoints.ttl_seconds": (3600,),
+    "checkpoints.keep": (3,),
     "checkpoints.probe_tolerance": (None, 0.1),
     "service.timeout_seconds": (7,),
     "tracking.project": ("p",),

@@ -150,6 +150,10 @@ def with_changes(**stages_by_name: Any) -> StagesRecipe:
         ({"texts": {"recipe.checkpoints.ttl_seconds": 3600}}, "it may expire before; leave it out"),
         ({"texts": {"recipe.evaluation.every": 3}}, "measures every 3 steps and saves its trai"),
         ({"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints.every": 2}}, "starts at step 1"),
+        (
+            {"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints": "{every: 1, keep: 1}"}},
+            "which deletes it, since its checkpoints.keep is 1; leave that out there",
+        ),
         ({"pairs": {"start": "first"}}, "recipe.stages.2.start"),
         ({"pairs": {"flow": "replay"}}, "recipe.stages.2.flow"),
         ({"pairs": {"recipe.pears": "1"}}, r"stage pairs: recipe.pears: Extra inputs"),

@@ -40,6 +40,22 @@ def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(ledger: Ledger) ->
         ledger.at(4)
 
 
+def test_a_deleted_checkpoint_is_none_until_it_is_made_again(ledger: Ledger) -> None:
+    ledger.delete(2)
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 no more, .* it keeps 0, 1, 3"):
+        ledger.at(2)
+    assert ledger.find(2) is None
+    assert ledger.states(3)[0].step == 0
+    assert ledger.condemned() == {2: [Checkpoint(2, "tinker://r/s/2", "tinker://r/w/2")]}
+    ledger.forget(2)
+    assert ledger.condemned() == {}
+    assert ledger.is_deleted(2)
+    again = Checkpoint(2, "tinker://again/s/2")
+    ledger.add(again)
+    assert Ledger(ledger.path).at(2) == again
+    assert not ledger.is_deleted(2)
+
+
 def test_a_torn_line_is_cut_and_written_over(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "checkpoints.jsonl"
     path.write_bytes(path.read_bytes()[:-10])

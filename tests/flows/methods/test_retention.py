@@ -1,0 +1,110 @@
+"""Checkpoints that are kept: the newest, and what something needs; the others are deleted."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import POLICY
+from adapters.tinker.service import Service, ServiceFailed
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.runtime.bound_checkpoints import promote
+from flows.runtime.checks import check_start
+from flows.runtime.forks import fork_run
+from flows.runtime.open_run import open_run
+from flows.runtime.serving import find_weights
+from tasks.checkpoints import CheckpointError, Ledger
+from tasks.reports.verification import find_damage
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.runs.finetuned import RECIPE
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
+
+FEW = RECIPE.model_copy(update={"checkpoints": RECIPE.checkpoints.model_copy(update={"keep": 1})})
+"""The same recipe; 2 checkpoints are kept for their number, since a step may be resumed."""
+
+
+@pytest.fixture(scope="module")
+def whole(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+    finetune(RECIPE, run="all-kept")
+    return folder_of("all-kept")
+
+
+@pytest.fixture(scope="module")
+def few(whole: RunFolder) -> RunFolder:
+    finetune(FEW, run="few-kept")
+    return folder_of("few-kept")
+
+
+def kept(run: RunFolder) -> list[int]:
+    return [checkpoint.step for checkpoint in Ledger(run.checkpoints(POLICY)).checkpoints()]
+
+
+def saved(run: RunFolder, kind: str) -> set[int]:
+    """Return the steps of which the engine has weights of a kind."""
+    return {int(path.name[:5]) for path in run.engine.glob(f"tensors/*/{kind}/*")}
+
+
+def delete_unneeded(run: RunFolder) -> None:
+    with open_run(FEW, run.name) as opened:
+        assert opened.retention is not None
+        opened.retention.delete_unneeded(opened.ledger, opened.service)
+
+
+def copied(run: RunFolder, name: str) -> RunFolder:
+    shutil.copytree(run.path, folder_of(name).path)
+    return folder_of(name)
+
+
+def test_what_is_not_kept_is_deleted_on_the_service_and_changes_nothing(
+    whole: RunFolder, few: RunFolder
+) -> None:
+    assert kept(few) == [0, 4, 5, 6]  # 4 has the state from which 5 is rebuilt
+    assert saved(few, "sampler_weights") == {0, 4, 5, 6}
+    assert saved(few, "weights") == {0, 4, 6}
+    assert list_faults(few, read_contents(whole)) == []
+    assert [*find_damage(few)] == []
+
+
+def test_a_deleted_checkpoint_is_refused_by_its_number(few: RunFolder) -> None:
+    gone = r"has checkpoint 3 no more, since checkpoints\.keep deleted it; it keeps 0, 4, 5, 6"
+    with pytest.raises(CheckpointError, match=gone):
+        find_weights(f"{few.name}@3")
+    start = {"start": f"{few.name}@2", "lora_rank": 8}
+    recipe = FinetuneRecipe.model_validate(RECIPE.model_dump() | {"model": start})
+    with pytest.raises(CheckpointError, match="has checkpoint 2 no more"):
+        check_start(recipe, folder_of("started"))
+
+
+def test_a_fork_at_a_deleted_checkpoint_makes_it_again(whole: RunFolder, few: RunFolder) -> None:
+    fork = fork_run(few, "fork-of-few", 3, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
+    finetune(RECIPE, run=fork.name)
+    assert read_contents(fork)["weights"] == read_contents(whole)["weights"]
+
+
+def test_checkpoints_with_a_name_and_those_of_other_runs_are_kept(whole: RunFolder) -> None:
+    run = copied(whole, "named")
+    promote(f"{run.name}@1", "first")
+    fork_run(run, "fork-of-named", 3, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
+    delete_unneeded(run)
+    assert kept(run) == [0, 1, 2, 3, 4, 5, 6]  # 2 has the state from which the fork is rebuilt
+
+
+def test_a_deletion_that_failed_is_made_with_the_next(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copied(whole, "failed-once")
+
+    def fail(service: Service, path: str) -> None:
+        raise ServiceFailed("the line is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "delete", fail)
+        delete_unneeded(run)
+    assert "the line is down. Checkpoint 1 is deleted with the next ones" in caplog.text
+    assert kept(run) == [0, 4, 5, 6]
+    assert 1 in saved(run, "sampler_weights")
+    delete_unneeded(run)
+    assert saved(run, "sampler_weights") == {0, 4, 5, 6}
