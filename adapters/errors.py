@@ -43,6 +43,7 @@ UserError               an error that its user can mend
     FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch
+        DoorDied        a door's process, with its batches
         DoorUnreachable a worker to which the door does not answer
         ServiceFailed   the network or the service
             TimedOut    a request that was not answered in time

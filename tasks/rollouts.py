@@ -8,42 +8,24 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from fractions import Fraction
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
-from adapters.door.door import Door
-from adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
-from adapters.errors import ServiceError, UserError, counted
-from adapters.player_protocol import PlaySettings, RolloutEnd
+from adapters.door.batches import SampledBy
+from adapters.errors import UserError, counted
+from adapters.player_protocol import PlaySettings
 from adapters.process.event_loop import run_event_loop
-from adapters.rewards import Reward
-from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
-from tasks.recording.journal import Journal, read_journal, seal
-from tasks.recording.recorded_rollouts import recorded_calls
-from tasks.recording.spans import (
-    CLOSED,
-    ERROR,
-    LLM,
-    REWARD,
-    Span,
-    begun_span,
-    call_span,
-    cause_of,
-    closed_span,
-    end_spans,
-    refused_span,
-    scored_names,
-)
-from tasks.shards import BatchPlan
+from adapters.tinker.service import Service
+from tasks.doors.here import BatchDoor, HeldBatch
+from tasks.doors.recorder import BatchOrder
+from tasks.recording.journal import seal
+from tasks.recording.spans import ERROR, REWARD, cause_of
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, verified
-from tasks.storage.names import BASELINE, is_judging, parse_batch, parse_rollout
+from tasks.storage.names import BASELINE, parse_rollout
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, read_table, select
 
@@ -77,22 +59,26 @@ class RolloutHost:
     def __init__(
         self,
         run: RunFolder,
-        door: Door,
+        door: BatchDoor,
         service: Service,
         settings: PlaySettings,
         *,
         judged: bool = False,
     ) -> None:
         self.run = run
-        self.door = door
         self.service = service
-        self.settings = settings
-        self.judged = judged
+        self._door = door
+        self._settings = settings
+        self._judged = judged
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False
 
-    def play(self, batch: OpenBatch, play: Play) -> None:
-        """Have an open batch played; EngineDied if the engine dies meanwhile."""
+    def hold(self, plan: BatchPlan, shard: Path) -> HeldBatch:
+        """Have a door open the journal of a batch."""
+        return self._door.hold(BatchOrder(plan, shard, self._settings, self._judged))
+
+    def play(self, batch: HeldBatch, play: Play) -> None:
+        """Open a batch and have it played; EngineDied if the engine dies meanwhile."""
         run_event_loop(self._play_while_alive(batch, play))
 
     def cancel(self) -> None:
@@ -102,7 +88,7 @@ class RolloutHost:
             with suppress(RuntimeError):  # the batch has ended, and closed its event loop
                 cancel()
 
-    async def _play_while_alive(self, batch: OpenBatch, play: Play) -> None:
+    async def _play_while_alive(self, batch: HeldBatch, play: Play) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
@@ -113,166 +99,20 @@ class RolloutHost:
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
-            playing = self._play(batch, play)
-            await self.service.while_alive(playing, f"the rollouts of {batch.name}")
+            await self.service.while_alive(_play(batch, play))
         finally:
             self._cancels.discard(cancel)
 
-    async def _play(self, batch: OpenBatch, play: Play) -> None:
-        with self.door.opened(batch) as token:
-            try:
-                await play(self.door.address, batch.name, token)
-            except Exception:
-                await asyncio.wrap_future(self.door.settle(batch))  # no sampled call is lost
-                raise
 
-
-class JournalRecorder:
-    """Recorder of a batch: what the door reports becomes spans in the batch's journal."""
-
-    def __init__(self, host: RolloutHost, plan: BatchPlan, shard: Path, journal: Journal) -> None:
-        self._host = host
-        self._attempts = plan.attempts
-        self._judges = is_judging(parse_batch(plan.name).split)
-        self._journal = journal
-        self._examples = dict(plan.examples(shard))
-        # Exact: as a float, 0.14 * 100 is more than 14.
-        self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
-        self._rewarded: set[str] = set()
-        self._left: dict[str, PlannedRollout] = {}
-        self._closed = False
-        self._answered = False
-        self._held: list[RolloutEnd] = []
-        self.fault: ServiceError | None = None
-        """Why the service answers no call of the batch; nothing more of the batch is recorded."""
-        self.plan()
-
-    @property
-    def finished(self) -> bool:
-        """True when every rollout has ended or is left out."""
-        return not self._left
-
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
-        """Read the journal: the next attempt's number, and the rollouts that have not ended.
-
-        If a crash came before the end of a batch was recorded, a batch with enough ends is closed.
-        Raises TakenOver if the run has another owner by now.
-        """
-        self._host.run.check_owner()
-        spans = read_journal(self._journal.path)
-        self._rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
-        failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
-        recorded = recorded_calls(spans)
-        self._left = {
-            name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
-            for name, row in self._examples.items()
-            if name not in self._rewarded and failures[name] < self._attempts
-        }
-        self._answered |= any(span["kind"] == LLM for span in spans)
-        attempt = max((span["attempt"] for span in spans), default=-1)
-        self._closed = any(span["kind"] == CLOSED for span in spans)
-        if self._has_quorum():
-            last = [span["rollout_id"] for span in spans if span["kind"] == REWARD][-1]
-            closed = self._close(last, attempt, datetime.now(UTC))
-            self._journal.append_now(self._of_run(closed))
-        if self._closed:
-            self._left = {}
-        return attempt + 1, [*self._left.values()]
-
-    def begun(self, begun: Begun) -> None:
-        self._journal.append_soon(self._of_run(begun_span(begun)))
-
-    def refused(self, call: RefusedCall) -> None:
-        self._journal.append_soon(self._of_run(refused_span(call)))
-
-    async def answered(self, completion: Completion) -> None:
-        """Record a call durably; ends that waited for the service to answer one count now."""
-        await self._journal.append(self._of_run(call_span(completion)))
-        self._answered |= completion.usage is None
-        if self._answered:
-            held, self._held = self._held, []
-            for end in held:
-                await self.ended(end)
-
-    async def ended(self, end: RolloutEnd) -> bool:
-        """Record an end durably, and return whether it closes the batch.
-
-        An end that makes enough is recorded together with the decision that the rest is left out;
-        no later end counts. EngineDied if the engine's death may be the cause of the end; raises
-        TakenOver if the run has another owner by now.
-        """
-        self._host.run.check_owner()
-        self._host.service.check()
-        if self._closed or self._waits_for_service(end):
-            return False
-        now = datetime.now(UTC)
-        spans = self._end_spans(end, now)
-        failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
-        if spans[-1]["kind"] == REWARD:
-            self._rewarded.add(end.rollout_id)
-        if spans[-1]["kind"] == REWARD or failures >= self._attempts:
-            del self._left[end.rollout_id]
-        closes = self._has_quorum()
-        if closes:
-            spans.append(self._close(end.rollout_id, end.attempt, now))
-        *first, last = spans
-        for span in first:
-            self._journal.append_soon(self._of_run(span))
-        await self._journal.append(self._of_run(last))
-        if closes:
-            self._left = {}
-        return closes
-
-    def _waits_for_service(self, end: RolloutEnd) -> bool:
-        """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
-
-        The service may have refused only this request: it has if it answers another one.
-        """
-        refused = end.unanswered
-        if refused is None or (refused.kind == SAMPLER_REFUSED and self._answered):
-            return False
-        passing = refused.kind == SAMPLER_UNAVAILABLE
-        self.fault = (ServiceFailed if passing else ServiceRefused)(
-            f"{refused.message.rstrip('.')}. No end of {end.rollout_id} is recorded, which had "
-            "asked it: look at the service and at the recipe's model, then resume the run"
-        )
-        if refused.kind != SAMPLER_REFUSED:
-            raise self.fault
-        self._held.append(end)
-        return True
-
-    def check_service(self) -> None:
-        """Raise the ServiceError if the batch has ended without an answer of the service."""
-        if self._held and self.fault is not None:
-            raise self.fault
-
-    def _end_spans(self, end: RolloutEnd, now: datetime) -> list[Span]:
-        if self._judges and isinstance(end.outcome, Reward):
-            rollouts = self._examples[end.rollout_id]["example"]["rollouts"]
-            scored = scored_names((one["id"] for one in rollouts), end.outcome)
-            end = replace(end, calls={**end.calls, **scored})
-        unrewarded = self._host.judged or self._judges  # a judge may abstain
-        spans = end_spans(end, now, judged=unrewarded)
-        refused = {"calls_refused": end.refused} if end.refused else {}
-        spans[-1]["attributes"] = self._attributes(end.rollout_id) | refused
-        return spans
-
-    def _has_quorum(self) -> bool:
-        """Return whether the batch is to be closed now: enough have a reward, and some are left."""
-        return not self._closed and bool(self._left) and len(self._rewarded) >= self._quorum
-
-    def _close(self, rollout_id: str, attempt: int, now: datetime) -> Span:
-        """Close the batch by the end of a rollout; return the record that makes it so."""
-        self._closed = True
-        left = {name: self._attributes(name) for name in self._left}
-        return closed_span(rollout_id, attempt, now, left)
-
-    def _of_run(self, span: Span) -> Span:
-        return {"run_id": self._host.run.name, **span}
-
-    def _attributes(self, rollout_id: str) -> dict[str, Any]:
-        row = self._examples[rollout_id]
-        return {"example_id": row["example_id"], "example": row["example"]}
+async def _play(batch: HeldBatch, play: Play) -> None:
+    opening = batch.start()
+    try:
+        await play(opening.address, batch.name, opening.token)
+    except Exception:
+        await asyncio.wrap_future(batch.settle())  # no sampled call is lost
+        raise
+    finally:
+        batch.stop()
 
 
 @durable
@@ -285,17 +125,18 @@ def collect_rollouts(
     play: Play,
 ) -> None:
     """Play what is left of a batch, and seal its journal into Parquet."""
-    with Journal(host.run.journal(plan.name)) as journal:
-        recorder = JournalRecorder(host, plan, shard, journal)
-        if not recorder.finished:
-            batch = OpenBatch(plan.name, recorder, sampled_by(), host.settings)
-            while not recorder.finished:
-                try:
-                    host.play(batch, play)
-                except UserError as error:
-                    raise recorder.fault or error from error
-                recorder.check_service()
-    seal(journal.path, path)
+    with closing(host.hold(plan, shard)) as batch:
+        if not batch.state().finished:
+            batch.answer_by(sampled_by())
+        while not batch.state().finished:
+            try:
+                host.play(batch, play)
+            except UserError as error:
+                host.service.check()
+                raise batch.state().fault or error from error
+            if (state := batch.state()).stuck and state.fault is not None:
+                raise state.fault
+    seal(host.run.journal(plan.name), path)
 
 
 @dataclass(frozen=True)

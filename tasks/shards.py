@@ -9,7 +9,6 @@ from tasks.examples.curricula import Curriculum
 from tasks.examples.reading import SHUFFLED, Example, Source
 from tasks.storage.durability import durable
 from tasks.storage.files import read_rows, write_rows
-from tasks.storage.names import batch_name, rollout_name
 
 
 class ShardRow(Example):
@@ -36,34 +35,6 @@ class ShardSize:
             batch = number * batches + group * batches // self.groups
             rows.append({**example, "batch": batch, "round": number})
         return rows
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Plan of a batch: its part of a shard, each example `group_size` times.
-
-    A rollout that fails is played again until it has been played `attempts` times. When the share
-    `quorum` of the rollouts has a reward, the others are left out.
-    """
-
-    shard: str
-    number: int
-    group_size: int
-    attempts: int = 1
-    quorum: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return batch_name(self.shard, self.number)
-
-    def examples(self, shard: Path) -> list[tuple[str, ShardRow]]:
-        """Return (rollout id, example) of every rollout of the batch."""
-        return [
-            (rollout_name(self.shard, example, index), row)
-            for example, row in enumerate(read_shard(shard))
-            if row["batch"] == self.number
-            for index in range(self.group_size)
-        ]
 
 
 @durable

@@ -34,7 +34,16 @@ ARROWS = {
         "recipe": set(),
     },
     "tasks": {
-        MODULES: {"recording", "storage", "settings", "algorithm", "examples", "comparison"},
+        MODULES: {
+            "doors",
+            "recording",
+            "storage",
+            "settings",
+            "algorithm",
+            "examples",
+            "comparison",
+        },
+        "doors": {"recording", "storage"},
         "settings": {"algorithm", "examples", "storage"},
         "recording": {"storage"},
         "comparison": {"recording", "storage"},

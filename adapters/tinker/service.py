@@ -130,13 +130,17 @@ def _asked_again(
 class PatientSampler:
     """Sampling client whose calls end when the engine dies, or after the service's patience.
 
-    `path` is that of saved weights. A sampler whose weights can be made again has a function for
-    that (`reopen`), which returns a sampler of them, at another path if they were made again.
+    `path` is that of saved weights; without one, `base` is a model without a LoRA. A sampler whose
+    weights can be made again has a function for that (`reopen`), which returns a sampler of them,
+    at another path if they were made again.
     """
 
-    def __init__(self, client: tinker.SamplingClient, service: "Service", path: str = "") -> None:
+    def __init__(
+        self, client: tinker.SamplingClient, service: "Service", path: str = "", base: str = ""
+    ) -> None:
         self.client = client
         self.path = path
+        self.base = base
         self.reopen: Callable[[], PatientSampler] | None = None
         self._service = service
         self._reopening = Lock()
@@ -146,11 +150,23 @@ class PatientSampler:
         if self.reopen is None:
             return False
         with self._reopening:
+            before = self.path
             if self.client is refused:
-                opened, before = self.reopen(), self.path
-                self.client, self.path = opened.client, opened.path
+                self._open_again()
                 return self.path != before
             return True
+
+    def path_after(self, refused: str) -> str:
+        """Return the path of the weights after a refusal: another one if they were made again."""
+        with self._reopening:
+            if self.path == refused:
+                self._open_again()
+            return self.path
+
+    def _open_again(self) -> None:
+        if self.reopen is not None:
+            opened = self.reopen()
+            self.client, self.path = opened.client, opened.path
 
     async def sample(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
@@ -314,7 +330,7 @@ class Service:
         """Return a sampler of a base model, without a LoRA."""
         create, name = self.client.create_sampling_client, name_for_clients(base_model)
         client = self.create(f"a sampler of {base_model}", create, base_model=name)
-        return PatientSampler(client, self)
+        return PatientSampler(client, self, base=base_model)
 
     def tokenizer(self, model_path: str, base_model: str) -> Tokenizer:
         """Return the tokenizer of sampler weights or, if these are gone, of their base model."""

@@ -1,6 +1,7 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
 from tasks.algorithm.advantages import find_advantage
+from tasks.doors.here import BatchDoor, DoorHere
+from tasks.doors.orders import DoorOrder, ServiceOrder
+from tasks.doors.processes import DoorProcesses
 from tasks.rollouts import (
     Play,
     RolloutHost,
@@ -35,10 +39,15 @@ from tasks.rollouts import (
     reopen_stopped,
 )
 from tasks.settings.rollouts import Judge, Rollouts
-from tasks.shards import BatchPlan, read_shard
+from tasks.shards import read_shard
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.names import BASELINE
 
 log = logging.getLogger(__name__)
+
+CORES_OF_A_DOOR = 4
+"""Cores of a machine for each process of a door: as much again goes to the agents, the engine and
+the flow."""
 
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one sampled, one greedy."""
@@ -170,25 +179,29 @@ class OpenRollouts:
 
 
 @contextmanager
-def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
+def open_rollouts(run: OpenRun, recipe: Recipe, doors: int | None = None) -> Iterator[OpenRollouts]:
     """Answer and play the rollouts of a run, as many batches at a time as its recipe says.
 
     A batch is a task in a thread of the flow's process, which plays it or waits for the cluster
-    that plays it. An error of the flow cancels the batches that are under way.
+    that plays it. An error of the flow cancels the batches that are under way. `doors` processes
+    answer calls, with 0 this one, with None as many as suit the machine.
     """
     rollouts = recipe.rollouts
-    inflight = rollouts.weights == "inflight"
-    policies = run.policies.at_or_newer if inflight else run.policies.at
+    policies = run.policies.at_or_newer if rollouts.weights == "inflight" else run.policies.at
     playing = rollouts.batches * rollouts.steps_under_way()
     playing *= 2 if find_advantage(recipe.algorithm.advantage).by_greedy else 1
     evaluating = rollouts.batches * EVALUATED_SHARDS
+    places = playing + evaluating
     run.unusable.set()
+    concurrency, chat = _concurrency(rollouts, places), run.chat(recipe.model)
+    doors = count_doors(os.cpu_count() or 1, places) if doors is None else doors
     with (
-        _open_door(run, recipe, _concurrency(rollouts, playing + evaluating)) as hosts,
-        _player(rollouts, playing + evaluating, hosts.agent.door) as play,
+        _open_doors(run, recipe, chat, doors) as door,
+        _player(rollouts, places, door) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
+        hosts = _hosts(run, recipe, door, concurrency)
         fixed = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
 
@@ -203,15 +216,14 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
             return {**policies(step), **frozen(step)}
 
         try:
-            most_failed = rollouts.most_failed
-            trained = partial(check_step, most_failed=most_failed)
-            judged = partial(check_rewards, most_failed=most_failed)
+            trained = partial(check_step, most_failed=rollouts.most_failed)
+            judged = partial(check_rewards, most_failed=rollouts.most_failed)
             yield OpenRollouts(
                 RolloutRunner(hosts.agent, tasks, play, trained_at, trained),
                 RolloutRunner(hosts.judge, tasks, play, at, judged),
                 RolloutRunner(hosts.held_out, evaluations, play, at, check_held_out),
                 RolloutRunner(hosts.examiner, evaluations, play, at, judged),
-                hosts.agent.door.chat,
+                chat,
             )
         except BaseException:
             for host in hosts:
@@ -229,25 +241,59 @@ class Hosts(NamedTuple):
     examiner: RolloutHost
 
 
-@contextmanager
-def _open_door(run: OpenRun, recipe: Recipe, concurrency: int) -> Iterator[Hosts]:
-    """Open a run's door, where a batch plays `concurrency` rollouts at a time; yield its hosts."""
-    rollouts, chat = recipe.rollouts, run.chat(recipe.model)
+def _hosts(run: OpenRun, recipe: Recipe, door: BatchDoor, concurrency: int) -> Hosts:
+    """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
     judge, examiner = recipe.judge, recipe.evaluation.judge
-    backends = create_backends(recipe.roles, recipe.seed)
-    with Door(chat, backends, recipe.seed, rollouts.max_calls, door_listener(rollouts)) as door:
-        limits = concurrency, rollouts.timeout_seconds
 
-        def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
-            settings = PlaySettings(*recipe.plays(by), *limits)
-            return RolloutHost(run.folder, door, run.service, settings, judged=judged)
+    def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
+        roles, limit = recipe.plays(by), recipe.rollouts.timeout_seconds
+        settings = PlaySettings(*roles, concurrency, limit)
+        return RolloutHost(run.folder, door, run.service, settings, judged=judged)
 
-        yield Hosts(
-            host_of(judged=judge.judges),
-            host_of(judge),
-            host_of(judged=judge.judges or examiner.judges),
-            host_of(examiner),
-        )
+    return Hosts(
+        host_of(judged=judge.judges),
+        host_of(judge),
+        host_of(judged=judge.judges or examiner.judges),
+        host_of(examiner),
+    )
+
+
+def count_doors(cores: int, batches: int) -> int:
+    """Return how many processes answer the calls of so many batches at a time.
+
+    None does where two cores are all: then they would only take turns with the flow's process.
+    """
+    return 0 if cores <= 2 else min(batches, max(1, cores // CORES_OF_A_DOOR))
+
+
+@contextmanager
+def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat, number: int) -> Iterator[BatchDoor]:
+    """Open a run's doors in `number` processes, or one door in this process.
+
+    Only what saved weights answer can leave this process: no function of the user's, no model of
+    LiteLLM, and no weights that each update changes. A door whose URL is given is one.
+    """
+    rollouts, seed = recipe.rollouts, recipe.seed
+    roles = create_backends(recipe.roles, seed)
+    named = {role: who for role, who in roles.items() if isinstance(who, str)}
+    listener = door_listener(rollouts)
+    if not number or len(named) < len(roles) or rollouts.weights == "inflight":
+        with Door(chat, roles, seed, rollouts.max_calls, listener) as door:
+            yield DoorHere(door, run.folder, run.service)
+        return
+    owned, service = run.folder.ownership, run.service
+    order = DoorOrder(
+        run=run.folder.path,
+        owner=None if owned is None else owned.owner,
+        service=ServiceOrder(service.server.url, service.server.key, service.patience),
+        chat=run.chat_order(recipe.model),
+        roles=named,
+        seed=seed,
+        max_calls=rollouts.max_calls,
+        listener=listener,
+    )
+    with DoorProcesses(order, service, number if rollouts.door is None else 1) as doors:
+        yield doors
 
 
 def _concurrency(rollouts: Rollouts, batches: int) -> int:
@@ -277,9 +323,10 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
 
 
 @contextmanager
-def _player(rollouts: Rollouts, places: int, door: Door) -> Iterator[Play]:
+def _player(rollouts: Rollouts, places: int, door: BatchDoor) -> Iterator[Play]:
     if rollouts.runner == "threads":
-        yield partial(play_batch, reach=partial(near, door))
+        here = isinstance(door, DoorHere)
+        yield partial(play_batch, reach=partial(near, door.door)) if here else play_batch
         return
     from adapters.harness.dask_cluster import open_cluster  # Dask is an extra
 

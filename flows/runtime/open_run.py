@@ -25,6 +25,7 @@ from flows.runtime.checks import check_binding, check_run
 from flows.runtime.policies import RunPolicies, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
+from tasks.doors.orders import ChatOrder, open_chat
 from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
 from tasks.recording.step_log import Metrics, record_metrics, steps_done
 from tasks.recovery.retention import Retention
@@ -69,9 +70,11 @@ class OpenRun:
 
     def chat(self, model: Model) -> Chat:
         """Return the chat of the model that is trained, by the tokenizer of the service."""
-        tokenizer = self.service.tokenizer(self.ledger.at(0).sampler, model.base)
-        context = self.service.context(model.base)
-        return Chat(tokenizer, model.renderer, context, model.thinking)
+        return open_chat(self.service, self.chat_order(model))
+
+    def chat_order(self, model: Model) -> ChatOrder:
+        sampler = self.ledger.at(0).sampler
+        return ChatOrder(sampler, model.base, model.renderer, model.thinking)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:

@@ -22,10 +22,8 @@ from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
 from flows.runtime.overlap import steps_by_shard
 from flows.train import train
 from tasks.recording.step_log import read_metrics
-from tasks.rollouts import RolloutHost
 from tasks.storage.run_folder import RunFolder
-from tests.support.door.door_batches import ListRecorder, batch_at
-from tests.support.door.played_batch import service_without_engine
+from tests.support.door.played_batch import host_at, service_without_engine
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
@@ -160,9 +158,9 @@ def test_a_batch_that_begins_after_the_others_were_cancelled_is_not_played(
         played.append(given)
 
     settings = PlaySettings("hello", [POLICY], 4, 60)
-    server = RolloutHost(RunFolder(tmp_path), open_door, service_without_engine(), settings)
-    sampled_by: Any = None
+    server = host_at(open_door, RunFolder(tmp_path), service_without_engine(), settings)
+    no_batch: Any = None
     server.cancel()
     with pytest.raises(asyncio.CancelledError):
-        server.play(batch_at(open_door, "train-00000.0", ListRecorder([]), sampled_by), play)
+        server.play(no_batch, play)
     assert played == []

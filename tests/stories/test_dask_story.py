@@ -17,7 +17,7 @@ from adapters.harness import dask_cluster
 from adapters.harness.dask_cluster import ClusterFailed, open_cluster
 from adapters.network.addresses import Listener
 from tasks.rollouts import collect_rollouts
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand

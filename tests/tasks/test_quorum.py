@@ -24,12 +24,12 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.rewards import Reward
 from tasks import rollouts
+from tasks.doors.recorder import BatchOrder, JournalRecorder
 from tasks.evaluations import score_spans
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.recording.views import open_views
 from tasks.reports.rollouts import read_games, transcripts
-from tasks.rollouts import JournalRecorder, RolloutHost
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
@@ -233,10 +233,9 @@ def record_ends(
     run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: set[str]
 ) -> list[str]:
     """Report the ends of the rollouts that are left, all at once, in an order; return those."""
-    nothing: Any = None
-    server = RolloutHost(run, nothing, service_without_engine(), PlaySettings("", [], 1, 1.0))
+    order_of_batch = BatchOrder(plan, run.shard(SHARD), PlaySettings("", [], 1, 1.0), judged=False)
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(server, plan, run.shard(SHARD), journal)
+        recorder = JournalRecorder(run, service_without_engine(), order_of_batch, journal)
         attempt, planned = recorder.plan()
         left = [rollout.id for rollout in planned]
         ends = [
@@ -250,7 +249,7 @@ def record_ends(
 
         closes = asyncio.run(report_all())
         assert sum(closes) <= 1
-        assert recorder.finished
+        assert recorder.state().finished
     return left
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,9 @@ from adapters.door.batches import RolloutEnd
 from adapters.door.role_calls import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
 from adapters.tinker.service import ServiceRefused
+from tasks.doors.recorder import BatchOrder, JournalRecorder
 from tasks.recording.journal import Journal, read_journal
-from tasks.rollouts import JournalRecorder, RolloutHost
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 
@@ -36,20 +35,18 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
     run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2, 1, 1.0)
     shard = write_examples(run, [{"number": 0}])
     refused, other = [name for name, _ in plan.examples(shard)]
-    no_door: Any = None
-    server = RolloutHost(run, no_door, service_without_engine(), PlaySettings("", [], 1, 1.0))
+    order = BatchOrder(plan, shard, PlaySettings("", [], 1, 1.0), judged=False)
     unanswered = Failure(SAMPLER_REFUSED, "the service reads no such request")
     failure = Failure("BadRequestError", "no")
     end = RolloutEnd(failure, 0.1, refused, unanswered=unanswered)
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(server, plan, shard, journal)
+        recorder = JournalRecorder(run, service_without_engine(), order, journal)
         asyncio.run(recorder.ended(end))
         usage = None if by_service else Usage(1, 1, cost=None)
         asyncio.run(recorder.answered(answered(other, usage)))
         ends = [span for span in read_journal(journal.path) if span["kind"] == "error"]
         assert len(ends) == by_service
-        if by_service:
-            recorder.check_service()
-        else:
-            with pytest.raises(ServiceRefused, match="reads no such request"):
-                recorder.check_service()
+        state = recorder.state()
+        assert state.stuck != by_service
+        assert isinstance(state.fault, ServiceRefused)
+        assert "reads no such request" in str(state.fault)

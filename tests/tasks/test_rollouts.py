@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from adapters.rendering.chat import Chat
 from tasks.reports.dryruns import describe_dryrun
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage

@@ -20,14 +20,20 @@ from adapters.player_protocol import PlaySettings
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.shards import BatchPlan
+from tasks.rollouts import collect_rollouts
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.door.opened_door import Opened
-from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
+from tests.support.door.played_batch import (
+    BATCH,
+    SHARD,
+    host_at,
+    service_without_engine,
+    write_examples,
+)
 from tests.support.door.stand_in import CHAT, END, StandIn, letters, turn
 
 JUDGE = "function:tests.adapters.door.test_roles:judge"
@@ -108,7 +114,7 @@ def collect(tmp_path: Path) -> Collect:
         agent = "tests.adapters.door.test_roles:tells_and_listens"
         with Door(CHAT, create_backends(roles, run_seed=0), run_seed=0) as door:
             settings = PlaySettings(agent, list(door.roles), concurrency=1, timeout_seconds=60.0)
-            server = RolloutHost(run, door, service_without_engine(), settings)
+            server = host_at(door, run, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
             collect_rollouts.make(

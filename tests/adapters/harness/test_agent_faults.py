@@ -21,7 +21,7 @@ from adapters.harness.agents import contained_task
 from adapters.harness.players_door import BatchRefused
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import Journal, JournalError
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table

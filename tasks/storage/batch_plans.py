@@ -1,0 +1,35 @@
+"""Plans of batches: which rollouts of a shard a batch plays."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.storage.files import JsonRow, read_rows
+from tasks.storage.names import batch_name, rollout_name
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Plan of a batch: its part of a shard, each example `group_size` times.
+
+    A rollout that fails is played again until it has been played `attempts` times. When the share
+    `quorum` of the rollouts has a reward, the others are left out.
+    """
+
+    shard: str
+    number: int
+    group_size: int
+    attempts: int = 1
+    quorum: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return batch_name(self.shard, self.number)
+
+    def examples(self, shard: Path) -> list[tuple[str, JsonRow]]:
+        """Return (rollout id, example) of every rollout of the batch."""
+        return [
+            (rollout_name(self.shard, example, index), row)
+            for example, row in enumerate(read_rows(shard))
+            if row["batch"] == self.number
+            for index in range(self.group_size)
+        ]

@@ -1,0 +1,72 @@
+"""Doors in processes of their own change nothing of a run, also if an engine or a door dies."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from flows.runtime import open_rollouts
+from flows.runtime.open_rollouts import count_doors
+from tasks.doors.here import HeldBatch
+from tasks.doors.processes import FarBatch
+from tasks.rollouts import Play, RolloutHost
+from tasks.storage.run_folder import RunFolder
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
+from tests.support.servers.dying_engine import dying_in_batch
+
+RECIPE = small_recipe(
+    rollouts={"groups": 4, "group_size": 4, "max_tokens": 16, "batches": 2, "lag": 1},
+)
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
+
+whole = fixture_of(RECIPE)
+
+
+def two(*_: int) -> int:
+    return 2
+
+
+@contextmanager
+def nothing_dying() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def door_dying(name: str) -> Iterator[None]:
+    """Kill the door of a batch as soon as the batch is to be played for the first time."""
+    play, killed = RolloutHost.play, list[int]()
+
+    def die(host: RolloutHost, batch: HeldBatch, how: Play) -> None:
+        assert isinstance(batch, FarBatch)
+        if batch.name == name and not killed:
+            killed.append(batch.door.process)
+            os.kill(killed[0], signal.SIGKILL)
+        play(host, batch, how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutHost, "play", die)
+        yield
+    assert killed
+
+
+@pytest.mark.parametrize(
+    "dying", [nothing_dying(), door_dying("train-00001.0"), dying_in_batch("train-00001.0")]
+)
+def test_a_run_is_the_same_with_doors_of_its_own(
+    dying: AbstractContextManager[None],
+    whole: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_rollouts, "count_doors", two)
+    assert differences(die_and_go_on(RECIPE, dying, tmp_path), whole) == []
+
+
+def test_a_machine_of_two_cores_has_no_door_of_its_own_and_a_larger_one_has_some() -> None:
+    assert [count_doors(cores, 8) for cores in (1, 2, 3, 7, 8, 16, 64)] == [0, 0, 1, 1, 2, 4, 8]
+    assert count_doors(64, 1) == 1
