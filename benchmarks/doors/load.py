@@ -32,9 +32,10 @@ from adapters.tinker.service import Service, open_session
 from benchmarks.doors.quick_service import KEY, start_service
 from benchmarks.measuring import describe_machine, format_table
 from engine.model.base_models import find
+from tasks.doors.begun import PROGRAM
 from tasks.doors.here import BatchDoor, DoorHere
 from tasks.doors.orders import ChatOrder, DoorOrder, ServiceOrder, open_chat
-from tasks.doors.processes import PROGRAM, DoorProcesses
+from tasks.doors.processes import DoorProcesses
 from tasks.rollouts import Play, RolloutHost, collect_rollouts
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.files import write_rows

@@ -1,5 +1,6 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from adapters.tracking.wandb import unsynced_folder
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
+from tasks.doors.begun import doors_begun
 from tasks.recording.step_log import steps_done
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
@@ -51,7 +53,8 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     folder = folder_of(run)
     recipe = check_start(recipe, folder, [one.name for one in replaced])
     started = time.monotonic()
-    with server_begun(), engine_begun(recipe.model.base):
+    doors = recipe.doors(os.cpu_count() or 1)
+    with server_begun(), engine_begun(recipe.model.base), doors_begun(doors):
         check_prefect()
         delete_runs(replaced)
         with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY, Sampling
-from adapters.door.roles import check_role, checkpoint_of, earlier_of, policy_of
+from adapters.door.roles import (
+    check_role,
+    checkpoint_of,
+    earlier_of,
+    is_untrained,
+    policy_of,
+)
 from flows.recipe.given_examples import Dataset
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, find_advantage
@@ -28,6 +34,10 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 HELD_OUT = {"path", "test_split", "splits", "held_out"}
 """Keys of a dataset that say which of its examples are held out."""
+
+CORES_OF_A_DOOR = 4
+"""Cores of a machine for each process that answers calls; the others are the agents', the engine's
+and the flow's."""
 
 
 class Recipe(RunRecipe):
@@ -206,6 +216,22 @@ class Recipe(RunRecipe):
 
     def sampling(self) -> Sampling:
         return self.rollouts.sampling()
+
+    def doors(self, cores: int) -> int:
+        """Return how many processes answer calls, no more than batches are played at a time.
+
+        Two cores are the flow's and the engine's. Only what saved weights answer can leave the
+        flow's process: no function of the user's, no model of LiteLLM, and no weights that each
+        update changes. A door whose URL is given is one.
+        """
+        rollouts = self.rollouts
+        saved = all(policy_of(who) or is_untrained(who) for who in self.roles.values())
+        if cores <= 2 or not saved or rollouts.weights == "inflight":
+            return 0
+        if rollouts.door is not None:
+            return 1
+        batches = rollouts.batches * rollouts.steps_under_way()
+        return min(batches, max(1, cores // CORES_OF_A_DOOR))
 
     def not_reproducible(self) -> list[str]:
         return self.rollouts.not_reproducible()

@@ -152,6 +152,10 @@ class RunRecipe(FlowRecipe, ABC):
         """Return the sampling with which a checkpoint is served."""
         return Rollouts(max_tokens=MOST_TOKENS).sampling()
 
+    def doors(self, cores: int) -> int:
+        """Return how many processes answer calls on a machine of so many cores; 0 is the flow's."""
+        return 0
+
     def not_reproducible(self) -> list[str]:
         """List why another run of the recipe would not have the same weights."""
         return []

@@ -45,10 +45,6 @@ from tasks.storage.names import BASELINE
 
 log = logging.getLogger(__name__)
 
-CORES_OF_A_DOOR = 4
-"""Cores of a machine for each process of a door: as much again goes to the agents, the engine and
-the flow."""
-
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one sampled, one greedy."""
 
@@ -179,12 +175,11 @@ class OpenRollouts:
 
 
 @contextmanager
-def open_rollouts(run: OpenRun, recipe: Recipe, doors: int | None = None) -> Iterator[OpenRollouts]:
+def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     """Answer and play the rollouts of a run, as many batches at a time as its recipe says.
 
     A batch is a task in a thread of the flow's process, which plays it or waits for the cluster
-    that plays it. An error of the flow cancels the batches that are under way. `doors` processes
-    answer calls, with 0 this one, with None as many as suit the machine.
+    that plays it. An error of the flow cancels the batches that are under way.
     """
     rollouts = recipe.rollouts
     policies = run.policies.at_or_newer if rollouts.weights == "inflight" else run.policies.at
@@ -194,9 +189,8 @@ def open_rollouts(run: OpenRun, recipe: Recipe, doors: int | None = None) -> Ite
     places = playing + evaluating
     run.unusable.set()
     concurrency, chat = _concurrency(rollouts, places), run.chat(recipe.model)
-    doors = count_doors(os.cpu_count() or 1, places) if doors is None else doors
     with (
-        _open_doors(run, recipe, chat, doors) as door,
+        _open_doors(run, recipe, chat) as door,
         _player(rollouts, places, door) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
@@ -258,26 +252,13 @@ def _hosts(run: OpenRun, recipe: Recipe, door: BatchDoor, concurrency: int) -> H
     )
 
 
-def count_doors(cores: int, batches: int) -> int:
-    """Return how many processes answer the calls of so many batches at a time.
-
-    None does where two cores are all: then they would only take turns with the flow's process.
-    """
-    return 0 if cores <= 2 else min(batches, max(1, cores // CORES_OF_A_DOOR))
-
-
 @contextmanager
-def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat, number: int) -> Iterator[BatchDoor]:
-    """Open a run's doors in `number` processes, or one door in this process.
-
-    Only what saved weights answer can leave this process: no function of the user's, no model of
-    LiteLLM, and no weights that each update changes. A door whose URL is given is one.
-    """
+def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]:
+    """Open a run's doors in processes of their own, or else one door in this process."""
     rollouts, seed = recipe.rollouts, recipe.seed
-    roles = create_backends(recipe.roles, seed)
-    named = {role: who for role, who in roles.items() if isinstance(who, str)}
-    listener = door_listener(rollouts)
-    if not number or len(named) < len(roles) or rollouts.weights == "inflight":
+    roles, listener = create_backends(recipe.roles, seed), door_listener(rollouts)
+    number = recipe.doors(os.cpu_count() or 1)
+    if not number:
         with Door(chat, roles, seed, rollouts.max_calls, listener) as door:
             yield DoorHere(door, run.folder, run.service)
         return
@@ -287,12 +268,12 @@ def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat, number: int) -> Iterat
         owner=None if owned is None else owned.owner,
         service=ServiceOrder(service.server.url, service.server.key, service.patience),
         chat=run.chat_order(recipe.model),
-        roles=named,
+        roles={role: str(who) for role, who in roles.items()},
         seed=seed,
         max_calls=rollouts.max_calls,
         listener=listener,
     )
-    with DoorProcesses(order, service, number if rollouts.door is None else 1) as doors:
+    with DoorProcesses(order, service, number) as doors:
         yield doors
 
 

@@ -1,7 +1,6 @@
 """Doors of a run in processes of their own, beside the players: each batch is at one of them."""
 
 import logging
-import sys
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Any, Self, cast
@@ -9,14 +8,13 @@ from weakref import WeakValueDictionary
 
 from adapters.door.batches import SampledBy
 from adapters.errors import PassingError, ServiceError, UserError
-from adapters.process.child import ChildProcess
 from adapters.process.line_calls import LineCalls, read_error
 from adapters.tinker.service import PatientSampler, Service
+from tasks.doors.begun import take_program
 from tasks.doors.here import HeldBatch, Opening
 from tasks.doors.orders import AnswerOrder, DoorOrder, PolicyOrder, write_order
 from tasks.doors.recorder import BatchOrder, BatchState
 
-PROGRAM = "tasks.doors.program"
 DOOR_CLOSING_SECONDS = 15.0
 """Time for a door to close, and to tell the service that its session ends."""
 
@@ -31,7 +29,7 @@ class DoorProcess:
     def __init__(self, order: DoorOrder, service: Service) -> None:
         self.held: set[str] = set()
         """Batches that were dealt to the door."""
-        self._child = ChildProcess([sys.executable, "-P", "-m", PROGRAM])
+        self._child = take_program()
         self.calls = LineCalls(self._child.tell, self._answer)
         self._given: WeakValueDictionary[str, PatientSampler] = WeakValueDictionary()
         self._listening = Thread(target=self._listen, name="door", daemon=True)

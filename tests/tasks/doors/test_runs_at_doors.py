@@ -5,11 +5,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.runtime import open_rollouts
-from flows.runtime.open_rollouts import count_doors
 from tasks.doors.here import HeldBatch
 from tasks.doors.processes import FarBatch
 from tasks.rollouts import Play, RolloutHost
@@ -25,10 +24,6 @@ RECIPE = small_recipe(
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
 whole = fixture_of(RECIPE)
-
-
-def two(*_: int) -> int:
-    return 2
 
 
 @contextmanager
@@ -63,10 +58,23 @@ def test_a_run_is_the_same_with_doors_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(open_rollouts, "count_doors", two)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert differences(die_and_go_on(RECIPE, dying, tmp_path), whole) == []
 
 
 def test_a_machine_of_two_cores_has_no_door_of_its_own_and_a_larger_one_has_some() -> None:
-    assert [count_doors(cores, 8) for cores in (1, 2, 3, 7, 8, 16, 64)] == [0, 0, 1, 1, 2, 4, 8]
-    assert count_doors(64, 1) == 1
+    assert [RECIPE.doors(cores) for cores in (1, 2, 3, 7, 8, 16, 64)] == [0, 0, 1, 1, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"roles": {"policy": "policy", "helper": "function:math:sqrt"}},
+        {"roles": {"policy": "policy", "helper": "openai/gpt"}},
+        {"rollouts": {"weights": "inflight", "lag": 1}},
+    ],
+)
+def test_what_no_saved_weights_answer_stays_in_the_process_of_the_flow(
+    changes: dict[str, Any],
+) -> None:
+    assert small_recipe(**changes).doors(16) == 0
