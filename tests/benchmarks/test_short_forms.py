@@ -31,7 +31,7 @@ SHORT = {
         "The gradient differs by",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
-    "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
+    "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
