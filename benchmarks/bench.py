@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "engine.speed": ("--rounds", "5", "--cores", "1"),
     "engine.shared_prefixes": ("--rounds", "5", "--cores", "1"),
     "durability": (),
+    "doors.load": (),
     "recording.assembly": (),
     "growth.long_runs": ("--recorded", "20", "10000"),
     "beside_cookbook.texts": ("--steps", "20", "--kill-at", "11"),

@@ -9,7 +9,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from adapters.process.open_files import raise_limit
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import Service, open_session
 from benchmarks.doors.quick_service import KEY, start_service
-from benchmarks.measuring import describe_machine, format_table
+from benchmarks.measuring import Comparison, describe_machine, format_table, note
 from engine.model.base_models import find
 from tasks.doors.begun import PROGRAM
 from tasks.doors.here import BatchDoor, DoorHere
@@ -47,7 +47,7 @@ MOST_TOKENS = 64
 PATIENCE = 600.0
 FEW = {"rollouts": 8, "calls": 2, "batches": 1}
 AGENTS = {"openai": "by_openai", "socket": "by_socket"}
-HEADER = ("door", "calls/s", "range", "ratio", "CPU ms a call", "of the doors", "ratio")
+HEADER = ("", "calls/s", "range", "ratio", "CPU ms a call", "of the doors", "ratio")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,22 @@ def measure(load: Load, numbers: Sequence[int], rounds: int) -> list[list[str]]:
                 folder = Path(scratch) / f"{number}-{doors}"
                 took[doors].append(play_load(load, doors, service, str(base.folder), folder))
     first = took[numbers[0]]
+    _note(load, took, numbers[0])
     return [_row(doors, took[doors], first, load.rollouts * load.calls) for doors in numbers]
+
+
+def _note(load: Load, took: Mapping[int, Sequence[Measured]], first: int) -> None:
+    walls = {number: [one.wall for one in rounds] for number, rounds in took.items()}
+    for number in [*walls][1:]:
+        what = f"{_name(number)}, {load.rollouts:,} rollouts at once by {load.agent}"
+        calls = load.rollouts * load.calls
+        note(Comparison(what, walls[number], _name(first), walls[first], calls, "calls"))
+
+
+def _name(doors: int) -> str:
+    if not doors:
+        return "a door beside the agents"
+    return "a door apart" if doors == 1 else f"{doors} doors apart"
 
 
 def _tokens(folder: str) -> list[int]:
@@ -153,7 +168,7 @@ def _row(doors: int, took: Sequence[Measured], first: Sequence[Measured], calls:
     ratio = median(a.wall / b.wall for a, b in zip(first, took, strict=True))
     cpu = median(a.cpu / b.cpu for a, b in zip(first, took, strict=True))
     return [
-        f"{doors} processes" if doors else "beside the agents",
+        _name(doors),
         f"{calls / median(walls):,.0f}",
         f"{calls / max(walls):,.0f}-{calls / min(walls):,.0f}",
         f"{ratio:.2f}",

@@ -31,6 +31,10 @@ SHORT = {
         "The gradient differs by",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
+    "doors.load": (
+        ("--rollouts", "4", "--calls", "2", "--batches", "2", "--rounds", "1", "--doors", "0", "1"),
+        "| a door apart |",
+    ),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
