@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
@@ -53,7 +54,12 @@ class DoorProcess:
         return FarBatch(self, order)
 
     def close(self) -> None:
-        self._child.end(DOOR_CLOSING_SECONDS)
+        """End the process: at once if it does not listen yet."""
+        begun = self._begun.done()
+        if begun:
+            with suppress(DoorDied):
+                self.calls.ask("end").result()
+        self._child.end(DOOR_CLOSING_SECONDS if begun else 0)
         self._listening.join()
 
     def name_policies(self, sampled_by: SampledBy) -> AnswerOrder:

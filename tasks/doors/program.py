@@ -1,7 +1,7 @@
 """The program of a door's process: it opens a door of a run, and holds batches, as it is told.
 
-It ends when its stdin does. If a batch is still held then, the flow's process was killed, and this
-one ends at once: what its journals have is what a kill leaves.
+It ends when its stdin does. Unless it was told that the end comes, the flow's process was killed,
+and this one ends at once: what its journals have is what a kill leaves.
 """
 
 import logging
@@ -37,7 +37,7 @@ class DoorProgram:
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
         self.flow = LineCalls(tell, self._answer)
-        self._begun = False
+        self._told = False
         self._opened = ExitStack()
         self._died: Future[None] = Future()
         self._samplers: dict[tuple[str, str], PatientSampler] = {}
@@ -54,7 +54,12 @@ class DoorProgram:
                 return self._hold(read_order(BatchOrder, given))
             case "close":
                 return self._batches.pop(given).close()
-        batch = self._batches[given["batch"]]
+            case "end":
+                self._told = True
+                return None
+        return self._answer_for(self._batches[given["batch"]], name, given)
+
+    def _answer_for(self, batch: BatchHere, name: str, given: Any) -> object:
         match name:
             case "state":
                 return write_state(batch.state())
@@ -70,7 +75,7 @@ class DoorProgram:
 
     def end(self) -> None:
         """End this process; close the door and the session first, unless the flow was killed."""
-        if self._begun and not self._batches:
+        if self._told:
             self._opened.close()
         os._exit(0)  # the SDK's threads would complain of an interpreter that ends
 
@@ -84,7 +89,6 @@ class DoorProgram:
         owners = RunFolder(order.run).owners
         owned = None if order.owner is None else Ownership(owners, order.owner)
         self._door = DoorHere(door, RunFolder(order.run, owned), self._service)
-        self._begun = True
         return door.address
 
     def _hold(self, order: BatchOrder) -> None:
@@ -101,12 +105,13 @@ class DoorProgram:
     def _sampler(self, policy: PolicyOrder) -> PatientSampler:
         """Return a sampler, which batches share; the flow makes weights again that are gone."""
         kept, known = self._samplers, (policy.path, policy.base)
-        if known not in kept:
+        opened = kept.get(known)
+        if opened is None:
             kept[known] = opened = self._open_sampler(policy)
             opened.reopen = partial(self._open_again, opened, policy.path)
             for old in [*kept][:-MOST_SAMPLERS]:
                 kept.pop(old, None)
-        return kept[known]
+        return opened
 
     def _open_sampler(self, policy: PolicyOrder) -> PatientSampler:
         if not policy.path:
