@@ -179,7 +179,7 @@ def test_a_door_ends_with_its_flow_and_another_one_goes_on(stage: Stage, tmp_pat
             flow.kill()
     wait_until("the end of the door", lambda: not door.is_running())
     with open_doors(stage, run) as doors:
-        check_sampled_once(play(stage, run, doors))
+        check_sampled_once(play(stage, run, doors, f"{__name__}:is_interrupted"))
 
 
 def count_calls(run: RunFolder) -> int:
