@@ -41,7 +41,7 @@ smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in J
 	$(BIN)/ratchet train people
 
 methods: $(READY) ## train the tiny model by every method, by three seeds
-	$(BIN)/python -m benchmarks.methods --picture runs/methods/methods.svg
+	$(BIN)/python -m benchmarks.learning.methods --picture runs/methods/methods.svg
 
 smollm-seeds: $(READY) ## train the small real model by three seeds
 	$(BIN)/ratchet fetch smollm2-135m
@@ -139,7 +139,7 @@ signals: $(READY) ## stop train, evaluate and dryrun by Ctrl-C and SIGTERM at ra
 	$(BIN)/python -m benchmarks.interruptions.signals
 
 algorithms: $(READY) ## train each loss and each advantage by three seeds, and draw what they learn
-	$(BIN)/python -m benchmarks.algorithms --seeds 3
+	$(BIN)/python -m benchmarks.learning.algorithms --seeds 3
 
 # Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile

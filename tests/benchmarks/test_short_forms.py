@@ -37,7 +37,7 @@ SHORT = {
     ),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
-    "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
+    "learning.algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
         "equal weights, optimizer, datums, metrics and evaluations",
@@ -50,7 +50,7 @@ SHORT = {
         ("--seconds", "1", "--victims", "engine", "--folder", "s"),
         "| engine, 1 s |",
     ),
-    "methods": (
+    "learning.methods": (
         (
             "--seeds",
             "1",
@@ -65,12 +65,12 @@ SHORT = {
         ),
         "| pairs |",
     ),
-    "by_seeds": (
+    "learning.by_seeds": (
         (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
         "| `earlier:4` |",
     ),
     "intervals": (("--pairs", "10", "--gated", "2"), "mean of 4 rollouts        500"),
-    "replayed_sweep": (
+    "learning.replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
     ),
@@ -89,13 +89,13 @@ LONG = (
     "engine.speed",
     "run_speed",
     "overlap",
-    "algorithms",
+    "learning.algorithms",
     "interruptions.resumed_run",
     "interruptions.golden",
     "interruptions.stops",
-    "methods",
-    "replayed_sweep",
-    "by_seeds",
+    "learning.methods",
+    "learning.replayed_sweep",
+    "learning.by_seeds",
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
     "beside_trl.trainings",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.algorithms import describe_presets
+from benchmarks.learning.algorithms import describe_presets
 from flows.recipe.loading import changed_recipe, named_recipe
 from flows.recipe.recipe import Recipe
 from tasks.settings.algorithm import Algorithm

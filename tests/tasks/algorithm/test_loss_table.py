@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from tinker.types import LossFnType
 
-from benchmarks.algorithms import describe_advantages, describe_losses
+from benchmarks.learning.algorithms import describe_advantages, describe_losses
 from engine.training.losses import LOSSES as ENGINE_LOSSES
 from tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
 from tasks.algorithm.settings import Option

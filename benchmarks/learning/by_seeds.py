@@ -1,7 +1,7 @@
 """An example by several seeds: what it has held out by step, or after each stage.
 
-python -m benchmarks.by_seeds hello-rlhf --seeds 3
-python -m benchmarks.by_seeds hello-duel --vary roles.opponent=policy,earlier:4,pool:4
+python -m benchmarks.learning.by_seeds hello-rlhf --seeds 3
+python -m benchmarks.learning.by_seeds hello-duel --vary roles.opponent=policy,earlier:4,pool:4
 
 What is sampled is drawn by the seed, so that the same command gives the same table on the same kind
 of machine, however busy it is.

@@ -1,6 +1,6 @@
 """A sweep of replays beside the same sweep sampled anew: which advantage each finds best, its cost.
 
-python -m benchmarks.replayed_sweep --seeds 3
+python -m benchmarks.learning.replayed_sweep --seeds 3
 
 The agent is `hello`. The first advantage's run is the one whose rollouts the replays train on, so
 that its own replay has its weights. Rewards are of held-out examples, which both sweeps sample.

@@ -1,6 +1,6 @@
 """`ratchet` with one loss more: Tinker's own dro, whose quadratic term trains prompts as well.
 
-python -m benchmarks.unmasked_dro train arithmetic --set algorithm.loss=unmasked_dro
+python -m benchmarks.learning.unmasked_dro train arithmetic --set algorithm.loss=unmasked_dro
 """
 
 from typing import cast

@@ -1,7 +1,7 @@
 """The tables of docs/algorithms.md, and what each algorithm learns, by seeds, beside the others.
 
-python -m benchmarks.algorithms                  print the tables
-python -m benchmarks.algorithms --seeds 3        train each algorithm, and print what it learnt
+python -m benchmarks.learning.algorithms              print the tables
+python -m benchmarks.learning.algorithms --seeds 3    train each algorithm, print what it learnt
 """
 
 import argparse
@@ -162,7 +162,7 @@ def train(
     """Train a run, unless it is there, and read its course."""
     name = "-".join(setting.partition("=")[2] for setting in settings)
     run = RunFolder(folder / f"{recipe}-{name}-{seed}")
-    program = "benchmarks.unmasked_dro"
+    program = "benchmarks.learning.unmasked_dro"
     killable_runs.train_to_end(run, (*settings, f"seed={seed}"), environment, recipe, program)
     steps = read_metrics(run.metrics)
     before, after = (read_held_out(run, step).mean or 0.0 for step in (0, len(steps)))

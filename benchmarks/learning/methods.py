@@ -1,6 +1,6 @@
 """Every method on one task: what the agent earns after each, what it took, and a table of it.
 
-python -m benchmarks.methods --seeds 3 --picture docs/pictures/methods.svg
+python -m benchmarks.learning.methods --seeds 3 --picture docs/pictures/methods.svg
 
 The agent is `hello`; its reward is of 128 held-out examples, sampled. Distillation has the run of
 rewards of the same seed as its teacher, unless it teaches itself. Tokens and seconds are those of
