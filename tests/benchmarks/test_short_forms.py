@@ -33,6 +33,10 @@ SHORT = {
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
     "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
     "overlap": (OVERLAP, "| 1.00 |"),
+    "ticks.loops": (
+        (*ALONE[:2], "--steps", "2", "--lag", "1", "--groups", "2", "--group-size", "2"),
+        "| arrival, lag 1 |",
+    ),
     "algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
@@ -85,6 +89,7 @@ LONG = (
     "engine.speed",
     "run_speed",
     "overlap",
+    "ticks.loops",
     "algorithms",
     "interruptions.resumed_run",
     "interruptions.golden",
