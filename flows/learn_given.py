@@ -49,7 +49,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         datums, following = following or draw(step), None
         if step + 1 in left:
             following = draw(step + 1)
-            updater.plan(step + 1, [following])
+            updater.plan(step + 1, lambda made=following: [made])
         updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
             given.check_first(updated, recipe.checkpoints.probe_tolerance)

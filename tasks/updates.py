@@ -93,8 +93,8 @@ class PolicyUpdater:
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
-        self._planned: tuple[int, Sequence[Path]] | None = None
-        """The step of an update to come, and the files of its datums."""
+        self._planned: tuple[int, Callable[[], Sequence[Path] | None]] | None = None
+        """The step of an update to come, and what makes the files of its datums."""
         self._ahead: _Submitted | None = None
         """The first update whose result was not awaited yet, if the live client has it."""
         self._inflight: Sampler | None = None
@@ -166,9 +166,13 @@ class PolicyUpdater:
                 datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(Pass(datums, term.service_loss()))
 
-    def plan(self, step: int, paths: Sequence[Path]) -> None:
-        """Have the update of a step submitted before the result of the one before it is awaited."""
-        self._planned = step, paths
+    def plan(self, step: int, make: Callable[[], Sequence[Path] | None]) -> None:
+        """Have the update of a step submitted before the result of the one before it is awaited.
+
+        `make` is called when the one before it is submitted. It returns the files of the datums, or
+        None if these cannot be made yet.
+        """
+        self._planned = step, make
 
     def update(self, step: int, paths: Sequence[Path]) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
@@ -216,7 +220,8 @@ class PolicyUpdater:
         """Submit the update of a step behind the one before it, if it is planned."""
         if self._planned is None or self._planned[0] != step:
             return None
-        return self._submit(live, self.recorded.read(*self._planned))
+        paths = self._planned[1]()
+        return None if paths is None else self._submit(live, self.recorded.read(step, paths))
 
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None

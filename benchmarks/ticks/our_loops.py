@@ -137,6 +137,7 @@ class PlayedBatch:
 
     def __init__(self, loop: JumpingLoop, playing: asyncio.Task[Path]) -> None:
         self._loop, self._playing = loop, playing
+        self.wrapped_future = playing
         self.state = Completed()
 
     def wait(self) -> None:

@@ -59,7 +59,7 @@ def test_a_step_is_submitted_as_soon_as_its_checkpoint_is_there(
         return {}
 
     trained = []
-    for step, _ in steps_by_shard(range(3, 7), lag, submit):
+    for step, _, _ in steps_by_shard(range(3, 7), lag, submit):
         log.append(f"train {step}")
         trained.append(step)
     assert trained == [3, 4, 5, 6]
