@@ -22,14 +22,14 @@ from flows.runtime.extras import Extras, open_extras
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import OpenRun, open_run, record_step
-from flows.runtime.overlap import PlayedStep, draw_train_shard, play_steps
+from flows.runtime.overlap import Following, PlayedStep, draw_train_shard, play_steps
 from flows.runtime.policies import RunPolicy
 from tasks.datums import build_datums
 from tasks.metrics import StepFiles
 from tasks.rewards import compute_rewards
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
-from tasks.updates import update_policy
+from tasks.updates import PlannedUpdate, update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -77,22 +77,26 @@ def learn(
 def train_step(played: PlayedStep, extras: Extras) -> dict[str, StepFiles]:
     """Train each policy on the rollouts of a step; return the files of each by its name.
 
-    The update of the next step follows at once if the rollouts of that have ended too.
+    The update of the next step follows at once if its rollouts end before this update has.
     """
     at, step, files = extras.run.folder, played.step, dict[str, StepFiles]()
     verdicts = extras.verdicts(step, played.spans)
     for policy in extras.run.policies:
         name = policy.name
         files[name], trained = make_datums(extras, policy, step, played.spans, verdicts)
-        policy.updater.plan(step + 1, partial(make_following, extras, policy, played))
+        if (following := played.following) is not None:
+            make = partial(make_following, extras, policy, step + 1, following)
+            policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
         update_policy(at.update(name, step), policy.updater, step, trained)
     return files
 
 
-def make_following(extras: Extras, policy: RunPolicy, played: PlayedStep) -> list[Path] | None:
-    """Make the datums of the step after a played one; None if its rollouts have not ended."""
-    spans = played.following()
-    return None if spans is None else make_datums(extras, policy, played.step + 1, spans)[1]
+def make_following(
+    extras: Extras, policy: RunPolicy, step: int, following: Following
+) -> list[Path] | None:
+    """Make the datums of a step that has begun; None if its rollouts have not ended well."""
+    spans = following.ended_spans()
+    return None if spans is None else make_datums(extras, policy, step, spans)[1]
 
 
 def make_datums(

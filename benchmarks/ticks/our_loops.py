@@ -10,7 +10,7 @@ While this program computes the clock stands still.
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -61,41 +61,61 @@ LOGPROB = -1.0
 """Log-probability of each token; the weights of the stand-in never change."""
 
 
-class Answer:
-    """Future of a request to the service; whoever asks for its result lets the clock run."""
+class ClockedFuture(Future[Any]):
+    """Future of what happens on the loop; `wait_on_clock` lets the clock run until then."""
 
-    def __init__(self, loop: JumpingLoop, done: asyncio.Future[None], value: object) -> None:
-        self._loop, self._done, self._value = loop, done, value
+    def __init__(self, happening: asyncio.Future[Any], value: object = None) -> None:
+        super().__init__()
+        self.happening = happening
+        happening.add_done_callback(lambda _: self.set_result(value))
+
+
+def wait_on_clock(
+    loop: JumpingLoop, futures: Sequence[Future[Any]], timeout: float | None, return_when: str
+) -> Any:
+    """Wait as `concurrent.futures.wait` does; the clock runs if a future is clocked."""
+    clocked = [one.happening for one in futures if isinstance(one, ClockedFuture)]
+
+    async def first() -> None:
+        await asyncio.wait(clocked, return_when=asyncio.FIRST_COMPLETED)
+
+    if clocked and not any(future.done() for future in futures):
+        loop.run_until_complete(first())
+    return wait(futures, 0 if clocked else timeout, return_when)
+
+
+class Answer:
+    """Future of a request to the service."""
+
+    def __init__(self, done: asyncio.Future[None], value: object) -> None:
+        self._future = ClockedFuture(done, value)
 
     def future(self) -> Future[Any]:
-        self._loop.run_until_complete(self._done)
-        future: Future[Any] = Future()
-        future.set_result(self._value)
-        return future
+        return self._future
 
 
 class TrainingClient:
     """Part of `tinker.TrainingClient` that trains and saves."""
 
-    def __init__(self, loop: JumpingLoop, service: CyclingService) -> None:
-        self._loop, self._service = loop, service
+    def __init__(self, service: CyclingService) -> None:
+        self._service = service
 
     def forward_backward(self, data: Sequence[Datum], *_: object) -> Answer:
         targets = [datum.loss_fn_inputs["target_tokens"].to_numpy() for datum in data]
         outputs = [{"logprobs": TensorData.from_numpy(one * 0.0 + LOGPROB)} for one in targets]
         made = ForwardBackwardOutput("scalar", outputs, {})
-        return Answer(self._loop, self._service.forward_backward(len(data)), made)
+        return Answer(self._service.forward_backward(len(data)), made)
 
     def optim_step(self, _: object) -> Answer:
-        return Answer(self._loop, self._service.optim_step(), OptimStepResponse(metrics=None))
+        return Answer(self._service.optim_step(), OptimStepResponse(metrics=None))
 
     def save_weights_for_sampler(self, name: str, **_: object) -> Answer:
         saved = SaveWeightsForSamplerResponse(path=f"tinker://stand-in/sampler_weights/{name}")
-        return Answer(self._loop, self._service.save(), saved)
+        return Answer(self._service.save(), saved)
 
     def save_state(self, name: str, **_: object) -> Answer:
         saved = SaveWeightsResponse(path=f"tinker://stand-in/weights/{name}")
-        return Answer(self._loop, self._service.save(), saved)
+        return Answer(self._service.save(), saved)
 
 
 class ServiceClient:
@@ -137,7 +157,7 @@ class PlayedBatch:
 
     def __init__(self, loop: JumpingLoop, playing: asyncio.Task[Path]) -> None:
         self._loop, self._playing = loop, playing
-        self.wrapped_future = playing
+        self.wrapped_future = ClockedFuture(playing)
         self.state = Completed()
 
     def wait(self) -> None:
@@ -243,10 +263,11 @@ def train(folder: Path, settings: Mapping[str, Any], datums: int, seed: int) -> 
     loop = JumpingLoop()
     service = CyclingService(loop, datums)
     with (
-        opened(folder, recipe, ServiceClient(TrainingClient(loop, service))) as run,
         patch.object(DurableTask, "__call__", DurableTask.make),
         patch("flows.runtime.overlap.Event", partial(ClockedEvent, loop)),
+        patch("adapters.tinker.service.wait", partial(wait_on_clock, loop)),
         disable_run_logger(),
+        opened(folder, recipe, ServiceClient(TrainingClient(service))) as run,
     ):
         places: Any = Places(loop, recipe.rollouts, seed)
         host: Any = SimpleNamespace(run=run.folder)

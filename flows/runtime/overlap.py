@@ -7,6 +7,7 @@ there when step s is asked for.
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -45,16 +46,50 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Following:
+    """Rollouts of the next step, which has begun while an earlier one is trained.
+
+    `check` raises StepStopped if they have too few rewards.
+    """
+
+    batches: Sequence[Spans]
+    check: Callable[[Sequence[Path]], None]
+
+    def pending(self) -> list[Future[Any]]:
+        """Return what has not ended."""
+        played = [batch.wrapped_future for batch in self.batches]
+        return [future for future in played if not future.done()]
+
+    def ended_spans(self) -> list[Path] | None:
+        """Return the sealed spans if all have ended well, without waiting.
+
+        An error of the step is raised when its turn comes.
+        """
+        if self.pending():
+            return None
+        for batch in self.batches:
+            batch.wait()
+            if not batch.state.is_completed():
+                return None
+        spans = [batch.result() for batch in self.batches]
+        try:
+            self.check(spans)
+        except StepStopped:
+            return None
+        return spans
+
+
+@dataclass(frozen=True)
 class PlayedStep:
     """A step whose rollouts have ended, with their sealed spans.
 
-    `following` returns the spans of the next step if its rollouts have ended as well, and if what
-    it is trained on does not depend on the update of this one.
+    `following` is there if what the next step is trained on does not depend on the update of this
+    one.
     """
 
     step: int
     spans: Sequence[Path]
-    following: Callable[[], Sequence[Path] | None] = lambda: None
+    following: Following | None = None
 
 
 def play_steps(
@@ -87,25 +122,8 @@ def play_steps(
             if not batch.state.is_completed():
                 break
             accumulate(run, step, batch.result(), recipe.credit())
-        next_spans = partial(ended_spans, runner, () if alone else following)
-        yield PlayedStep(step, runner.wait_for(batches), next_spans)
-
-
-def ended_spans(runner: RolloutRunner, batches: Sequence[Spans]) -> Sequence[Path] | None:
-    """Return the sealed spans of a step's batches if all of them have ended well, without waiting.
-
-    An error of the step is raised when its turn comes.
-    """
-    if not batches or not all(batch.wrapped_future.done() for batch in batches):
-        return None
-    for batch in batches:
-        batch.wait()
-    if not all(batch.state.is_completed() for batch in batches):
-        return None
-    try:
-        return runner.wait_for(batches)
-    except StepStopped:
-        return None
+        ahead = Following(following, runner.check) if following and not alone else None
+        yield PlayedStep(step, runner.wait_for(batches), ahead)
 
 
 def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
@@ -212,7 +230,7 @@ class Arrivals:
                 return chosen
             self._news.wait()
 
-    def _end(self, name: str, _: Spans) -> None:
+    def _end(self, name: str, _: object) -> None:
         self._ended.add(name)
         self._news.set()
 

@@ -7,7 +7,9 @@ import pytest
 
 from benchmarks.ticks.cycles import LATENCY_SECONDS, CyclingService, JumpingLoop
 from benchmarks.ticks.our_loops import train
+from tasks.checkpoints import Ledger
 from tasks.storage.arrivals import ArrivalLedger
+from tasks.storage.logs import read_log
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 
@@ -94,3 +96,15 @@ def test_the_same_loop_takes_the_same_virtual_time(tmp_path: Path) -> None:
     assert first == second
     made = ArrivalLedger(RunFolder(tmp_path / "a" / "run").arrivals).steps()
     assert [*made] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_with_a_lag_short_rollouts_leave_no_cycle_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    monkeypatch.setattr("benchmarks.ticks.cycles.MEDIAN_SECONDS", 0.5)
+    measured = train(tmp_path / "a", {"steps": 6, "rollouts": {**SMALL, "lag": lag}}, 4, seed=0)
+    assert measured["busy"] == 1
+    ledger = Ledger(RunFolder(tmp_path / "a" / "run").checkpoints("policy"))
+    rows = [(row["phase"], row["step"]) for row in read_log(ledger.path)]
+    assert rows[:4] == [("saved", 0), ("intent", 1), ("intent", 2), ("saved", 1)]
