@@ -79,6 +79,7 @@ class CyclingService:
         self.steps = 0
         self._loop = loop
         self._datums = datums
+        self._sent: deque[_Request] = deque()
         self._queue: deque[_Request] = deque()
         self._working = False
 
@@ -92,11 +93,12 @@ class CyclingService:
         return self._send(_Request(self._loop.create_future()))
 
     def _send(self, request: _Request) -> asyncio.Future[None]:
-        self._loop.call_later(LATENCY_SECONDS, self._receive, request)
+        self._sent.append(request)  # timers of the same moment have no order
+        self._loop.call_later(LATENCY_SECONDS, self._receive)
         return request.done
 
-    def _receive(self, request: _Request) -> None:
-        self._queue.append(request)
+    def _receive(self) -> None:
+        self._queue.append(self._sent.popleft())
         if not self._working:
             self._plan()
 
