@@ -86,12 +86,8 @@ deploy: $(READY) ## create the work pool and the deployments of prefect.yaml on 
 worker: $(READY) ## start a worker that runs what the server schedules
 	$(BIN)/ratchet worker
 
-bench: $(READY) ## measure the engine and a training run beside their peers
-	$(BIN)/python -m benchmarks.engine.speed
-	$(BIN)/python -m benchmarks.engine.shared_prefixes
-	$(BIN)/python -m benchmarks.run_speed
-	$(BIN)/python -m benchmarks.durability
-	$(BIN)/python -m benchmarks.recording.assembly
+bench: $(READY) ## measure everything beside its peers, in one go and one table, on a machine with nothing else to do
+	$(BIN)/python -m benchmarks.bench
 
 AGENTLIGHTNING := .venv-agentlightning/bin/python
 

@@ -32,7 +32,15 @@ from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import connect
-from benchmarks.measuring import Took, describe_machine, format_table, paired_ratio, time_in_turns
+from benchmarks.measuring import (
+    Comparison,
+    Took,
+    describe_machine,
+    format_table,
+    note,
+    paired_ratio,
+    time_in_turns,
+)
 from benchmarks.peers.turns import TURNS, Turn, make_turns
 from benchmarks.recording.turn_spans import make_span
 from engine.model.base_models import find
@@ -197,7 +205,10 @@ def measure_door(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
         for name, sampler in samplers.items():
             ways = (("with", folder), ("without", None))
             timed = {way: partial(ask_door, chat, sampler, rollouts, to) for way, to in ways}
-            rows.append([name, *_format_costs(time_in_turns(timed, rounds))])
+            took = time_in_turns(timed, rounds)
+            rows.append([name, *_format_costs(took)])
+            ours, theirs = ([one.wall for one in took[way]] for way in ("with", "without"))
+            note(Comparison(f"calls at the door, {name}", ours, "without the journal", theirs))
     return rows
 
 
@@ -227,6 +238,8 @@ def measure_spans(rollouts: int, rounds: int, folder: Path) -> list[list[str]]:
                 one[SPAN_TOO] = Took(made.wall + added.wall, made.cpu + added.cpu)
             for name in one if number else ():  # the first is not counted
                 took[name].append(one[name])
+    ours, theirs = ([one.wall for one in took.get(name, [])] for name in (JOURNAL, ADD_SPAN))
+    note(Comparison(JOURNAL, ours, ADD_SPAN, theirs, len(calls), "spans"))
     return [_format_speed(name, took[name], took.get(ADD_SPAN), len(calls)) for name in took]
 
 

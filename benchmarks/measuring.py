@@ -1,12 +1,13 @@
 """Timing of programs against each other, and the tables of the results."""
 
+import json
 import os
 import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -64,6 +65,50 @@ def speed_rows(took: Mapping[str, Sequence[Took]], tokens: int, peer: str) -> li
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Return the median of the rounds' own ratios."""
     return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+COMPARISONS = "RATCHET_COMPARISONS"
+"""Environment variable with the file of the lines that `benchmarks.bench` shows."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A line of the table of all benchmarks: the seconds of our rounds, and those of a peer.
+
+    The rounds were timed in turns; `theirs` is empty without a peer. With an `amount` of a `unit`
+    a round, the table shows speeds in place of seconds. `limit` is a goal or a bound, in words.
+    """
+
+    what: str
+    ours: Sequence[float]
+    peer: str = ""
+    theirs: Sequence[float] = ()
+    amount: float = 0
+    unit: str = ""
+    limit: str = ""
+
+    def row(self) -> list[str]:
+        """Format the line under COMPARED; a ratio is one of times, so that 0.5 is twice as fast."""
+        pairs = zip(self.ours, self.theirs, strict=True) if self.theirs else ()
+        ratios = sorted(own / other for own, other in pairs)
+        beside = f"{self._show(self.theirs)}, {self.peer}" if ratios else ""
+        ratio = f"{median(ratios):.2f}" if ratios else ""
+        spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}" if ratios else ""
+        return [self.what, self._show(self.ours), beside, ratio, spread, self.limit]
+
+    def _show(self, seconds: Sequence[float]) -> str:
+        took = median(seconds)
+        return f"{self.amount / took:,.0f} {self.unit}/s" if self.amount else f"{took:.2f} s"
+
+
+COMPARED = ("what", "Ratchet", "beside", "ratio of times", "range", "limit")
+
+
+def note(comparison: Comparison) -> None:
+    """Note a line of the table of all benchmarks, if `benchmarks.bench` asks for it."""
+    if file := os.environ.get(COMPARISONS):
+        with Path(file).open("a", encoding="utf-8") as noted:
+            noted.write(json.dumps(asdict(comparison)) + "\n")
 
 
 def format_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

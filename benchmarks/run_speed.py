@@ -8,12 +8,13 @@ import argparse
 import json
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from transformers import AutoTokenizer
 from adapters.calls import POLICY, CallId
 from adapters.project.modules import load_agent_file
 from adapters.rendering.chat import Chat
-from benchmarks.measuring import describe_machine, format_table, paired_ratio
+from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.timelines import (
     PAUSES,
     Timeline,
@@ -47,6 +48,8 @@ from tasks.storage.run_folder import RunFolder
 ROOT = Path(__file__).parent.parent
 PROBE = ROOT / "benchmarks" / "pause_probe"
 LONG_PAUSE = 0.05
+MOST_TABLES = 4
+"""Tables of Prefect's database that are named."""
 RUN = "measured"
 hello = load_agent_file("hello")
 SETTINGS = ("evaluation.examples=1", "evaluation.greedy=false")
@@ -61,6 +64,15 @@ PARTS: Mapping[str, Callable[[Timeline], Sequence[float]]] = {
     "start to end": lambda run: [run.whole],
     "CPU, all processes": lambda run: [run.cpu],
 }
+
+
+BARE = "bare loop over the SDK"
+GOALS = {
+    "a step": ("a step of hello", "1.7"),
+    "start to first call": ("start to the first call of hello", "5 s"),
+    "CPU, all processes": ("hello, processor time of all processes", ""),
+}
+"""Part → what the table of all benchmarks calls it, and the goal of its ratio or time."""
 
 
 def main() -> None:
@@ -88,7 +100,9 @@ def main() -> None:
         print(report(pairs, recipe))
         last = Path(scratch) / f"round-{arguments.rounds - 1}"
         print(report_waits(RunFolder(last / RUN)))
-        print(report_pauses(last, len(pairs[-1][0].rewards)))
+        print(report_pauses(last, arguments.steps))
+        runs = [RunFolder(folder / RUN) for folder in Path(scratch).glob("round-*")]
+        print(report_left(runs, Path(scratch) / "prefect" / "prefect.db", arguments.steps))
 
 
 def make_plan(recipe: Recipe) -> dict[str, Any]:
@@ -210,6 +224,8 @@ def report(pairs: Sequence[tuple[Timeline, Timeline]], recipe: Recipe) -> str:
         rows.append(
             [what, format_range(ours), format_range(bare), f"{paired_ratio(ours, bare):.2f}"]
         )
+        if what in GOALS:
+            note(Comparison(GOALS[what][0], ours, BARE, bare, limit=GOALS[what][1]))
     title = (
         f"hello, {recipe.steps} steps of {rollouts} rollouts, {len(pairs)} runs of each: seconds"
     )
@@ -245,6 +261,29 @@ def report_pauses(folder: Path, steps: int) -> str:
     )
     title = f"Pauses of an interpreter in steps 2 to {steps}; a long one is {LONG_PAUSE} s"
     return format_table(title, names, rows)
+
+
+def report_left(runs: Sequence[RunFolder], database: Path, steps: int) -> str:
+    """Format the table of what a step leaves: files, and rows of Prefect's database."""
+    rows = []
+    for name, place in {"the run": ".", "the engine": "../engine-of-ratchet"}.items():
+        sizes = [file.stat().st_size for run in runs for file in (run.path / place).glob("**/*")]
+        rows.append([f"files of {name}", *_a_step([len(sizes), sum(sizes) / 1000], runs, steps)])
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("analyze")
+        counts = (
+            "select tbl, max(cast(stat as integer)) from sqlite_stat1 group by 1 order by 2 desc"
+        )
+        counted = connection.execute(counts).fetchall()
+    for name, count in counted[:MOST_TABLES]:
+        rows.append([f"rows of {name}", *_a_step([count], runs, steps), ""])
+    whole = [sum(count for _, count in counted), database.stat().st_size / 1000]
+    rows.append(["rows of Prefect's database", *_a_step(whole, runs, steps)])
+    return format_table("What a step of `ratchet train` leaves", ("", "a step", "kB"), rows)
+
+
+def _a_step(values: Sequence[float], runs: Sequence[RunFolder], steps: int) -> list[str]:
+    return [f"{value / len(runs) / steps:,.1f}" for value in values]
 
 
 def format_range(times: Sequence[float]) -> str:

@@ -16,7 +16,15 @@ import torch
 
 from benchmarks.engine.random_bases import SHAPES, write_base
 from benchmarks.engine.speed import RANK, Sequences, load, loss_inputs, training_in_engine
-from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
+from benchmarks.measuring import (
+    SPEED,
+    Comparison,
+    describe_machine,
+    format_table,
+    note,
+    speed_rows,
+    time_in_turns,
+)
 from engine.__main__ import default_threads
 from engine.model.base_models import TINY_CHAT, find
 from engine.model.language_model import LanguageModel
@@ -94,9 +102,10 @@ def compare(model: LanguageModel, shape: Shape, rounds: int) -> str:
     runs = {APART: training_in_engine(model, apart), SHARED: of_alike}
     took = time_in_turns(runs, rounds)
     tokens = sum(len(one) - 1 for one in alike)
-    table = format_table(
-        f"Training step: {shape.name}, LoRA of rank {RANK}", SPEED, speed_rows(took, tokens, APART)
-    )
+    what = f"Training step: {shape.name}, LoRA of rank {RANK}"
+    ours, theirs = ([one.cpu for one in took[name]] for name in (SHARED, APART))
+    note(Comparison(f"{what}, processor time", ours, APART, theirs, tokens, "tokens"))
+    table = format_table(what, SPEED, speed_rows(took, tokens, APART))
     return (
         f"{table}The process's peak of memory was {peak:.2f} GB so far with datums that begin "
         f"alike, and {_peak():.2f} GB with others.\nThe gradient differs by "

@@ -34,8 +34,10 @@ from benchmarks.engine.llama.weights import write_gguf
 from benchmarks.engine.random_bases import SHAPES, write_base
 from benchmarks.measuring import (
     SPEED,
+    Comparison,
     describe_machine,
     format_table,
+    note,
     paired_ratio,
     speed_rows,
     time_in_turns,
@@ -123,13 +125,16 @@ class Measured:
             return table
         reached = 2 * self.model.size * passes / median(one.wall for one in took[IN_PROCESS])
         bound = measure_bound(self.model)
+        peer, *_ = walls = {name: [one.wall for one in rounds] for name, rounds in took.items()}
+        of_bound = f"{reached / bound:.0%} of what products of its layers reach"
+        ours, theirs = walls[IN_PROCESS], walls[peer]
+        note(Comparison(title, ours, peer, theirs, tokens, "tokens", of_bound))
         table += (
             f"\nIn its process the engine does {reached / 1e9:.0f} GFLOP/s, "
             f"{reached / bound:.0%} of the {bound / 1e9:.0f} that products of its layers reach.\n"
         )
         if llama is None:
             return table
-        walls = {name: [one.wall for one in rounds] for name, rounds in took.items()}
         own, by_sdk = (paired_ratio(walls[LLAMA], walls[name]) for name in (IN_PROCESS, BY_SDK))
         return f"{table}It has {own:.2f} of llama.cpp's speed, and {by_sdk:.2f} by the SDK.\n"
 

@@ -30,7 +30,7 @@ import psutil
 from safetensors.torch import load_file, save_file
 
 from adapters.calls import POLICY
-from benchmarks.measuring import describe_machine, format_table
+from benchmarks.measuring import Comparison, describe_machine, format_table, note
 from durable.files import link_or_copy, sealed, sha256_of, unsealed
 from flows.recipe.loading import changed_recipe
 from flows.recipe.run_recipe import RunRecipe
@@ -63,13 +63,17 @@ class Measured:
         """Return the median seconds of a step."""
         return median(after - before for before, after in pairwise(self.ended[steps]))
 
+    def cpu_of_steps(self, steps: slice, program: str) -> list[float]:
+        """Return the CPU seconds of each step in a program."""
+        cpu = [taken.get(program, 0.0) for taken in self.cpu[steps]]
+        return [after - before for before, after in pairwise(cpu)]
+
     def cpu_seconds(self, steps: slice, program: str) -> str:
         """Format the mean and the median CPU seconds of a step in a program.
 
         The pages of Prefect's UI are made at a few steps, and are in the mean alone.
         """
-        cpu = [taken.get(program, 0.0) for taken in self.cpu[steps]]
-        of_steps = [after - before for before, after in pairwise(cpu)]
+        of_steps = self.cpu_of_steps(steps, program)
         return f"{fmean(of_steps):.3f} ({median(of_steps):.2f})"
 
 
@@ -90,7 +94,7 @@ def main() -> None:
         begun = RunFolder(folder / "begun")
         if any(arguments.recorded) and not begun.exists():
             train(begun, arguments.recipe, BEGUN, arguments.set)
-        rows = []
+        rows, flow = [], dict[int, list[float]]()
         for _ in range(arguments.rounds):
             for recorded in arguments.recorded:
                 run = RunFolder(folder / f"long-{recorded}")
@@ -99,8 +103,13 @@ def main() -> None:
                     lengthen(begun, run, recorded, recorded + arguments.steps)
                 found = train(run, arguments.recipe, recorded + arguments.steps, arguments.set)
                 rows += describe(found, recorded, arguments.window)
+                of_steps = found.cpu_of_steps(slice(WARM, None), PROGRAMS[0])
+                flow.setdefault(recorded, []).append(median(of_steps))
                 size = sum(f.stat().st_size for f in run.engine.rglob("*") if f.is_file())
                 print(f"{run.path}: {size / 2**20:.0f} MiB of the engine", flush=True)
+    first, last = min(flow), max(flow)
+    what = f"{arguments.recipe}: processor time of a step behind {last:,}"
+    note(Comparison(what, flow[last], f"behind {first:,}", flow[first], limit="1.05"))
     header = ("steps", "s", *(f"CPU {program}" for program in PROGRAMS))
     print(format_table("A step; CPU seconds: mean (median)", header, rows))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from adapters.player_protocol import RolloutEnd
 from adapters.rewards import Reward
-from benchmarks.measuring import describe_machine, format_table
+from benchmarks.measuring import Comparison, describe_machine, format_table, note
 from benchmarks.peers.turns import make_turns
 from benchmarks.recording.turn_spans import make_span
 from tasks.recording.journal import Journal, seal
@@ -72,6 +72,8 @@ def measure(folder: Path, spans: int, turns: int) -> list[list[str]]:
         command = [*module, "--stage", stage, str(source), str(made)]
         took = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         read, written = (path.stat().st_size for path in (source, made))
+        what = f"{stage} spans, {turns} turns a rollout, processor time"
+        note(Comparison(what, [took["cpu"]], amount=calls, unit="spans"))
         speeds = [f"{calls / took[clock]:,.0f}" for clock in ("wall", "cpu")]
         peaks = [f"{took[when]:.0f}" for when in ("peak", "before")]
         sizes = [f"{read / 1e6:.1f}", f"{written / 1e6:.1f}", f"{written / tokens:.2f}"]

@@ -31,7 +31,7 @@ SHORT = {
         "The gradient differs by",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
-    "recording.assembly": (("--spans", "40"), "| assemble | 25 |"),
+    "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "ticks.loops": (
         (*ALONE[:2], "--steps", "2", "--lag", "1", "--groups", "2", "--group-size", "2"),

@@ -1,0 +1,68 @@
+"""Every benchmark in one go: the tables of each, and at the end one table of all.
+
+    python -m benchmarks.bench
+
+The machine must have nothing else to do. A peer that `make peers` has not installed is left out.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measuring import COMPARED, COMPARISONS, Comparison, describe_machine, format_table
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS: dict[str, tuple[str, ...]] = {
+    "run_speed": (),
+    "engine.speed": ("--rounds", "5", "--cores", "1"),
+    "engine.shared_prefixes": ("--rounds", "5", "--cores", "1"),
+    "durability": (),
+    "recording.assembly": (),
+    "growth.long_runs": ("--recorded", "20", "10000"),
+    "beside_cookbook.texts": ("--steps", "20", "--kill-at", "11"),
+}
+"""Module → its arguments."""
+PEERS = {"beside_cookbook.texts": ROOT / ".venv-cookbook"}
+"""Module → environment without which it cannot run."""
+
+
+def main() -> None:
+    """Run the benchmarks from the command line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--only", nargs="+", default=[*BENCHMARKS], choices=BENCHMARKS)
+    options.add_argument("more", nargs="*", help="arguments for each of them, after --")
+    arguments = options.parse_args()
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory() as scratch:
+        noted = Path(scratch) / "comparisons.jsonl"
+        for name in arguments.only:
+            if PEERS.get(name, ROOT).exists():
+                run(name, [*BENCHMARKS[name], *arguments.more], noted)
+        lines = noted.read_text(encoding="utf-8").splitlines()
+    rows = [Comparison(**json.loads(line)).row() for line in lines]
+    print(f"{machine}Commit {commit()}.\n")
+    print(format_table("All benchmarks", COMPARED, rows))
+
+
+def run(name: str, arguments: Sequence[str], noted: Path) -> None:
+    """Run a benchmark, which prints its own tables and notes its lines of the table of all."""
+    print(f"## benchmarks.{name} {' '.join(arguments)}\n", flush=True)
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, COMPARISONS: str(noted)}, check=True)
+
+
+def commit() -> str:
+    """Name the commit that is measured, and say so if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
