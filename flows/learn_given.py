@@ -16,7 +16,7 @@ from flows.runtime.open_run import OpenRun, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
 from tasks.metrics import StepFiles
 from tasks.storage.run_folder import folder_of
-from tasks.updates import update_policy
+from tasks.updates import PlannedUpdate, update_policy
 
 R = TypeVar("R", bound=GivenRecipe)
 
@@ -49,7 +49,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         datums, following = following or draw(step), None
         if step + 1 in left:
             following = draw(step + 1)
-            updater.plan(step + 1, [following])
+            updater.plan(PlannedUpdate(step + 1, lambda made=following: [made]))
         updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
             given.check_first(updated, recipe.checkpoints.probe_tolerance)

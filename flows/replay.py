@@ -15,6 +15,7 @@ from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, n
 from flows.runtime.forks import replay_run
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
+from flows.runtime.overlap import PlayedStep
 from flows.train import learn
 from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import folder_of
@@ -41,7 +42,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     ):
         folder = opened.folder
         steps = (
-            (step, [folder.spans(batch) for batch in batches_of(folder, step)])
+            PlayedStep(step, [folder.spans(batch) for batch in batches_of(folder, step)])
             for step in opened.steps_left()
         )
         evaluations = HeldOutEvaluations(recipe, opened, runners, first=recipe.steps)

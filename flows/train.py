@@ -22,13 +22,14 @@ from flows.runtime.extras import Extras, open_extras
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import OpenRun, open_run, record_step
-from flows.runtime.overlap import draw_train_shard, play_steps
+from flows.runtime.overlap import Following, PlayedStep, draw_train_shard, play_steps
+from flows.runtime.policies import RunPolicy
 from tasks.datums import build_datums
 from tasks.metrics import StepFiles
 from tasks.rewards import compute_rewards
 from tasks.storage.run_folder import folder_of
 from tasks.trajectories import assemble_trajectories
-from tasks.updates import update_policy
+from tasks.updates import PlannedUpdate, update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -56,7 +57,7 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
 def learn(
     run: OpenRun,
     recipe: Recipe,
-    steps: Iterator[tuple[int, Sequence[Path]]],
+    steps: Iterator[PlayedStep],
     evaluations: HeldOutEvaluations,
     extras: Extras,
 ) -> None:
@@ -64,30 +65,54 @@ def learn(
     smallest_group = recipe.rollouts.min_group_size()
     run.tracking.follow()
     evaluations.submit_due(run.steps_left().start)
-    for step, spans in steps:
-        files = train_step(run, recipe, step, spans, extras)
+    for played in steps:
+        step, spans = played.step, played.spans
+        files = train_step(played, extras)
         evaluations.submit_due(step + 1)
         evaluations.score(step - recipe.rollouts.lag)
         record_step(run, step, files, smallest_group, extras.metrics(step, spans))
     evaluations.score(recipe.steps)
 
 
-def train_step(
-    run: OpenRun, recipe: Recipe, step: int, spans: Sequence[Path], extras: Extras
-) -> dict[str, StepFiles]:
-    """Train each policy on the rollouts of a step; return the files of each by its name."""
-    at, query, credit = run.folder, recipe.algorithm.rewards, recipe.credit()
-    files, verdicts = dict[str, StepFiles](), extras.verdicts(step, spans)
-    for policy in run.policies:
-        name, history = policy.name, policy.history(step)
-        trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
-        rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
-        logprobs = extras.logprobs(policy, step, spans, trajectories)
-        datums = build_datums(
-            at.datums(name, step), trajectories, rewards, credit, logprobs, history
-        )
-        # One optimizer step on `algorithm.loss`: the method is `recipe.update_method()`.
-        trained = [datums, *extras.datums(policy, step)]
+def train_step(played: PlayedStep, extras: Extras) -> dict[str, StepFiles]:
+    """Train each policy on the rollouts of a step; return the files of each by its name.
+
+    The update of the next step follows at once if its rollouts end before this update has.
+    """
+    at, step, files = extras.run.folder, played.step, dict[str, StepFiles]()
+    verdicts = extras.verdicts(step, played.spans)
+    for policy in extras.run.policies:
+        name = policy.name
+        files[name], trained = make_datums(extras, policy, step, played.spans, verdicts)
+        if (following := played.following) is not None:
+            make = partial(make_following, extras, policy, step + 1, following)
+            policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
         update_policy(at.update(name, step), policy.updater, step, trained)
-        files[name] = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
     return files
+
+
+def make_following(
+    extras: Extras, policy: RunPolicy, step: int, following: Following
+) -> list[Path] | None:
+    """Make the datums of a step that has begun; None if its rollouts have not ended well."""
+    spans = following.ended_spans()
+    return None if spans is None else make_datums(extras, policy, step, spans)[1]
+
+
+def make_datums(
+    extras: Extras,
+    policy: RunPolicy,
+    step: int,
+    spans: Sequence[Path],
+    verdicts: Path | None = None,
+) -> tuple[StepFiles, list[Path]]:
+    """Make what a policy is trained on at a step: return the step's files, and those of datums."""
+    at, recipe, name = extras.run.folder, extras.recipe, policy.name
+    query, credit, history = recipe.algorithm.rewards, recipe.credit(), policy.history(step)
+    trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
+    rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
+    logprobs = extras.logprobs(policy, step, spans, trajectories)
+    datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs, history)
+    files = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
+    # One optimizer step on `algorithm.loss`: the method is `recipe.update_method()`.
+    return files, [datums, *extras.datums(policy, step)]

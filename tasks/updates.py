@@ -4,12 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from threading import RLock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +49,19 @@ class _Submitted:
     datums: StepDatums
     update: SubmittedUpdate
     saving: Saving
+
+
+@dataclass(frozen=True)
+class PlannedUpdate:
+    """The update of a step to come.
+
+    `make` returns the files of its datums, or None if they cannot be made; `pending` returns what
+    it has to wait for.
+    """
+
+    step: int
+    make: Callable[[], Sequence[Path] | None]
+    pending: Callable[[], Sequence[Future[Any]]] = list
 
 
 @dataclass(frozen=True)
@@ -93,8 +108,7 @@ class PolicyUpdater:
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
-        self._planned: tuple[int, Sequence[Path]] | None = None
-        """The step of an update to come, and the files of its datums."""
+        self._planned: PlannedUpdate | None = None
         self._ahead: _Submitted | None = None
         """The first update whose result was not awaited yet, if the live client has it."""
         self._inflight: Sampler | None = None
@@ -166,9 +180,9 @@ class PolicyUpdater:
                 datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(Pass(datums, term.service_loss()))
 
-    def plan(self, step: int, paths: Sequence[Path]) -> None:
-        """Have the update of a step submitted before the result of the one before it is awaited."""
-        self._planned = step, paths
+    def plan(self, planned: "PlannedUpdate") -> None:
+        """Have an update submitted before the one before it has its result."""
+        self._planned = planned
 
     def update(self, step: int, paths: Sequence[Path]) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
@@ -188,7 +202,7 @@ class PolicyUpdater:
                     if rebuilt is not None:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
-                self._ahead = self._submit_planned(live, step + 1)
+                self._ahead = self._submit_planned(live, ahead.update)
                 result = live.result(ahead.update)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
@@ -212,11 +226,16 @@ class PolicyUpdater:
         self._step = made
         return _Submitted(datums, submitted, saving)
 
-    def _submit_planned(self, live: LivePolicy, step: int) -> _Submitted | None:
-        """Submit the update of a step behind the one before it, if it is planned."""
-        if self._planned is None or self._planned[0] != step:
+    def _submit_planned(self, live: LivePolicy, before: SubmittedUpdate) -> _Submitted | None:
+        """Submit the planned update behind the one before it, if its datums are made in time."""
+        planned = self._planned
+        if planned is None or planned.step != before.step + 1:
             return None
-        return self._submit(live, self.recorded.read(*self._planned))
+        live.wait_for(planned.pending, before)
+        paths = planned.make()
+        return (
+            None if paths is None else self._submit(live, self.recorded.read(planned.step, paths))
+        )
 
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None

@@ -1,9 +1,11 @@
 """A live training client, and what a run asks of it: apply datums, probe one, save, give out."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -140,6 +142,14 @@ class LivePolicy:
             taken.append(self._client.optim_step(request.optimizer))
         outputs, self._outputs = self._outputs, []
         return SubmittedUpdate(step, outputs, taken)
+
+    def wait_for(
+        self, pending: Callable[[], Sequence[Future[Any]]], submitted: SubmittedUpdate
+    ) -> None:
+        """Wait until nothing is pending any more, or until a submitted update has been made."""
+        taken = [step.future() for step in submitted.optimizer[-1:]]
+        while taken and not taken[0].done() and (left := pending()):
+            self._service.wait_for_any([*taken, *left], f"optim_step of step {submitted.step}")
 
     def result(self, submitted: SubmittedUpdate) -> UpdateResult:
         step, wait = submitted.step, self._service.result

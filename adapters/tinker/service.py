@@ -426,22 +426,26 @@ class Service:
                 log.log(level, text, len(begun), seconds)
 
     def _first(self, future: Future[T], what: str) -> T:
-        either: list[Future[Any]] = [future, self.died]
+        self.wait_for_any([future], what)
+        try:
+            return future.result()
+        except SDK_ERRORS as error:
+            raise translate_error(error, what) from error
+
+    def wait_for_any(self, futures: Sequence[Future[Any]], what: str) -> None:
+        """Wait until one of several futures has ended; the first of them is of `what`."""
         waiting = Wait(what, self.patience)
-        while future not in wait(either, waiting.until_next(), FIRST_COMPLETED).done:
+        either = [*futures, self.died]
+        while wait(either, waiting.until_next(), FIRST_COMPLETED).done.isdisjoint(futures):
             self.check()
             if waiting.over:
-                future.cancel()
+                futures[0].cancel()
                 raise TimedOut(
                     f"the Tinker service did not answer within {self.patience:.0f} s "
                     f"(waited for {what}); look at the service, or give a larger "
                     "service.timeout_seconds"
                 )
             waiting.speak()
-        try:
-            return future.result()
-        except SDK_ERRORS as error:
-            raise translate_error(error, what) from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from adapters.calls import Policy, Sampling
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one sampled, one greedy."""
 
-Spans = PrefectFuture[Path]
+Spans = PrefectConcurrentFuture[Path]
 """Future of a batch's sealed spans."""
 
 

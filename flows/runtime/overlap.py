@@ -7,6 +7,7 @@ there when step s is asked for.
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -25,7 +26,7 @@ from flows.runtime.open_rollouts import (
 from flows.runtime.open_run import OpenRun
 from tasks.datums import datums_of_batch
 from tasks.examples.reading import Source
-from tasks.rollouts import measure_yield
+from tasks.rollouts import StepStopped, measure_yield
 from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
@@ -37,22 +38,72 @@ from tasks.storage.run_folder import RunFolder
 Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
 """Submits the batches of (step, checkpoint, round): one round of the step's own shard."""
 
-Steps = Iterator[tuple[int, Sequence[Spans]]]
-"""Steps, each with the batches on which it is trained."""
+Steps = Iterator[tuple[int, Sequence[Spans], Sequence[Spans]]]
+"""Steps, each with the batches on which it is trained, and those of the next step if it has begun.
+"""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Following:
+    """Rollouts of the next step, which has begun while an earlier one is trained.
+
+    `check` raises StepStopped if they have too few rewards.
+    """
+
+    batches: Sequence[Spans]
+    check: Callable[[Sequence[Path]], None]
+
+    def pending(self) -> list[Future[Any]]:
+        """Return what has not ended."""
+        played = [batch.wrapped_future for batch in self.batches]
+        return [future for future in played if not future.done()]
+
+    def ended_spans(self) -> list[Path] | None:
+        """Return the sealed spans if all have ended well, without waiting.
+
+        An error of the step is raised when its turn comes.
+        """
+        if self.pending():
+            return None
+        for batch in self.batches:
+            batch.wait()
+            if not batch.state.is_completed():
+                return None
+        spans = [batch.result() for batch in self.batches]
+        try:
+            self.check(spans)
+        except StepStopped:
+            return None
+        return spans
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """A step whose rollouts have ended, with their sealed spans.
+
+    `following` is there if what the next step is trained on does not depend on the update of this
+    one.
+    """
+
+    step: int
+    spans: Sequence[Path]
+    following: Following | None = None
+
+
 def play_steps(
     run: OpenRun, recipe: Recipe, runner: RolloutRunner, draw: Callable[[int], Path]
-) -> Iterator[tuple[int, list[Path]]]:
-    """Yield the steps that are left, in the order that the recipe gives, with their sealed spans.
+) -> Iterator[PlayedStep]:
+    """Yield the steps that are left, in the order that the recipe gives.
 
     Each step plays the shard that `draw` returns for it. If the rollouts stream, the
     forward-backward pass of each batch is submitted when the batch has ended, in their order.
     StepStopped ends a run if a step has too few rewards, or no answer of a policy.
     """
     rollouts, groups = recipe.rollouts, training_groups(recipe)
+    # A judge may be the policy, and the weights of a client that is a step ahead are not in-flight.
+    alone = rollouts.weights == "inflight" or recipe.judge.judges
 
     def submit(step: int, checkpoint: int | CheckpointAtBegin, number: int) -> Mapping[str, Spans]:
         return runner.submit_shard(draw(step), checkpoint, groups, number)
@@ -65,13 +116,14 @@ def play_steps(
         steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
         if rollouts.rounds > 1:
             steps = sample_on(steps, rollouts, submit, recipe.algorithm.trained_calls)
-    for step, batches in steps:
+    for step, batches, following in steps:
         for batch in batches if rollouts.stream else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
             accumulate(run, step, batch.result(), recipe.credit())
-        yield step, runner.wait_for(batches)
+        ahead = Following(following, runner.check) if following and not alone else None
+        yield PlayedStep(step, runner.wait_for(batches), ahead)
 
 
 def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
@@ -88,7 +140,8 @@ def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
     for step in steps:
         for ahead in islice(left, lag + 1 - len(submitted)):
             submitted.append(submit(ahead, max(ahead - lag, 0), 0))
-        yield step, [*submitted.popleft().values()]
+        batches = submitted.popleft()
+        yield step, [*batches.values()], [*submitted[0].values()] if submitted else []
 
 
 def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: int | None) -> Steps:
@@ -99,7 +152,7 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
     `trained_calls`, while the step has fewer calls. The rounds depend on recorded rewards alone, so
     a run that continues plays the same rounds.
     """
-    for step, first in steps:
+    for step, first, _ in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
             yielded = measure_yield(wait_for_batches(batches))
@@ -107,7 +160,7 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
             if teaches if trained_calls is None else yielded.calls >= trained_calls:
                 break
             batches += submit(step, checkpoint, number).values()
-        yield step, batches
+        yield step, batches, []
 
 
 def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
@@ -124,7 +177,7 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     for step in steps:
         while shards and shards[0] <= step + lag:
             arrivals.add(submit(shards.popleft(), arrivals.checkpoint, 0), step)
-        yield step, arrivals.take(step, lag)
+        yield step, arrivals.take(step, lag), []
 
 
 class Arrivals:
@@ -177,7 +230,7 @@ class Arrivals:
                 return chosen
             self._news.wait()
 
-    def _end(self, name: str, _: Spans) -> None:
+    def _end(self, name: str, _: object) -> None:
         self._ended.add(name)
         self._news.set()
 

@@ -37,6 +37,10 @@ SHORT = {
     ),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
+    "ticks.loops": (
+        (*ALONE[:2], "--steps", "2", "--lag", "1", "--groups", "2", "--group-size", "2"),
+        "| arrival, lag 1 |",
+    ),
     "learning.algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
     "interruptions.resumed_run": (
         ("--kills", "1", "--folder", "r", "--out", "r.png"),
@@ -89,6 +93,7 @@ LONG = (
     "engine.speed",
     "run_speed",
     "overlap",
+    "ticks.loops",
     "learning.algorithms",
     "interruptions.resumed_run",
     "interruptions.golden",

@@ -19,7 +19,7 @@ from tasks.storage.logs import read_log
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 from tasks.update_method import UpdateMethod
-from tasks.updates import PolicyUpdater, SamplerApart
+from tasks.updates import PlannedUpdate, PolicyUpdater, SamplerApart
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 
@@ -59,7 +59,7 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     updater = trained.updater()
     made = []
     for step in range(3):
-        updater.plan(step + 1, [trained.datums(step + 1)])
+        updater.plan(PlannedUpdate(step + 1, lambda step=step: [trained.datums(step + 1)]))
         made.append(updater.update(step, [trained.datums(step)]))
     rows = [(row["phase"], row["step"]) for row in read_log(trained.ledger.path)]
     assert rows == [
@@ -79,7 +79,7 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     trained: Trained,
 ) -> None:
     updater = trained.updater()
-    updater.plan(1, [trained.datums(1)])
+    updater.plan(PlannedUpdate(1, lambda: [trained.datums(1)]))
     updater.update(0, [trained.datums(0)])
     known = trained.ledger.at(1)
     trained.ledger.add(replace(known, sampler="tinker://gone:train:0/sampler_weights/none"))
