@@ -50,7 +50,7 @@ from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import LLM, Span, end_spans
 from tasks.rollouts import check_step
 from tasks.settings.rollouts import Rollouts
-from tasks.shards import BatchPlan
+from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import DurableTask
 from tasks.storage.files import write_rows
 from tasks.storage.manifest import bind_run
