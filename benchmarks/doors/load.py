@@ -52,12 +52,16 @@ HEADER = ("", "calls/s", "range", "ratio", "CPU ms a call", "of the doors", "rat
 
 @dataclass(frozen=True)
 class Load:
-    """So many rollouts at once, of so many calls each, in so many batches."""
+    """So many rollouts at once, of so many calls each, in so many batches.
+
+    The first message has so many words more than a question.
+    """
 
     agent: str
     rollouts: int
     calls: int
     batches: int
+    words: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def play_load(load: Load, doors: int, service: Service, base: str, folder: Path)
     run = RunFolder(folder)
     shard = run.shard("train-00000")
     shard.parent.mkdir(parents=True)
-    part, example = load.rollouts // load.batches, {"calls": load.calls}
+    part, example = load.rollouts // load.batches, {"calls": load.calls, "words": load.words}
     rows = [
         {"example_id": number, "example": example, "batch": number // part}
         for number in range(load.batches * part)
@@ -183,6 +187,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rollouts", type=int, default=1000, help="at the same time")
     options.add_argument("--calls", type=int, default=20, help="of each rollout")
+    options.add_argument("--words", type=int, default=0, help="before the first question")
     options.add_argument("--batches", type=int, default=8)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--doors", type=int, nargs="+", default=[0, 1, 2])
@@ -192,8 +197,9 @@ def main() -> None:
     raise_limit()
     print(describe_machine())
     for agent in given.agents:
-        load = Load(agent, given.rollouts, given.calls, given.batches)
+        load = Load(agent, given.rollouts, given.calls, given.batches, given.words)
         title = f"{given.rollouts} rollouts of {given.calls} calls at once, by {agent}"
+        title += f", after {given.words:,} words" if given.words else ""
         print(format_table(title, HEADER, measure(load, given.doors, given.rounds)))
 
 

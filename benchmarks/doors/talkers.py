@@ -10,13 +10,18 @@ from urllib.parse import urlsplit
 
 from openai import AsyncOpenAI
 
-FIRST = {"role": "user", "content": "You are a quiet otter. Who are you?"}
 NEXT = {"role": "user", "content": "And who are you now?"}
+
+
+def begin(example: dict[str, Any]) -> dict[str, Any]:
+    """Return the first message: so many words, and a question."""
+    words = "river " * example["words"]
+    return {"role": "user", "content": f"{words}You are a quiet otter. Who are you?"}
 
 
 async def by_openai(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
     """Talk by OpenAI's client."""
-    messages: list[Any] = [FIRST]
+    messages: list[Any] = [begin(example)]
     async with AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=600) as client:
         for _ in range(example["calls"]):
             answer = await client.chat.completions.create(model=model, messages=messages)
@@ -29,7 +34,7 @@ async def by_socket(example: dict[str, Any], *, base_url: str, api_key: str, mod
     """Talk by a bare connection, so that hardly more than the door's own work is measured."""
     url = urlsplit(base_url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    messages: list[Any] = [FIRST]
+    messages: list[Any] = [begin(example)]
     try:
         for _ in range(example["calls"]):
             body = json.dumps({"model": model, "messages": messages}).encode()
