@@ -4,10 +4,9 @@ import gc
 import sys
 from functools import cache
 
-THRESHOLDS = 5_000, 10, 100
+THRESHOLDS = 5_000, 10, 15
 """Objects, and collections of the younger generation, until a generation is collected. Larger
-numbers make longer pauses of what a step drops; a third of 10, CPython's, makes frequent full
-collections."""
+numbers make longer pauses of what a step drops: with a third of 100, of a second and more."""
 
 
 def settle_collector() -> None:
@@ -22,4 +21,5 @@ def settle_collector() -> None:
 @cache
 def _settle(_modules: int) -> None:
     gc.freeze()
+    gc.collect()  # of nothing: a later full one waits for a quarter of what the last one has seen
     gc.set_threshold(*THRESHOLDS)
