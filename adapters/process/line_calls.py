@@ -72,7 +72,7 @@ class LineCalls:
             said["answer"] = self._answer(name, given)
         except (UserError, OSError) as error:
             said["failure"] = write_error(error)
-        except Exception as error:
+        except Exception as error:  # without an answer, the other process would wait for ever
             log.error("the call %s of another process failed", name, exc_info=error)
             said["failure"] = write_error(RuntimeError(f"{type(error).__name__}: {error}"))
         with self._locked:
