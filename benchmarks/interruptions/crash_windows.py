@@ -43,6 +43,7 @@ class Walk:
     part: int
     parts: int
     recipe: str = "hello"
+    settings: tuple[str, ...] = SETTINGS["hello"]
 
     @property
     def run(self) -> RunFolder:
@@ -70,15 +71,18 @@ class Walk:
 
     def go_on(self, environment: killable_runs.Environment) -> killable_runs.Training:
         """Start or continue the run in an environment."""
-        return killable_runs.train(self.run, SETTINGS[self.recipe], environment, self.recipe)
+        return killable_runs.train(self.run, self.settings, environment, self.recipe)
 
 
 def make_reference(
-    folder: Path, environment: killable_runs.Environment, recipe: str = "hello"
+    folder: Path,
+    environment: killable_runs.Environment,
+    recipe: str = "hello",
+    settings: tuple[str, ...] = SETTINGS["hello"],
 ) -> compare_runs.Contents:
     """Train the run without a crash, or read the one that is there."""
     run = RunFolder(folder / "undisturbed")
-    killable_runs.train_to_end(run, SETTINGS[recipe], environment, recipe)
+    killable_runs.train_to_end(run, settings, environment, recipe)
     return compare_runs.read_contents(run)
 
 
@@ -121,20 +125,24 @@ def main() -> None:
     """Run the walk from the command line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--recipe", choices=SETTINGS, default="hello")
+    options.add_argument("--set", action="append", default=[], help="KEY=VALUE of the recipe")
     options.add_argument("--parallel", type=int, default=3, help="runs among which windows divide")
     options.add_argument("--minutes", type=float, default=float("inf"), help="crash nothing later")
     options.add_argument(
         "--folder", type=Path, default=Path("runs/crash_windows"), help="where the runs are kept"
     )
     arguments = options.parse_args()
-    folder = arguments.folder.absolute()
+    folder, recipe = arguments.folder.absolute(), arguments.recipe
+    settings = (*SETTINGS[recipe], *arguments.set)
     print(describe_machine(), flush=True)
     with killable_runs.prefect_server(folder / "prefect") as api:
         environment = killable_runs.environment(folder / "prefect", api)
-        reference = make_reference(folder, environment, arguments.recipe)
+        reference = make_reference(folder, environment, recipe, settings)
         until = time.monotonic() + 60 * arguments.minutes
         parts = arguments.parallel
-        walks = [Walk(folder, environment, part, parts, arguments.recipe) for part in range(parts)]
+        walks = [
+            Walk(folder, environment, part, parts, recipe, settings) for part in range(parts)
+        ]
         with ThreadPoolExecutor(parts) as threads:
             wrong = [*threads.map(lambda walk: walk_windows(walk, reference, until), walks)]
     print(report([window for walk in walks for window in walk.windows()]))
