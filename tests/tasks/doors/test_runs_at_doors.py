@@ -58,7 +58,7 @@ def test_a_run_is_the_same_with_doors_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
     assert differences(die_and_go_on(RECIPE, dying, tmp_path), whole) == []
 
 
