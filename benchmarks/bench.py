@@ -17,18 +17,22 @@ from pathlib import Path
 from benchmarks.measuring import COMPARED, COMPARISONS, Comparison, describe_machine, format_table
 
 ROOT = Path(__file__).parent.parent
-BENCHMARKS: dict[str, tuple[str, ...]] = {
-    "run_speed": (),
-    "engine.speed": ("--rounds", "5", "--cores", "1"),
-    "engine.shared_prefixes": ("--rounds", "5", "--cores", "1"),
-    "durability": (),
-    "doors.load": (),
-    "recording.assembly": (),
-    "growth.long_runs": ("--recorded", "20", "10000"),
-    "beside_cookbook.texts": ("--steps", "20", "--kill-at", "11"),
+BENCHMARKS: dict[str, Sequence[Sequence[str]]] = {
+    "run_speed": [()],
+    "engine.speed": [("--rounds", "5", "--cores", "1")],
+    "engine.shared_prefixes": [("--rounds", "5", "--cores", "1")],
+    "durability": [()],
+    "doors.load": [()],
+    "recording.assembly": [()],
+    "growth.long_runs": [("--recorded", "20", "10000")],
+    "beside_cookbook.texts": [
+        ("--recipe", recipe, "--steps", "20", "--kill-at", "11")
+        for recipe in ("hello-finetune", "hello-prefer")
+    ],
+    "beside_cookbook.rollouts": [("--steps", "6", "--lag", lag) for lag in ("0", "1")],
 }
-"""Module → its arguments."""
-PEERS = {"beside_cookbook.texts": ROOT / ".venv-cookbook"}
+"""Module → the arguments of each of its runs."""
+PEERS = {name: ROOT / ".venv-cookbook" for name in BENCHMARKS if name.startswith("beside_cookbook")}
 """Module → environment without which it cannot run."""
 
 
@@ -43,7 +47,8 @@ def main() -> None:
         noted = Path(scratch) / "comparisons.jsonl"
         for name in arguments.only:
             if PEERS.get(name, ROOT).exists():
-                run(name, [*BENCHMARKS[name], *arguments.more], noted)
+                for given in BENCHMARKS[name]:
+                    run(name, [*given, *arguments.more], noted)
         lines = noted.read_text(encoding="utf-8").splitlines()
     rows = [Comparison(**json.loads(line)).row() for line in lines]
     print(f"{machine}Commit {commit()}.\n")
