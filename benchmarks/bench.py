@@ -42,24 +42,28 @@ def main() -> None:
     options.add_argument("--only", nargs="+", default=[*BENCHMARKS], choices=BENCHMARKS)
     options.add_argument("more", nargs="*", help="arguments for each of them, after --")
     arguments = options.parse_args()
-    machine = describe_machine()
+    machine, failed = describe_machine(), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
         noted = Path(scratch) / "comparisons.jsonl"
         for name in arguments.only:
             if PEERS.get(name, ROOT).exists():
                 for given in BENCHMARKS[name]:
-                    run(name, [*given, *arguments.more], noted)
+                    if run(name, [*given, *arguments.more], noted):
+                        failed.append(name)
         lines = noted.read_text(encoding="utf-8").splitlines()
     rows = [Comparison(**json.loads(line)).row() for line in lines]
     print(f"{machine}Commit {commit()}.\n")
     print(format_table("All benchmarks", COMPARED, rows))
+    if failed:
+        raise SystemExit(f"these benchmarks failed: {', '.join(failed)}; see their words above")
 
 
-def run(name: str, arguments: Sequence[str], noted: Path) -> None:
+def run(name: str, arguments: Sequence[str], noted: Path) -> int:
     """Run a benchmark, which prints its own tables and notes its lines of the table of all."""
     print(f"## benchmarks.{name} {' '.join(arguments)}\n", flush=True)
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, COMPARISONS: str(noted)}, check=True)
+    environment = {**os.environ, COMPARISONS: str(noted)}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def commit() -> str:

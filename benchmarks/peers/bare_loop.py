@@ -110,7 +110,7 @@ class _Endpoint:
     """An endpoint of OpenAI's API for the rollouts of a plan."""
 
     sampler: tinker.SamplingClient
-    decode: Callable[..., str]
+    decode: Callable[..., Any]
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
