@@ -76,8 +76,8 @@ def learn(
 def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:
     """Train each policy on the rollouts of a step; return the measure of each by its name.
 
-    The update of the next step follows at once if its rollouts end before this update has. A step
-    is measured while the service computes.
+    The update of the next step follows at once if its rollouts end before this update has. While
+    the service computes, the step is measured, and the next shard is drawn.
     """
     at, step, measures = extras.run.folder, played.step, dict[str, Measure]()
     smallest_group = extras.recipe.rollouts.min_group_size()
@@ -89,7 +89,8 @@ def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:
         if (following := played.following) is not None:
             make = partial(make_following, extras, policy, step + 1, following)
             policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
-        update_policy(at.update(name, step), policy.updater, step, trained, measures[name])
+        beside = [*filter(None, (measures[name], played.draw_next))]
+        update_policy(at.update(name, step), policy.updater, step, trained, beside)
     return measures
 
 

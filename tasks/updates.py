@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -186,13 +186,13 @@ class PolicyUpdater:
         self._planned = planned
 
     def update(
-        self, step: int, paths: Sequence[Path], meanwhile: Callable[[], object] | None = None
+        self, step: int, paths: Sequence[Path], meanwhile: Iterable[Callable[[], object]] = ()
     ) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
-        `meanwhile` is called while the service computes. A step without datums keeps the weights.
-        An update that fails leaves no live client behind, since whether the service applied it is
-        then unknown.
+        The calls `meanwhile` are made while the service computes. A step without datums keeps the
+        weights. An update that fails leaves no live client behind, since whether the service
+        applied it is then unknown.
         """
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
@@ -207,8 +207,8 @@ class PolicyUpdater:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
                 self._ahead = self._submit_planned(live, ahead.update)
-                if meanwhile is not None:
-                    meanwhile()
+                for call in meanwhile:
+                    call()
                 result = live.result(ahead.update)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
@@ -324,12 +324,12 @@ def update_policy(
     updater: PolicyUpdater,
     step: int,
     datums: Sequence[Path],
-    meanwhile: Callable[[], object] | None = None,
+    meanwhile: Iterable[Callable[[], object]] = (),
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
-    The expert's texts, if there is an expert, are the second file of datums. `meanwhile` is called
-    while the service computes, and not at all if the update was made before.
+    The expert's texts, if there is an expert, are the second file of datums. The calls `meanwhile`
+    are made while the service computes, and not at all if the update was made before.
     """
     started = time.monotonic()
     update = updater.update(step, datums, meanwhile)
