@@ -282,8 +282,9 @@ def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
     """Return the train split, with the rewards that a curriculum may use for the shard of a step.
 
-    The shard is drawn when the steps before `step` - lag are done. Rewards of later steps are not
-    read: whether they exist depends on timing. Nor are rewards of an ancestor's other data set.
+    The shard is drawn when the rollouts of the steps before `step` - lag have ended. Rewards of
+    later steps are not read: whether they exist depends on timing. Nor are rewards of an ancestor's
+    other data set.
     """
     source = recipe.train_split()
     if source.curriculum.order != "pass_rate":
