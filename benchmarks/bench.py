@@ -17,18 +17,22 @@ from pathlib import Path
 from benchmarks.measuring import COMPARED, COMPARISONS, Comparison, describe_machine, format_table
 
 ROOT = Path(__file__).parent.parent
-BENCHMARKS: dict[str, tuple[str, ...]] = {
-    "run_speed": (),
-    "engine.speed": ("--rounds", "5", "--cores", "1"),
-    "engine.shared_prefixes": ("--rounds", "5", "--cores", "1"),
-    "durability": (),
-    "doors.load": (),
-    "recording.assembly": (),
-    "growth.long_runs": ("--recorded", "20", "10000"),
-    "beside_cookbook.texts": ("--steps", "20", "--kill-at", "11"),
+BENCHMARKS: dict[str, Sequence[Sequence[str]]] = {
+    "run_speed": [()],
+    "engine.speed": [("--rounds", "5", "--cores", "1")],
+    "engine.shared_prefixes": [("--rounds", "5", "--cores", "1")],
+    "durability": [()],
+    "doors.load": [()],
+    "recording.assembly": [()],
+    "growth.long_runs": [("--recorded", "20", "10000")],
+    "beside_cookbook.texts": [
+        ("--recipe", recipe, "--steps", "20", "--kill-at", "11")
+        for recipe in ("hello-finetune", "hello-prefer")
+    ],
+    "beside_cookbook.rollouts": [("--steps", "6", "--lag", lag) for lag in ("0", "1")],
 }
-"""Module → its arguments."""
-PEERS = {"beside_cookbook.texts": ROOT / ".venv-cookbook"}
+"""Module → the arguments of each of its runs."""
+PEERS = {name: ROOT / ".venv-cookbook" for name in BENCHMARKS if name.startswith("beside_cookbook")}
 """Module → environment without which it cannot run."""
 
 
@@ -38,23 +42,28 @@ def main() -> None:
     options.add_argument("--only", nargs="+", default=[*BENCHMARKS], choices=BENCHMARKS)
     options.add_argument("more", nargs="*", help="arguments for each of them, after --")
     arguments = options.parse_args()
-    machine = describe_machine()
+    machine, failed = describe_machine(), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
         noted = Path(scratch) / "comparisons.jsonl"
         for name in arguments.only:
             if PEERS.get(name, ROOT).exists():
-                run(name, [*BENCHMARKS[name], *arguments.more], noted)
+                for given in BENCHMARKS[name]:
+                    if run(name, [*given, *arguments.more], noted):
+                        failed.append(name)
         lines = noted.read_text(encoding="utf-8").splitlines()
     rows = [Comparison(**json.loads(line)).row() for line in lines]
     print(f"{machine}Commit {commit()}.\n")
     print(format_table("All benchmarks", COMPARED, rows))
+    if failed:
+        raise SystemExit(f"these benchmarks failed: {', '.join(failed)}; see their words above")
 
 
-def run(name: str, arguments: Sequence[str], noted: Path) -> None:
+def run(name: str, arguments: Sequence[str], noted: Path) -> int:
     """Run a benchmark, which prints its own tables and notes its lines of the table of all."""
     print(f"## benchmarks.{name} {' '.join(arguments)}\n", flush=True)
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, COMPARISONS: str(noted)}, check=True)
+    environment = {**os.environ, COMPARISONS: str(noted)}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def commit() -> str:

@@ -57,6 +57,7 @@ class _Bounded(PROTOCOL):
         self.strangers.pop(self, None)
         self._stop_waiting()
         super().connection_lost(exc)
+        self.app = self._application  # its own method would keep the connection in memory
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
+from durable.cores import usable_cores
 from engine.disk import lock_state
 from engine.errors import RequestRefused
 from engine.model import base_models
@@ -119,9 +120,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def default_threads() -> int:
     """Return the number of usable cores, as far as there is memory for what each computes."""
-    usable = getattr(os, "sched_getaffinity", None)  # not on every system
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
-    return max(1, min(MOST_THREADS, cores, psutil.virtual_memory().available // THREAD_BYTES))
+    return max(
+        1, min(MOST_THREADS, usable_cores(), psutil.virtual_memory().available // THREAD_BYTES)
+    )
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from adapters.calls import POLICY
 from flows.recipe.given_examples import GivenRecipe
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
-from flows.runtime.open_run import OpenRun, open_run, record_step
+from flows.runtime.open_run import OpenRun, measure_of, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
 from tasks.metrics import StepFiles
 from tasks.storage.run_folder import folder_of
@@ -55,7 +55,8 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
             given.check_first(updated, recipe.checkpoints.probe_tolerance)
         score(run, recipe, given, step + 1)
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
-        record_step(run, step, {POLICY: files}, extra=given.measure(datums))
+        measure = measure_of(run.policies.main, step, files)
+        record_step(run, step, {POLICY: measure}, given.measure(datums))
 
 
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:

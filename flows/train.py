@@ -21,7 +21,7 @@ from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.extras import Extras, open_extras
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from flows.runtime.open_rollouts import open_rollouts
-from flows.runtime.open_run import OpenRun, open_run, record_step
+from flows.runtime.open_run import Measure, OpenRun, measure_of, open_run, record_step
 from flows.runtime.overlap import Following, PlayedStep, draw_train_shard, play_steps
 from flows.runtime.policies import RunPolicy
 from tasks.datums import build_datums
@@ -62,33 +62,36 @@ def learn(
     extras: Extras,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
-    smallest_group = recipe.rollouts.min_group_size()
     run.tracking.follow()
     evaluations.submit_due(run.steps_left().start)
     for played in steps:
         step, spans = played.step, played.spans
-        files = train_step(played, extras)
+        measures = train_step(played, extras)
         evaluations.submit_due(step + 1)
         evaluations.score(step - recipe.rollouts.lag)
-        record_step(run, step, files, smallest_group, extras.metrics(step, spans))
+        record_step(run, step, measures, extras.metrics(step, spans))
     evaluations.score(recipe.steps)
 
 
-def train_step(played: PlayedStep, extras: Extras) -> dict[str, StepFiles]:
-    """Train each policy on the rollouts of a step; return the files of each by its name.
+def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:
+    """Train each policy on the rollouts of a step; return the measure of each by its name.
 
-    The update of the next step follows at once if its rollouts end before this update has.
+    The update of the next step follows at once if its rollouts end before this update has. While
+    the service computes, the step is measured, and the next shard is drawn.
     """
-    at, step, files = extras.run.folder, played.step, dict[str, StepFiles]()
+    at, step, measures = extras.run.folder, played.step, dict[str, Measure]()
+    smallest_group = extras.recipe.rollouts.min_group_size()
     verdicts = extras.verdicts(step, played.spans)
     for policy in extras.run.policies:
         name = policy.name
-        files[name], trained = make_datums(extras, policy, step, played.spans, verdicts)
+        files, trained = make_datums(extras, policy, step, played.spans, verdicts)
+        measures[name] = measure_of(policy, step, files, smallest_group)
         if (following := played.following) is not None:
             make = partial(make_following, extras, policy, step + 1, following)
             policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
-        update_policy(at.update(name, step), policy.updater, step, trained)
-    return files
+        beside = [*filter(None, (measures[name], played.draw_next))]
+        update_policy(at.update(name, step), policy.updater, step, trained, beside)
+    return measures
 
 
 def make_following(

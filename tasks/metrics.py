@@ -14,6 +14,7 @@ import pyarrow as pa
 from adapters.calls import POLICY
 from adapters.rewards import MEASURE
 from tasks.algorithm.advantages import is_uniform
+from tasks.algorithm.loss import Columns
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
 from tasks.checkpoints import sampled_step
@@ -127,7 +128,7 @@ def _rollouts(
     return measured, {group["group_id"]: group["size"] for group in sizes or []}
 
 
-def measure_divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
+def measure_divergence(batch: pa.Table, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
     """Estimate the KL divergence of the training policy from the sampling one, over sampled tokens.
 
     A datum without a `policy_version`, which no policy sampled, has no part in it. `logprobs` is
@@ -140,10 +141,9 @@ def measure_divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) 
     `lag` is the mean number of updates by which sampling was behind; if it is not 0, each of the
     others is also given for each lag alone, as `…/lag_2`.
     """
-    batch = read_table(datums, columns=["rollout_id", "policy_version", "logprobs", "mask"])
     sampled = arrays(batch["logprobs"])
     if len(sampled) != len(logprobs):
-        raise ValueError(f"{datums} has {len(sampled)} datums, but {len(logprobs)} came back")
+        raise ValueError(f"step {step} has {len(sampled)} datums, but {len(logprobs)} came back")
     for rollout, ours, theirs in zip(
         batch["rollout_id"].to_pylist(), sampled, logprobs, strict=True
     ):
@@ -173,17 +173,17 @@ def measure_divergence(datums: Path, logprobs: Sequence[np.ndarray], step: int) 
 
 
 def measure_loss(
-    datums: Path, logprobs: Sequence[np.ndarray], loss: str, settings: Settings
+    datums: Sequence[Columns], logprobs: Sequence[np.ndarray], loss: str, settings: Settings
 ) -> Metrics:
     """Measure a loss over the datums of a step before their update, as the loss's row does."""
-    return loss_of(loss).measure(
-        complete_of(loss, settings), columns_of(read_table(datums)), logprobs
-    )
+    return loss_of(loss).measure(complete_of(loss, settings), datums, logprobs)
 
 
-def sum_logprobs(datums: Path, logprobs: Sequence[np.ndarray], loss: str) -> dict[str, list[float]]:
+def sum_logprobs(
+    datums: Sequence[Columns], logprobs: Sequence[np.ndarray], loss: str
+) -> dict[str, list[float]]:
     """Sum each datum's log-probabilities by the weights that the loss's row gives, if any."""
-    weights = loss_of(loss).weights(columns_of(read_table(datums)))
+    weights = loss_of(loss).weights(datums)
     if weights is None:
         return {}
     sums = [float(one.astype(np.float64) @ own) for one, own in zip(weights, logprobs, strict=True)]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from adapters.door.batches import SampledBy
 from adapters.errors import UserError, counted
@@ -21,13 +21,14 @@ from adapters.tinker.service import Service
 from tasks.doors.here import BatchDoor, HeldBatch
 from tasks.doors.recorder import BatchOrder
 from tasks.recording.journal import seal
-from tasks.recording.spans import ERROR, REWARD, cause_of
+from tasks.recording.spans import ERROR, LLM, REWARD, cause_of
+from tasks.recording.turns import ANSWER
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, verified
 from tasks.storage.names import BASELINE, parse_rollout
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read_table, select
+from tasks.storage.tables import flat_values, query_beside, read_table, select
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""
@@ -36,16 +37,6 @@ QUERY = query_beside(__file__)
 
 END_COLUMNS = ("rollout_id", "shard", "kind", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended."""
-
-ANSWERED_QUERY = """
-select exists (from parquet_rows($spans) where len(response_token_ids) > 0) as answered
-"""
-"""Query of whether a policy has answered a call."""
-
-CALLED_QUERY = """
-select exists (from parquet_rows($spans) where kind = 'llm') as called
-"""
-"""Query of whether any model has answered a call."""
 
 log = logging.getLogger(__name__)
 
@@ -163,16 +154,23 @@ class StepStopped(UserError):
 class Ends:
     """Ends of the rollouts of sealed batches: how many had no error, and the errors of the others.
 
-    Baselines and stragglers do not count.
+    Baselines and stragglers do not count. `called` is whether any model has answered a call, and
+    `answered` whether a policy has.
     """
 
     shard: str
     ended: int
     errors: Sequence[str]
+    called: bool
+    answered: bool
 
     @classmethod
     def of(cls, spans: Sequence[Path]) -> Self:
-        rows = [row for path in spans for row in read_table(path, END_COLUMNS).to_pylist()]
+        rows, answered = list[dict[str, Any]](), False
+        for path in spans:
+            table = read_table(path, [*END_COLUMNS, ANSWER])
+            answered |= len(flat_values(table[ANSWER])) > 0
+            rows += table.select(END_COLUMNS).to_pylist()
         played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
         ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
         failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
@@ -181,7 +179,13 @@ class Ends:
             for rollout, row in failed.items()
             if rollout not in ended
         ]
-        return cls(played[0]["shard"] if played else "the step", len(ended), errors)
+        return cls(
+            played[0]["shard"] if played else "the step",
+            len(ended),
+            errors,
+            called=any(row["kind"] == LLM for row in rows),
+            answered=answered,
+        )
 
     @property
     def failed(self) -> str:
@@ -205,7 +209,10 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
 
     `spans` are the sealed batches of the step.
     """
-    ends = Ends.of(spans)
+    _check_rewarded(Ends.of(spans), most_failed)
+
+
+def _check_rewarded(ends: Ends, most_failed: float) -> None:
     if ends.ended and len(ends.errors) <= most_failed * (ends.ended + len(ends.errors)):
         return
     raise StepStopped(
@@ -217,9 +224,9 @@ def check_rewards(spans: Sequence[Path], most_failed: float) -> None:
 
 def check_step(spans: Sequence[Path], most_failed: float) -> None:
     """Raise StepStopped if `check_rewards` does, or if no call of a step has been answered."""
-    check_rewards(spans, most_failed)
-    (row,) = select(ANSWERED_QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    if not row["answered"]:
+    ends = Ends.of(spans)
+    _check_rewarded(ends, most_failed)
+    if not ends.answered:
         raise StepStopped(
             f"the rollouts of {spans[0].stem} have rewards, and none has a call that a policy "
             "answered, so the run is stopped before this step is trained. Have the agent ask the "
@@ -233,8 +240,7 @@ def check_held_out(spans: Sequence[Path]) -> None:
     Rollouts have nothing to score if all have failed, or if no model has answered a call.
     """
     ends = Ends.of(spans)
-    (row,) = select(CALLED_QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    if not ends.ended or not row["called"]:
+    if not ends.ended or not ends.called:
         fact = (
             f"the rollouts of {ends.shard} have ended, and none has a call that a model answered"
             if ends.ended

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from adapters.errors import ServiceError, UserError
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
 from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.datums import to_datums
+from tasks.datums import columns_of, to_datums
 from tasks.metrics import (
     DATUM_LOGPROBS,
     measure_divergence,
@@ -35,6 +35,7 @@ from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
 from tasks.storage.durability import durable
 from tasks.storage.files import read_json, write_json
+from tasks.storage.tables import read_table
 
 MOST_SCORED = 4
 """Datums of a step that are scored."""
@@ -184,11 +185,14 @@ class PolicyUpdater:
         """Have an update submitted before the one before it has its result."""
         self._planned = planned
 
-    def update(self, step: int, paths: Sequence[Path]) -> Update:
+    def update(
+        self, step: int, paths: Sequence[Path], meanwhile: Iterable[Callable[[], object]] = ()
+    ) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
-        A step without datums keeps the weights. An update that fails leaves no live client behind,
-        since whether the service applied it is then unknown.
+        The calls `meanwhile` are made while the service computes. A step without datums keeps the
+        weights. An update that fails leaves no live client behind, since whether the service
+        applied it is then unknown.
         """
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
@@ -203,6 +207,8 @@ class PolicyUpdater:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
                 self._ahead = self._submit_planned(live, ahead.update)
+                for call in meanwhile:
+                    call()
                 result = live.result(ahead.update)
                 if rebuilt is not None:
                     rebuilt.check_optimizer_step(result)
@@ -313,19 +319,27 @@ class _InflightSampler:
 
 
 @durable
-def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequence[Path]) -> None:
+def update_policy(
+    path: Path,
+    updater: PolicyUpdater,
+    step: int,
+    datums: Sequence[Path],
+    meanwhile: Iterable[Callable[[], object]] = (),
+) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
-    The expert's texts, if there is an expert, are the second file of datums.
+    The expert's texts, if there is an expert, are the second file of datums. The calls `meanwhile`
+    are made while the service computes, and not at all if the update was made before.
     """
     started = time.monotonic()
-    update = updater.update(step, datums)
+    update = updater.update(step, datums, meanwhile)
     seconds = {"seconds/training": time.monotonic() - started}
     terms = updater.recorded.methods.at(step).terms(step)
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
-    first = datums[term.file]
+    batch = read_table(datums[term.file])
+    first = columns_of(batch)
     measured: dict[str, object] = {
-        **measure_divergence(first, logprobs, step),
+        **measure_divergence(batch, logprobs, step),
         **measure_loss(first, logprobs, term.loss, term.settings),
         **sum_logprobs(first, logprobs, term.loss),
     }
@@ -333,7 +347,8 @@ def update_policy(path: Path, updater: PolicyUpdater, step: int, datums: Sequenc
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
     for term, logprobs in others:
         if term.file:
-            loss = measure_loss(datums[term.file], logprobs, term.loss, term.settings)
+            own = columns_of(read_table(datums[term.file]))
+            loss = measure_loss(own, logprobs, term.loss, term.settings)
             measured |= name_expert({**loss, "share": term.factor})
     write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
 

@@ -247,7 +247,7 @@ def canonical_json(value: object) -> bytes:
 
 
 class Memory:
-    """The earlier calls of one role, and `begin`, which reports a call that is to be answered.
+    """The earlier calls of one role, answered or begun. `record_begun` records that one begins.
 
     Once a request differs from the recorded request of its number, the agent has taken another
     path, and no further request is answered from the record. A number without a record (its answer
@@ -257,12 +257,23 @@ class Memory:
     def __init__(
         self,
         kept: KeptCalls,
-        begin: Callable[[Begun], None],
+        record_begun: Callable[[Begun], None],
         recorded: Iterable[Completion] = (),
     ) -> None:
         self.kept = kept
-        self.begin = begin
+        self._record_begun = record_begun
+        self._begun: set[int] = set()
         self._recorded = {completion.id.number: completion for completion in recorded}
+
+    def begin(self, begun: Begun) -> None:
+        """Record that a call begins to be answered once, however often it is tried."""
+        if begun.id.number in self._begun:
+            return
+        self._begun.add(begun.id.number)
+        try:
+            self._record_begun(begun)
+        except UNRECORDED_ERRORS as error:
+            raise _withhold(begun.id, error) from error
 
     def recall(self, call: CallId, request: Request, sha: str, policy: str) -> Completion | None:
         """Return the recorded answer, as one of this attempt, if request and policy are equal."""
@@ -377,8 +388,7 @@ class CallSequence:
         self._first = first
         self._max_calls = max_calls
         self._recorder = recorder
-        self._begun: set[int] = set()
-        self._memory = Memory(KeptCalls(chat), self._record_begun, recorded)
+        self._memory = Memory(KeptCalls(chat), recorder.begun, recorded)
         self._requests: dict[bytes, PendingRequest] = {}
         self._running: set[asyncio.Task[Completion]] = set()
         self._calls = 0
@@ -450,16 +460,6 @@ class CallSequence:
         finished = [digest for digest, asked in self._requests.items() if asked.answering.done()]
         for digest in finished[:-KEPT_ANSWERS]:
             del self._requests[digest]
-
-    def _record_begun(self, begun: Begun) -> None:
-        """Record a call as begun once, however often it is tried."""
-        if begun.id.number in self._begun:
-            return
-        self._begun.add(begun.id.number)
-        try:
-            self._recorder.begun(begun)
-        except UNRECORDED_ERRORS as error:
-            raise _withhold(begun.id, error) from error
 
     async def _answer(self, request: Request, call: CallId, answer: Answer) -> Completion:
         try:

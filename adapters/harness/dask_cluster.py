@@ -7,7 +7,6 @@ travels as a secret, since a worker logs the arguments of a task that fails.
 import asyncio
 import logging
 import math
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener
 from adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
 from adapters.process.open_files import raise_limit
 from adapters.process.running_clock import Wait
+from durable.cores import usable_cores
 
 try:
     import dask.config
@@ -182,7 +182,7 @@ def _local_cluster(batches: int) -> Iterator[LocalCluster]:
 
     They may have children, as an agent's own process may.
     """
-    workers = min(batches, os.cpu_count() or 1)
+    workers = min(batches, usable_cores())
     with dask.config.set({"distributed.worker.daemon": False}):
         cluster = LocalCluster(
             n_workers=workers,

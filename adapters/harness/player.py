@@ -41,6 +41,7 @@ from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
+from durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "adapters.harness.isolated_program"
 
@@ -75,7 +76,7 @@ async def _outcome(program: Program, secrets: list[str]) -> Outcome:
 
 HOUSE = Path(__file__).parents[1]
 
-MOST_ISOLATED = os.cpu_count() or 1
+MOST_ISOLATED = usable_cores()
 """Rollouts of a batch that are played in processes of their own at a time."""
 
 NOT_OWN = tuple(

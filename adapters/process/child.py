@@ -75,8 +75,8 @@ class ChildProcess:
         keep_from_children(self._told)
 
     def tell(self, line: bytes) -> None:
-        """Write a line to the program, unless it has ended."""
-        with suppress(BrokenPipeError):
+        """Write a line to the program, unless it has ended or `end` has closed its stdin."""
+        with suppress(BrokenPipeError, ValueError):
             self._told.write(line + b"\n")
             self._told.flush()
 

@@ -118,12 +118,16 @@ def read_plan(path: str) -> Plan:
 
 
 def configured(plan: str, log_path: str) -> train.Config:
+    planned = read_plan(plan)
+    lag, groups = planned["lag"], len(planned["steps"][0])
+    ahead = train.AsyncConfig(max_steps_off_policy=lag, groups_per_batch=groups)
     return train.Config(
-        **read_plan(plan)["config"],
+        **planned["config"],
         recipe_name="people",
         dataset_builder=StepsBuilder(plan=plan),
+        async_config=ahead if lag else None,
         # `ratchet train` trains no rollout without an advantage.
-        remove_constant_reward_groups=True,
+        remove_constant_reward_groups=not lag,
         log_path=log_path,
         eval_every=0,
         ttl_seconds=None,

@@ -1,6 +1,6 @@
 """`ratchet train people` beside the Tinker cookbook's own `rl.train` on the same task.
 
-python -m benchmarks.beside_cookbook.rollouts [--steps 12] [--seeds 3] [--set KEY=VALUE]
+python -m benchmarks.beside_cookbook.rollouts [--steps 12] [--seeds 3] [--lag 1] [--set KEY=VALUE]
 
 For each seed the cookbook trains, and then `ratchet train`, each on a new engine that was started
 alike. The cookbook is unmodified, in an environment of its own (`make peers`). Equal are the base
@@ -12,6 +12,8 @@ end.
 
 A step lasts from the start of its sampling until its new weights can be sampled. The time between
 steps, in which either writes metrics, counts in a run's time alone, and so do its start and end.
+With `--lag` both sample ahead of the weights, the cookbook by its asynchronous loop, and a step
+lasts from the weights of the step before; the first is left out.
 By design these differ:
 
 - `ratchet train` derives the seeds of the LoRA and of each call from the run's. `rl.train` gives
@@ -21,7 +23,9 @@ By design these differ:
   cookbook samples in its own process, logs a summary of each rollout and keeps the last weights.
 - `ratchet train` trains no rollout whose advantage is 0. The cookbook, by
   `remove_constant_reward_groups`, trains no group of equal rewards, unless there is no other: then
-  it trains one, whose gradient is 0, where `ratchet train` keeps the weights.
+  it trains one, whose gradient is 0, where `ratchet train` keeps the weights. Its asynchronous loop
+  would sample others in their place, so with `--lag` it trains every group. At the end of the data
+  that loop drops groups that are too old, and the last steps with them; these are not compared.
 - `ratchet train` plays one held-out example beside the first step and one after the last, the least
   that is possible. The cookbook has no evaluation here.
 """
@@ -46,7 +50,7 @@ from adapters.calls import POLICY
 from adapters.project.modules import load_agent_file
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import running_engine
-from benchmarks.measuring import describe_machine, format_table, paired_ratio
+from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.peers.formulas import PEERS
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
@@ -92,16 +96,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--steps", type=int, default=12, help="of each run")
     options.add_argument("--seeds", type=int, default=3, help="runs of each program")
+    options.add_argument("--lag", type=int, default=0, help="steps that rollouts are ahead")
     options.add_argument("--set", action="append", default=[], help="KEY=VALUE of the recipe")
     given = options.parse_args()
     if not COOKBOOK.exists():
         options.error(f"the cookbook is not installed: there is no {COOKBOOK}; run `make peers`")
     print(describe_machine(), flush=True)
     settings = [*given.set, f"steps={given.steps}", f"checkpoints.every={given.steps}", *UNSCORED]
+    settings.append(f"rollouts.lag={given.lag}")
     with tempfile.TemporaryDirectory() as scratch:
         folders = {seed: Path(scratch) / f"seed-{seed}" for seed in range(given.seeds)}
         pairs = [train_both(folders[seed], [*settings, f"seed={seed}"]) for seed in folders]
-    print(report(pairs))
+    print(report(pairs, given.lag))
 
 
 def train_both(folder: Path, settings: Sequence[str]) -> Pair:
@@ -113,14 +119,14 @@ def train_both(folder: Path, settings: Sequence[str]) -> Pair:
     plan.write_text(json.dumps(planned), encoding="utf-8")
     command = [COOKBOOK, PROGRAM, plan, log]
     seconds = run_on_engine(base, folder / "engine-of-cookbook", command, {})
-    theirs = Run(read_log(log), seconds)
+    theirs = Run(read_log(log, recipe.rollouts.lag), seconds)
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "flows.cli.main", "train", NAME, "--run", NAME, *overrides]
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     seconds = run_on_engine(base, folder / "engine-of-ratchet", command, where)
     run = RunFolder(folder / NAME)
     check_prompts(run, planned)
-    ours = Run(read_steps(run), seconds)
+    ours = Run(read_steps(run, recipe.rollouts.lag), seconds)
     print(f"{folder.name}: {ours}, {theirs}", file=sys.stderr, flush=True)
     return ours, theirs
 
@@ -146,6 +152,7 @@ def make_plan(recipe: Recipe) -> dict[str, Any]:
         "agent": agent.__file__,
         "stop": chat.stop_tokens,
         "group_size": recipe.rollouts.group_size,
+        "lag": recipe.rollouts.lag,
         "steps": [[group(row["example"]) for row in shard] for shard in shards],
         "config": {
             "model_name": base.name,
@@ -195,44 +202,51 @@ def check_prompts(run: RunFolder, plan: Mapping[str, Any]) -> None:
             raise SystemExit(f"step {step} of ratchet train asked by other tokens than planned")
 
 
-def read_steps(run: RunFolder) -> list[Step]:
+def read_steps(run: RunFolder, lag: int) -> list[Step]:
     """Read the steps of a run of `ratchet train`.
 
     A step's shard is written when its sampling starts, its update when the weights are saved.
     """
     steps: list[Step] = []
+    last = None
     for step, row in enumerate(read_metrics(run.metrics)):
         files = run.shard(shard_name("train", step)), run.update(POLICY, step)
         begun, ended = (file.stat().st_mtime for file in files)
         sampled, trained = int(row["tokens/sampled"]), int(row["datums"])
-        steps.append(Step(row["reward/mean"], sampled, trained, ended - begun))
-    return steps
+        since = begun if last is None else last
+        steps.append(Step(row["reward/mean"], sampled, trained, ended - since))
+        last = ended if lag else None
+    return steps[1:] if lag else steps
 
 
-def read_log(log: Path) -> list[Step]:
+def read_log(log: Path, lag: int) -> list[Step]:
     """Read the steps of a run of the cookbook.
 
     Its metrics are of the groups that it trained, its summaries of all rollouts. Its `time/total`
-    ends with a sampling client of the new weights.
+    ends with a sampling client of the new weights, and with it the summaries are written.
     """
     steps: list[Step] = []
+    ends: list[float] = []
     for row in _read_lines(log / "metrics.jsonl"):
         folder = log / f"iteration_{row['step']:06d}"
-        rollouts = _read_lines(folder / "train_rollout_summaries.jsonl")
+        summaries = folder / "train_rollout_summaries.jsonl"
+        rollouts = _read_lines(summaries)
+        ends.append(summaries.stat().st_mtime)
         reward = fmean(rollout["total_reward"] for rollout in rollouts)
         sampled = sum(turn["ac_len"] for rollout in rollouts for turn in rollout["steps"])
-        steps.append(Step(reward, sampled, row["env/all/total_episodes"], row["time/total"]))
-    return steps
+        seconds = ends[-1] - ends[-2] if lag and len(ends) > 1 else row["time/total"]
+        steps.append(Step(reward, sampled, row["env/all/total_episodes"], seconds))
+    return steps[1:] if lag else steps
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def report(pairs: Sequence[Pair]) -> str:
+def report(pairs: Sequence[Pair], lag: int) -> str:
     """Format a row for each step and for all: means over the seeds, and medians of seconds."""
     sides = [[*runs] for runs in zip(*pairs, strict=True)]
-    steps = len(sides[0][0].steps)
+    steps = min(len(run.steps) for runs in sides for run in runs)
     last = max(1, steps // 4)
     spans = {str(number + 1): slice(number, number + 1) for number in range(steps)}
     spans |= {f"last {last}": slice(steps - last, steps), "all": slice(0, steps)}
@@ -242,6 +256,8 @@ def report(pairs: Sequence[Pair]) -> str:
     ]
     header = ("step", *(f"{what}: {side}" for what in MEASURES for side in SIDES))
     took = [[median(step.seconds for step in run.steps) for run in runs] for runs in sides]
+    called = f"a step of {NAME}" + (f", rollouts {lag} step ahead" if lag else "")
+    note(Comparison(called, took[0], SIDES[1], took[1], limit="0.8" if lag else "1.0"))
     whole = [_range(median, [run.seconds for run in runs], ".0f") for runs in sides]
     return (
         f"{format_table(f'{NAME}, {steps} steps, runs of each: {len(pairs)}', header, rows)}\n"

@@ -37,7 +37,7 @@ from typing import Any
 from adapters.calls import POLICY
 from adapters.tinker.engines import running_engine
 from benchmarks.beside_cookbook.rollouts import COOKBOOK, ROOT
-from benchmarks.measuring import describe_machine, format_table
+from benchmarks.measuring import Comparison, describe_machine, format_table, note
 from engine.model.base_models import find
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import named_recipe
@@ -229,6 +229,8 @@ def report(name: str, whole: Mapping[str, Trained], killed: Mapping[str, Trained
     """Format the losses of the first steps, and a row for each program."""
     ours, theirs = (run.losses for run in whole.values())
     off = _differences(*whole.values())[:FIRST]
+    own, other = ([run.step_seconds] for run in whole.values())
+    note(Comparison(f"a step of {name}", own, [*whole][1], other, limit="1.0"))
     rows = [
         [f"{step + 1}", f"{ours[step]:.5f}", f"{theirs[step]:.5f}", f"{off[step]:.1e}"]
         for step in range(len(off))

@@ -1,5 +1,6 @@
 """Spans of made-up turns."""
 
+from array import array
 from datetime import UTC, datetime
 
 from benchmarks.peers.turns import Turn
@@ -25,8 +26,8 @@ def make_span(turn: Turn) -> Span:
         "gen_ai_request_model": "policy",
         "gen_ai_response_id": f"{turn.rollout}-{turn.number}",
         "policy_version": "00000",
-        "prompt_token_ids": turn.prompt,
-        "response_token_ids": turn.answer,
-        "logprobs": turn.logprobs,
+        "prompt_token_ids": array("i", turn.prompt),
+        "response_token_ids": array("i", turn.answer),
+        "logprobs": array("d", turn.logprobs),
         "kept_tokens": 0,
     }

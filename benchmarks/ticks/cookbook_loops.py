@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import tinker
-from cycles import CyclingService, JumpingLoop, measure, rollout_seconds
+from cycles import CyclingService, JumpingLoop, Times, measure
 from tinker_cookbook.checkpoint_utils import CheckpointManager
 from tinker_cookbook.rl import train
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, StepResult
@@ -79,9 +79,9 @@ class Client:
 class Rollout(Env):
     """One call, the time that the rollout takes, and a reward by its place in the run."""
 
-    def __init__(self, seed: int, place: tuple[int, int, int]) -> None:
-        self._seconds = rollout_seconds(seed, *place)
-        self._reward = random.Random(f"{seed}/{place}").random()
+    def __init__(self, times: Times, place: tuple[int, int, int]) -> None:
+        self._seconds = times.of(*place)
+        self._reward = random.Random(f"{times.seed}/{place}").random()
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
         return tinker.ModelInput.from_ints(PROMPT), []
@@ -104,7 +104,7 @@ class Group(EnvGroupBuilder):
 
     def __init__(self, plan: dict[str, Any], step: int, group: int) -> None:
         places = [(step, group, index) for index in range(plan["group_size"])]
-        self._rollouts = [Rollout(plan["seed"], place) for place in places]
+        self._rollouts = [Rollout(Times(**plan["times"]), place) for place in places]
 
     async def make_envs(self) -> Sequence[Env]:
         Group.played += len(self._rollouts)

@@ -24,10 +24,17 @@ STUCK_SECONDS = 60.0
 """Real seconds for which another thread may work while nothing else is to come."""
 
 
-def rollout_seconds(seed: int, step: int, group: int, index: int) -> float:
-    """Draw the time of a rollout; it depends on nothing but the rollout's place in the run."""
-    drawn = random.Random(f"{seed}/{step}/{group}/{index}")
-    return min(MEDIAN_SECONDS * drawn.lognormvariate(0, SIGMA), LONGEST_SECONDS)
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the rollouts of a run: each depends on nothing but the rollout's place in it."""
+
+    seed: int = 0
+    median: float = MEDIAN_SECONDS
+
+    def of(self, step: int, group: int, index: int) -> float:
+        """Draw the time of a rollout."""
+        drawn = random.Random(f"{self.seed}/{step}/{group}/{index}")
+        return min(self.median * drawn.lognormvariate(0, SIGMA), LONGEST_SECONDS)
 
 
 class _JumpingSelector(selectors.DefaultSelector):

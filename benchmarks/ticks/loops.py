@@ -2,10 +2,10 @@
 
 python -m benchmarks.ticks.loops [--steps 40] [--seeds 3]
 
-A rollout takes a log-normal time, 5 minutes in the median and 30 at most, and every loop plays the
-same ones. A cycle carries the passes that have come by its beginning, up to `--datums` rollouts,
-and one optimizer step. Ratchet's loop and, if it is installed (`make peers`), the cookbook's three
-loops run unmodified. Time stands still while they compute.
+A rollout takes a log-normal time, 5 minutes in the median (`--median`) and 30 at most, and every
+loop plays the same ones. A cycle carries the passes that have come by its beginning, up to
+`--datums` rollouts, and one optimizer step. Ratchet's loop and, if it is installed (`make peers`),
+the cookbook's three loops run unmodified. Time stands still while they compute.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.measuring import format_table, paired_ratio
 from benchmarks.peers.formulas import PEERS
+from benchmarks.ticks.cycles import MEDIAN_SECONDS, Times
 from benchmarks.ticks.our_loops import train
 
 COOKBOOK = PEERS["cookbook"].python
@@ -75,18 +76,18 @@ class Course:
         return self.seconds / self.steps
 
 
-def run_ours(work: Workload, settings: Mapping[str, Any], seed: int) -> Course:
+def run_ours(work: Workload, settings: Mapping[str, Any], times: Times) -> Course:
     """Train by Ratchet's loop, one group a batch."""
     rollouts = {"groups": work.groups, "group_size": work.group_size, "batches": work.groups}
     recipe = {"steps": work.steps, "rollouts": {**rollouts, **settings}}
     with tempfile.TemporaryDirectory() as scratch:
-        measured = train(Path(scratch) / "runs", recipe, work.datums, seed)
+        measured = train(Path(scratch) / "runs", recipe, work.datums, times)
     return Course(**measured, played=work.steps * work.groups * work.group_size)
 
 
-def run_theirs(work: Workload, settings: Mapping[str, Any], seed: int) -> Course:
+def run_theirs(work: Workload, settings: Mapping[str, Any], times: Times) -> Course:
     """Train by a loop of the cookbook."""
-    plan = json.dumps({**asdict(work), **settings, "seed": seed})
+    plan = json.dumps({**asdict(work), **settings, "times": asdict(times)})
     done = subprocess.run([COOKBOOK, PROGRAM, plan], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{PROGRAM.name} {plan} ended with {done.returncode}:\n{done.stderr}")
@@ -118,13 +119,15 @@ def main() -> None:
     options.add_argument("--group-size", type=int, default=8)
     options.add_argument("--datums", type=int, default=1, help="rollouts that a cycle trains")
     options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--median", type=float, default=MEDIAN_SECONDS, help="of a rollout, s")
     given = options.parse_args()
     work = Workload(given.steps, given.groups, given.group_size, given.datums)
+    times = [Times(seed, given.median) for seed in range(given.seeds)]
     courses: dict[str, list[Course]] = {}
     for name, settings in our_loops(given.lag).items():
-        courses[name] = [run_ours(work, settings, seed) for seed in range(given.seeds)]
+        courses[name] = [run_ours(work, settings, one) for one in times]
     for name, settings in their_loops(given.lag).items() if COOKBOOK.exists() else ():
-        courses[name] = [run_theirs(work, settings, seed) for seed in range(given.seeds)]
+        courses[name] = [run_theirs(work, settings, one) for one in times]
     header = ("loop", "busy cycles, %", "steps an hour", "speed-up", "played for one trained")
     rows = [row_of(name, runs, courses[SYNCHRONOUS], work) for name, runs in courses.items()]
     title = f"{work.steps} steps of {work.groups * work.group_size} rollouts, {given.seeds} seeds"

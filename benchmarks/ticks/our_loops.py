@@ -36,7 +36,7 @@ from adapters.player_protocol import RolloutEnd
 from adapters.rewards import Reward
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import Service
-from benchmarks.ticks.cycles import CyclingService, JumpingLoop, measure, rollout_seconds
+from benchmarks.ticks.cycles import CyclingService, JumpingLoop, Times, measure
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.runtime.evaluation import HeldOutEvaluations
@@ -173,8 +173,8 @@ class PlayedBatch:
 class Places:
     """Places in which batches are played, as many at a time as a flow has threads for them."""
 
-    def __init__(self, loop: JumpingLoop, rollouts: Rollouts, seed: int) -> None:
-        self._loop, self._seed = loop, seed
+    def __init__(self, loop: JumpingLoop, rollouts: Rollouts, times: Times) -> None:
+        self._loop, self._times = loop, times
         self._places = asyncio.Semaphore(rollouts.batches * rollouts.steps_under_way())
         self._at_once = rollouts.concurrency_of_batch()
 
@@ -206,7 +206,7 @@ class Places:
     async def _play(self, rollout: str, running: asyncio.Semaphore) -> float:
         named = parse_rollout(rollout)
         group, index = map(int, rollout.split("-")[-2:])
-        seconds = rollout_seconds(self._seed, named.step, group, index)
+        seconds = self._times.of(named.step, group, index)
         async with running:
             await asyncio.sleep(seconds)
         return seconds
@@ -257,9 +257,9 @@ class ClockedEvent:
         self._loop.run_until_complete(self._set)
 
 
-def train(folder: Path, settings: Mapping[str, Any], datums: int, seed: int) -> dict[str, Any]:
-    """Train a run whose rollouts have the `settings`; cycles carry so many datums."""
-    recipe = make_recipe(folder, settings, seed)
+def train(folder: Path, settings: Mapping[str, Any], datums: int, times: Times) -> dict[str, Any]:
+    """Train a run whose rollouts have the `settings`; a cycle carries `datums` of them."""
+    recipe = make_recipe(folder, settings, times.seed)
     loop = JumpingLoop()
     service = CyclingService(loop, datums)
     with (
@@ -269,7 +269,7 @@ def train(folder: Path, settings: Mapping[str, Any], datums: int, seed: int) -> 
         disable_run_logger(),
         opened(folder, recipe, ServiceClient(TrainingClient(service))) as run,
     ):
-        places: Any = Places(loop, recipe.rollouts, seed)
+        places: Any = Places(loop, recipe.rollouts, times)
         host: Any = SimpleNamespace(run=run.folder)
         check = partial(check_step, most_failed=recipe.rollouts.most_failed)
         none: Any = None

@@ -1,6 +1,5 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from adapters.process.open_files import check_files
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
+from durable.cores import usable_cores
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
@@ -53,7 +53,7 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     folder = folder_of(run)
     recipe = check_start(recipe, folder, [one.name for one in replaced])
     started = time.monotonic()
-    doors = recipe.doors(os.cpu_count() or 1)
+    doors = recipe.doors(usable_cores())
     with server_begun(), engine_begun(recipe.model.base), doors_begun(doors):
         check_prefect()
         delete_runs(replaced)

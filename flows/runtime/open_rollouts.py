@@ -1,7 +1,6 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
 from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
+from durable.cores import usable_cores
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
@@ -257,7 +257,7 @@ def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]
     """Open a run's doors in processes of their own, or else one door in this process."""
     rollouts, seed = recipe.rollouts, recipe.seed
     roles, listener = create_backends(recipe.roles, seed), door_listener(rollouts)
-    number = recipe.doors(os.cpu_count() or 1)
+    number = recipe.doors(usable_cores())
     if not number:
         with Door(chat, roles, seed, rollouts.max_calls, listener) as door:
             yield DoorHere(door, run.folder, run.service)

@@ -1,10 +1,10 @@
 """An open run: its folder, the service, the policies that it trains, and the record of a step."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from threading import Event
 from typing import Any
@@ -22,7 +22,7 @@ from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
 from flows.runtime.checks import check_binding, check_run
-from flows.runtime.policies import RunPolicies, open_policies
+from flows.runtime.policies import RunPolicies, RunPolicy, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.doors.orders import ChatOrder, open_chat
@@ -213,25 +213,32 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     return RunTracking(folder, {UI_NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
 
 
+Measure = Callable[[], Metrics]
+"""Measures what a policy made of a step, the first time that it is called."""
+
+
+def measure_of(policy: RunPolicy, step: int, files: StepFiles, min_group_size: int = 1) -> Measure:
+    """Return the measure of what a policy made of a step, by all but its update."""
+    loss = policy.updater.recorded.methods.at(step).loss
+    return cache(partial(measure_step, files, policy.roles, min_group_size, loss))
+
+
 def record_step(
     run: OpenRun,
     step: int,
-    files: Mapping[str, StepFiles],
-    min_group_size: int = 1,
+    measures: Mapping[str, Measure],
     extra: Mapping[str, float] | None = None,
 ) -> None:
-    """Measure a step and record its metrics, which ends the step; log what was not trained on.
+    """Record the metrics of a step, which ends the step; log what was not trained on.
 
     Checkpoints that nothing needs any more are deleted before that.
 
-    `files` has each policy's files. `extra` metrics are recorded too. A step whose rollouts another
+    `measures` has each policy's. `extra` metrics are recorded too. A step whose rollouts another
     run sampled costs nothing here.
     """
     metrics: Metrics = {**(extra or {})}
     for policy in run.policies:
-        loss = policy.updater.recorded.methods.at(step).loss
-        measured = measure_step(files[policy.name], policy.roles, min_group_size, loss)
-        measured |= read_update(run.folder.update(policy.name, step))
+        measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)
     if run.retention is not None:

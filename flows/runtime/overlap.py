@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event
@@ -84,12 +84,13 @@ class PlayedStep:
     """A step whose rollouts have ended, with their sealed spans.
 
     `following` is there if what the next step is trained on does not depend on the update of this
-    one.
+    one. `draw_next` draws the next shard that is submitted, if there is one.
     """
 
     step: int
     spans: Sequence[Path]
     following: Following | None = None
+    draw_next: Callable[[], object] | None = None
 
 
 def play_steps(
@@ -101,7 +102,7 @@ def play_steps(
     forward-backward pass of each batch is submitted when the batch has ended, in their order.
     StepStopped ends a run if a step has too few rewards, or no answer of a policy.
     """
-    rollouts, groups = recipe.rollouts, training_groups(recipe)
+    rollouts, groups, draw = recipe.rollouts, training_groups(recipe), cache(draw)
     # A judge may be the policy, and the weights of a client that is a step ahead are not in-flight.
     alone = rollouts.weights == "inflight" or recipe.judge.judges
 
@@ -123,7 +124,9 @@ def play_steps(
                 break
             accumulate(run, step, batch.result(), recipe.credit())
         ahead = Following(following, runner.check) if following and not alone else None
-        yield PlayedStep(step, runner.wait_for(batches), ahead)
+        spans, later = runner.wait_for(batches), step + rollouts.lag + 1
+        draw_next = partial(draw, later) if later < run.steps else None
+        yield PlayedStep(step, spans, ahead, draw_next)
 
 
 def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
@@ -279,8 +282,9 @@ def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
 def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
     """Return the train split, with the rewards that a curriculum may use for the shard of a step.
 
-    The shard is drawn when the steps before `step` - lag are done. Rewards of later steps are not
-    read: whether they exist depends on timing. Nor are rewards of an ancestor's other data set.
+    The shard is drawn when the rollouts of the steps before `step` - lag have ended. Rewards of
+    later steps are not read: whether they exist depends on timing. Nor are rewards of an ancestor's
+    other data set.
     """
     source = recipe.train_split()
     if source.curriculum.order != "pass_rate":

@@ -1,7 +1,7 @@
 """Doors of a run in processes of their own, beside the players: each batch is at one of them."""
 
 import logging
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any, Self, cast
@@ -9,7 +9,9 @@ from weakref import WeakValueDictionary
 
 from adapters.door.batches import SampledBy
 from adapters.errors import PassingError, ServiceError, UserError
+from adapters.process.child import LONGEST_WAIT
 from adapters.process.line_calls import LineCalls, read_error
+from adapters.process.running_clock import Wait
 from adapters.tinker.service import PatientSampler, Service
 from tasks.doors.begun import take_program
 from tasks.doors.here import HeldBatch, Opening
@@ -18,6 +20,8 @@ from tasks.doors.recorder import BatchOrder, BatchState
 
 DOOR_CLOSING_SECONDS = 15.0
 """Time for a door to close, and to tell the service that its session ends."""
+LOOK_SECONDS = 5.0
+"""Seconds between two questions whether a door answers."""
 
 
 class DoorDied(PassingError):
@@ -37,6 +41,7 @@ class DoorProcess:
         self._listening.start()
         self._begun = self.calls.ask("begin", write_order(order))
         service.died.add_done_callback(self._tell_of_death)
+        Thread(target=self._watch, name="door watch", daemon=True).start()
 
     @property
     def process(self) -> int:
@@ -84,6 +89,19 @@ class DoorProcess:
     def _tell_of_death(self, died: "Future[None]") -> None:
         if not died.cancelled() and (death := died.exception()) is not None:
             self.calls.ask("engine_died", str(death))
+
+    def _watch(self) -> None:
+        """Kill a process that listened and then leaves a question open, as a stopped one does."""
+        wait([self._begun])
+        while self.is_alive():
+            answer = self.calls.ask("alive")
+            silent = Wait(f"a door of the run (process {self.process})", LONGEST_WAIT)
+            while not (answer.done() or silent.over):
+                wait([answer], silent.until_next())
+                silent.speak()
+            if not answer.done():
+                self._child.process.kill()
+            self._listening.join(LOOK_SECONDS)
 
     def _listen(self) -> None:
         self.calls.listen(self._child.lines(), self._death)

@@ -48,6 +48,8 @@ class DoorProgram:
         match name:
             case "begin":
                 return self._begin(read_order(DoorOrder, given))
+            case "alive":
+                return None
             case "engine_died":
                 return self._died.set_exception(EngineDied(given))
             case "hold":

@@ -51,14 +51,13 @@ class WholeCalls:
         """Return the span of a record; KeyError if the call that it names is not before it."""
         if record["kind"] != LLM:
             return record
+        record = record | _as_arrays(record)
         repeats = record.pop(REPEATS, None)
         if repeats is not None:
             earlier = self._calls[_place(record | repeats)]
             record = {name: earlier[name] for name in EQUAL if name in earlier} | record
             for column in ANSWERS.keys() & repeats.keys():
                 record[column] = _told(earlier, column)[: repeats[column]] + record[column]
-        if isinstance(record[LOGPROBS], dict):
-            record[LOGPROBS] = array("f", record[LOGPROBS][SINGLE]).tolist()
         self._calls[_place(record)] = record
         return record
 
@@ -143,16 +142,28 @@ def _place(call: Span) -> tuple[object, ...]:
     return call["rollout_id"], call["role"], call["attempt"], call["call"]
 
 
-def _told(call: Span, column: str) -> list[Any]:
+def _as_arrays(record: Span) -> Span:
+    """Return the token ids and log-probabilities of a record as arrays, which need little room."""
+    logprobs = record[LOGPROBS]
+    single = isinstance(logprobs, dict)
+    return {
+        **{column: array("i", record[column]) for column in (TOKENS, ANSWERS[TOKENS])},
+        LOGPROBS: array("f", logprobs[SINGLE]) if single else array("d", logprobs),
+    }
+
+
+def _told(call: Span, column: str) -> MutableSequence[Any]:
     """Return what a call has in a column, and its answer."""
+    if column == TOKENS:
+        return array("i", call[column]) + array("i", call[ANSWERS[column]])
     answer = call.get(ANSWERS[column])
-    return [*call[column], *(answer if isinstance(answer, list) else [answer] if answer else [])]
+    return [*call[column], answer] if answer else call[column]
 
 
 def _comparable(call: Span, column: str) -> MutableSequence[Any]:
     """Return the same elements as values that are equal only if they are equal as JSON."""
     told = _told(call, column)
-    return array("i", told) if column == TOKENS else [_to_json(element) for element in told]
+    return told if column == TOKENS else [_to_json(element) for element in told]
 
 
 def _count_shared(own: MutableSequence[Any], earlier: WrittenCall, column: str) -> int:
@@ -165,16 +176,20 @@ def _count_shared(own: MutableSequence[Any], earlier: WrittenCall, column: str) 
 def _with_few_digits(logprobs: Sequence[float]) -> Sequence[float] | dict[str, Sequence[float]]:
     """Return numbers of 32 bits with no more digits than these need; others as they are."""
     single = array("f", logprobs)
-    if single.tolist() != logprobs:
+    if [*single] != [*logprobs]:
         return logprobs
     digits = orjson.dumps(np.frombuffer(single, np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
     short = orjson.loads(digits)
-    return {SINGLE: short} if array("f", short).tolist() == logprobs else logprobs
+    return {SINGLE: short} if array("f", short) == single else logprobs
 
 
 def _to_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, default=np.asarray, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
-        text = json.dumps(value, default=datetime.isoformat, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
         return text.encode()
+
+
+def _plain(value: Any) -> object:
+    return value.tolist() if isinstance(value, array) else datetime.isoformat(value)

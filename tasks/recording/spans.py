@@ -6,11 +6,13 @@ The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 import json
 import math
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from adapters.calls import Begun, CallId, Completion, RefusedCall
@@ -20,7 +22,10 @@ from adapters.rewards import Reward, RewardError, check_reward, check_roles
 from tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
-"""Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes."""
+"""Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes.
+
+Token ids and log-probabilities are arrays of the standard library.
+"""
 
 LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
 CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
@@ -86,6 +91,7 @@ SPAN_SCHEMA = pa.schema(
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
+NUMBERS = {"prompt_token_ids": np.int32, "response_token_ids": np.int32, "logprobs": np.float32}
 
 
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
@@ -121,9 +127,9 @@ def call_span(completion: Completion) -> Span:
         "policy_version": completion.policy_version,
         "renderer": completion.renderer,
         "tokenizer_sha": completion.tokenizer_sha,
-        "prompt_token_ids": list(completion.prompt_token_ids),
-        "response_token_ids": list(completion.response_token_ids),
-        "logprobs": list(completion.logprobs),
+        "prompt_token_ids": array("i", completion.prompt_token_ids),
+        "response_token_ids": array("i", completion.response_token_ids),
+        "logprobs": array("d", completion.logprobs),
         "kept_tokens": completion.kept_tokens,
         "kept_call": reused,
         "kept_span_id": None if reused is None else _call_id(replace(call, number=reused)),
@@ -250,7 +256,7 @@ def check_span(span: Span) -> None:
 def spans_table(spans: Iterable[Span]) -> pa.Table:
     """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
     rows = sorted(spans, key=_order)
-    return pa.Table.from_pylist([_json_as_text(span) for span in rows], schema=SPAN_SCHEMA)
+    return pa.Table.from_pylist([_for_arrow(span) for span in rows], schema=SPAN_SCHEMA)
 
 
 def cause_of(error: str) -> str:
@@ -341,6 +347,8 @@ def _order(span: Span) -> tuple[Any, ...]:
     return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
 
 
-def _json_as_text(span: Span) -> Span:
+def _for_arrow(span: Span) -> Span:
+    """Return a span with its JSON as text, and its numbers as arrays, which Arrow copies whole."""
     texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
-    return span | texts
+    numbers = {k: np.asarray(span[k], t) for k, t in NUMBERS.items() if span.get(k) is not None}
+    return span | texts | numbers

@@ -34,12 +34,16 @@ class DurableTask(Task[P, Path]):
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *args: P.args, **kwargs: P.kwargs
     ) -> Path:
-        return super().__call__(*args, return_state=True, **kwargs).result()
+        return _path_of(super().__call__(*args, **kwargs))
 
     def make(self, *args: P.args, **kwargs: P.kwargs) -> Path:
         """Write the file unless it is there, as the task does, but unknown to Prefect."""
-        made: Path | State[Path] = self.fn(*args, **kwargs)
-        return made if isinstance(made, Path) else made.result()
+        return _path_of(self.fn(*args, **kwargs))
+
+
+def _path_of(made: Path | State[Path]) -> Path:
+    """Return the path that a task has made; to ask a state for it takes a turn of an event loop."""
+    return made if isinstance(made, Path) else made.result()
 
 
 def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concatenate[Path, P]]":

@@ -1,23 +1,23 @@
 -- Macros that every query may use.
 
 -- Rows of files, each as it is: no folder's name is a column.
-create temp macro parquet_rows(files) as table
+create macro parquet_rows(files) as table
     select * from read_parquet(files, hive_partitioning = false);
-create temp macro named_parquet_rows(files) as table
+create macro named_parquet_rows(files) as table
     select * from read_parquet(files, hive_partitioning = false, filename = true);
-create temp macro json_lines(files) as table
+create macro json_lines(files) as table
     select * from read_ndjson_objects(files, hive_partitioning = false);
 
 -- Parts of a group's name, <split>-<step>-<example>, as `names.py` writes it.
-create temp macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
-create temp macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
-create temp macro baseline_of(group_id) as
+create macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
+create macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
+create macro baseline_of(group_id) as
     regexp_replace(group_id, '^.+(-\d{5,}-\d{4,})$', 'baseline\1');
 
 -- One row per rollout of the table of spans with this name, and per run or file if the spans name
 -- that: the attempt that counts, which is the last one that earned a reward, or else the last one;
 -- its reward, and whether it ended with one; null is the reward of an agent that gives none.
-create temp macro rollout_attempts(spans) as table
+create macro rollout_attempts(spans) as table
     select
         columns(lambda name: name in ('run', 'filename', 'rollout_id')),
         any_value(group_id) as group_id,
@@ -32,7 +32,7 @@ create temp macro rollout_attempts(spans) as table
     group by all;
 
 -- What a reply says: its words, and each tool that it calls as name(arguments), a line each.
-create temp macro spoken(reply) as concat_ws(
+create macro spoken(reply) as concat_ws(
     chr(10),
     nullif(reply ->> '$.content', ''),
     nullif(

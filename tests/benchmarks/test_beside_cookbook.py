@@ -41,7 +41,7 @@ def write_iteration(log: Path, step: int, trained: int, rewards: list[list[float
 def test_rollouts_that_the_cookbook_did_not_train_count_in_the_reward(tmp_path: Path) -> None:
     write_iteration(tmp_path, 0, 2, [[0.0, 0.0], [0.0, 1.0]])
     write_iteration(tmp_path, 1, 4, [[1.0, 0.0], [0.0, 1.0]])
-    read = [(step.reward, step.sampled, step.trained) for step in read_log(tmp_path)]
+    read = [(step.reward, step.sampled, step.trained) for step in read_log(tmp_path, 0)]
     assert read == [(0.25, 40, 2), (0.5, 40, 4)]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ticks.cycles import LATENCY_SECONDS, CyclingService, JumpingLoop
+from benchmarks.ticks.cycles import LATENCY_SECONDS, CyclingService, JumpingLoop, Times
 from benchmarks.ticks.our_loops import train
 from tasks.checkpoints import Ledger
 from tasks.storage.arrivals import ArrivalLedger
@@ -76,8 +76,8 @@ def test_the_loop_with_a_lag_samples_by_its_checkpoints_and_leaves_fewer_cycles_
     tmp_path: Path, stream: bool
 ) -> None:
     settings = {"steps": 4, "rollouts": {**SMALL, "lag": 1, "stream": stream}}
-    at_once = train(tmp_path / "synchronous", {"steps": 4, "rollouts": SMALL}, 1, seed=0)
-    lagged = train(tmp_path / "lagged", settings, 1, seed=0)
+    at_once = train(tmp_path / "synchronous", {"steps": 4, "rollouts": SMALL}, 1, Times())
+    lagged = train(tmp_path / "lagged", settings, 1, Times())
     assert lagged["busy"] > at_once["busy"]
     assert lagged["seconds"] < at_once["seconds"]
     run = RunFolder(tmp_path / "lagged" / "run")
@@ -92,18 +92,16 @@ def test_the_loop_with_a_lag_samples_by_its_checkpoints_and_leaves_fewer_cycles_
 
 def test_the_same_loop_takes_the_same_virtual_time(tmp_path: Path) -> None:
     settings = {"steps": 3, "rollouts": {**SMALL, "lag": 1, "order": "arrival"}}
-    first, second = (train(tmp_path / name, settings, 1, seed=0) for name in ("a", "b"))
+    first, second = (train(tmp_path / name, settings, 1, Times()) for name in ("a", "b"))
     assert first == second
     made = ArrivalLedger(RunFolder(tmp_path / "a" / "run").arrivals).steps()
     assert [*made] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_with_a_lag_short_rollouts_leave_no_cycle_idle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
-) -> None:
-    monkeypatch.setattr("benchmarks.ticks.cycles.MEDIAN_SECONDS", 0.5)
-    measured = train(tmp_path / "a", {"steps": 6, "rollouts": {**SMALL, "lag": lag}}, 4, seed=0)
+def test_with_a_lag_short_rollouts_leave_no_cycle_idle(tmp_path: Path, lag: int) -> None:
+    settings, times = {"steps": 6, "rollouts": {**SMALL, "lag": lag}}, Times(median=0.5)
+    measured = train(tmp_path / "a", settings, 4, times)
     assert measured["busy"] == 1
     ledger = Ledger(RunFolder(tmp_path / "a" / "run").checkpoints("policy"))
     rows = [(row["phase"], row["step"]) for row in read_log(ledger.path)]

@@ -1,7 +1,11 @@
 """Connections whose clients show no key: closed in time, and bounded in number."""
 
+import asyncio
+import gc
 import resource
 import socket
+import time
+import weakref
 from collections.abc import Iterator
 
 import httpx
@@ -84,6 +88,27 @@ def test_a_connection_that_showed_a_key_stays_while_nothing_is_asked(server: App
             read(silent)  # longer than a silent connection is kept
         connection.sendall(b"POST /ask")
         assert read(connection) == b""
+
+
+def test_a_closed_connection_leaves_memory_without_the_garbage_collector(
+    server: AppServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[object] = []
+    ending = connections.PROTOCOL.connection_lost
+
+    def lose(connection: asyncio.Protocol, error: Exception | None) -> None:
+        weakref.finalize(connection, left.append, connection.__class__)
+        ending(connection, error)
+
+    monkeypatch.setattr(connections.PROTOCOL, "connection_lost", lose)
+    gc.disable()
+    try:
+        with connect(server, KNOWN + b"abcd") as connection:
+            answered(connection)
+        while not left:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_a_body_that_comes_in_parts_is_waited_for(

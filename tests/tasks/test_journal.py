@@ -4,9 +4,11 @@ import math
 import os
 import subprocess
 import sys
+from array import array
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -26,7 +28,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def call(number: int, rollout: int = 0) -> Span:
-    tokens = list(range(number + 1))
+    tokens = array("i", range(number + 1))
     return {
         "rollout_id": f"train-00000-0000-{rollout:02d}",
         "attempt": 0,
@@ -38,7 +40,7 @@ def call(number: int, rollout: int = 0) -> Span:
         "messages": [{"role": "user", "content": "é\n\u2028"}],
         "prompt_token_ids": tokens,
         "response_token_ids": tokens,
-        "logprobs": [-0.1] * len(tokens),
+        "logprobs": array("d", [-0.1] * len(tokens)),
         "kept_tokens": number,
     }
 
@@ -63,6 +65,12 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
 def test_what_json_can_say_and_few_writers_can_is_read_back(tmp_path: Path) -> None:
     span = {**call(0), "attributes": {"seed": 10**30, "text": "half a pair: \ud800", "é": -0.0}}
     assert read_journal(written(tmp_path / "j.jsonl", span)) == [span]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63), -(2**63) - 1])
+def test_an_integer_of_any_length_is_read_back(tmp_path: Path, number: int) -> None:
+    span = {**call(0), "attributes": {"seed": number}}
+    assert as_json(read_journal(written(tmp_path / "j.jsonl", span))) == as_json([span])
 
 
 def test_a_span_is_in_the_file_when_append_returns(tmp_path: Path) -> None:
@@ -167,7 +175,8 @@ def test_a_killed_writer_loses_nothing_it_had_confirmed(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     fields = {name: value for name, value in call(0).items() if name != "started"}
     script = (
-        "import os; from pathlib import Path; from tasks.recording.journal import Journal\n"
+        "import os; from array import array; from pathlib import Path\n"
+        "from tasks.recording.journal import Journal\n"
         f"journal = Journal(Path({str(path)!r}))\n"
         f"for number in range(50): journal.append_now({fields!r} | {{'call': number}})\n"
         "os.kill(os.getpid(), 9)"
@@ -248,7 +257,8 @@ def played_rollouts(draw: st.DrawFn) -> list[Span]:
             spans.append(ended(f"train-00000-0000-{rollout:02d}", step, attempt))
             attempts[rollout] += 1
             continue
-        how, place, told, said, role, version = step
+        how, place, *tokens, role, version = step
+        told, said = (array("i", part) for part in tokens)
         mine = [s for s in spans if s["kind"] == "llm" and s["role"] == role]
         mine = [s for s in mine if s["rollout_id"].endswith(f"{rollout:02d}")]
         number = sum(s["attempt"] == attempt for s in mine)
@@ -259,8 +269,8 @@ def played_rollouts(draw: st.DrawFn) -> list[Span]:
             "prompt_token_ids": told,
             "messages": [{"role": "user", "content": str(token)} for token in told],
             "response_token_ids": said,
-            "reply": {"role": "assistant", "content": said},
-            "logprobs": [draw(DIGITS) for _ in said],
+            "reply": {"role": "assistant", "content": [*said]},
+            "logprobs": array("d", [draw(DIGITS) for _ in said]),
             "kept_tokens": 0,
             "policy_version": version,
             "tools": draw(st.sampled_from([[], [{"type": "function"}], [1], [True], [1.0]])),
@@ -302,8 +312,8 @@ def read_records(records: list[bytes]) -> list[Span]:
 
 def test_a_call_that_goes_on_from_a_branch_is_read_back(tmp_path: Path) -> None:
     def goes_on(number: int, kept: int, *told: int) -> Span:
-        tokens = {"prompt_token_ids": [*told], "response_token_ids": [9], "logprobs": [-0.5]}
-        return call(number) | tokens | {"kept_call": kept}
+        tokens = {"prompt_token_ids": array("i", told), "response_token_ids": array("i", [9])}
+        return call(number) | tokens | {"logprobs": array("d", [-0.5]), "kept_call": kept}
 
     spans = [
         goes_on(0, 0, 1),
@@ -334,20 +344,24 @@ def test_a_journal_that_was_cut_anywhere_goes_on_from_its_last_whole_line(
 
 def as_json(spans: list[Span]) -> list[str]:
     """Return spans as texts, in which 1, 1.0 and true differ."""
-    return [json.dumps(span, sort_keys=True, default=datetime.isoformat) for span in spans]
+
+    def plain(value: Any) -> object:
+        return value.tolist() if isinstance(value, array) else value.isoformat()
+
+    return [json.dumps(span, sort_keys=True, default=plain) for span in spans]
 
 
 def test_a_journal_grows_with_what_is_new_in_a_call(tmp_path: Path) -> None:
-    spans, prompt, random = [], [], Random(0)
+    spans, prompt, random = [], array("i"), Random(0)
     for number in range(50):
-        prompt = [*prompt, *random.choices(range(32_000), k=100)]
-        answer = random.choices(range(32_000), k=100)
-        logprobs = np.array([-random.random() for _ in answer], np.float32).tolist()
+        prompt = prompt + array("i", random.choices(range(32_000), k=100))
+        answer = array("i", random.choices(range(32_000), k=100))
+        logprobs = array("f", [-random.random() for _ in answer])
         spans.append(
             call(number)
             | {"prompt_token_ids": prompt, "response_token_ids": answer, "logprobs": logprobs}
         )
-        prompt = [*prompt, *answer]
+        prompt = prompt + answer
     path = written(tmp_path / "j.jsonl", *spans)
     assert read_journal(path) == spans
     assert path.stat().st_size < 200_000

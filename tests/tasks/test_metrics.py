@@ -12,7 +12,7 @@ from tasks.datums import read_datums
 from tasks.metrics import StepFiles, measure_divergence, measure_step
 from tasks.recording.spans import spans_table
 from tasks.recording.step_log import read_metrics, record_metrics
-from tasks.storage.tables import write_table
+from tasks.storage.tables import read_table, write_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 
@@ -204,7 +204,7 @@ def test_divergence_is_over_sampled_tokens_only(tmp_path: Path) -> None:
     )
     # Differences log q - log p: .5, -.5 and 1.
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    assert measure_divergence(made.datums, returned, step=0) == {
+    assert measure_divergence(read_table(made.datums), returned, step=0) == {
         "kl_sample_train_v1": pytest.approx(1 / 3),
         "kl_sample_train_v2": pytest.approx((0.25 + 0.25 + 1) / 3 / 2),
         "ess": pytest.approx(sum(WEIGHTS) ** 2 / (3 * sum(w**2 for w in WEIGHTS))),
@@ -222,7 +222,7 @@ def test_divergence_is_given_for_each_lag_of_a_step_that_was_sampled_by_earlier_
         rollout(0, 1, said([1], [2], -1.0) | old, ended(0.0)),
     )
     returned = [np.array([-9.0, -1.5, -0.5]), np.array([-2.0])]
-    measured = measure_divergence(made.datums, returned, step=3)
+    measured = measure_divergence(read_table(made.datums), returned, step=3)
     assert measured["lag"] == pytest.approx((3 + 3 + 1) / 3)
     by_lag = {name: value for name, value in measured.items() if "/lag_" in name}
     assert by_lag == {
@@ -242,14 +242,14 @@ def test_log_probabilities_of_other_tokens_than_were_sampled_are_refused(tmp_pat
         rollout(0, 1, said([1], [2]), ended(0.0)),
     )
     with pytest.raises(ValueError, match=r"a datum of train-00000-0000-00 has 2 targets, but 1"):
-        measure_divergence(made.datums, [np.zeros(1), np.zeros(1)], step=0)
+        measure_divergence(read_table(made.datums), [np.zeros(1), np.zeros(1)], step=0)
     with pytest.raises(ValueError, match="has 2 datums, but 1 came back"):
-        measure_divergence(made.datums, [np.zeros(2)], step=0)
+        measure_divergence(read_table(made.datums), [np.zeros(2)], step=0)
 
 
 def test_an_empty_batch_diverges_from_nothing(tmp_path: Path) -> None:
     made = files(tmp_path, rollout(0, 0, said([1], [2]), ended(1.0)))
-    assert measure_divergence(made.datums, [], step=0) == {}
+    assert measure_divergence(read_table(made.datums), [], step=0) == {}
 
 
 def bigram_rollouts(logits: np.ndarray, count: int, length: int) -> list[list[dict]]:
@@ -280,7 +280,7 @@ def test_a_batch_without_its_final_targets_shows_in_the_divergence(tmp_path: Pat
         # The final target is missing: the rest stands one place off, with a zero in the gap.
         wrong.append(np.append(logits[inputs[1:], targets[1:]], 0.0))
     healthy, broken = (
-        measure_divergence(made.datums, logprobs, step=0) for logprobs in (right, wrong)
+        measure_divergence(read_table(made.datums), logprobs, step=0) for logprobs in (right, wrong)
     )
     assert abs(healthy["kl_sample_train_v1"]) < 1e-6
     assert healthy["kl_sample_train_v2"] < 1e-6

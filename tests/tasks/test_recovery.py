@@ -26,6 +26,7 @@ from tasks.datums import DATUM_SCHEMA
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
 from tasks.settings.optimizer import Optimizer
+from tasks.storage.files import Damaged
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write_table
 from tasks.update_method import UpdateMethod
@@ -398,6 +399,35 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
     update_policy.make(path, updater, 3, [datums])
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
+    assert tensors(updater, address) == undisturbed
+
+
+def test_what_is_done_beside_an_update_is_done_after_its_begin_and_before_its_checkpoint(
+    make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
+) -> None:
+    updater, seen = make_updater(), list[tuple[int | None, int]]()
+
+    def look() -> None:
+        seen.append((updater.ledger.in_doubt(), updater.ledger.last_step()))
+
+    updater.update(3, [datums_of(updater, 3)], [look, look])
+    assert seen == [(4, 3), (4, 3)]
+    assert tensors(updater, address) == undisturbed
+
+
+def test_an_error_beside_an_update_leaves_it_in_doubt_to_be_made_again_on_rebuilt_weights(
+    make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
+) -> None:
+    updater = make_updater()
+
+    def fail() -> None:
+        raise Damaged("the spans are damaged")
+
+    with pytest.raises(Damaged):
+        updater.update(3, [datums_of(updater, 3)], [fail])
+    assert updater.ledger.in_doubt() == 4
+    updater.update(3, [datums_of(updater, 3)])
+    assert updater.ledger.in_doubt() is None
     assert tensors(updater, address) == undisturbed
 
 

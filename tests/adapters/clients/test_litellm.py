@@ -337,6 +337,6 @@ def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path)
     assert len(calls) == len(answers) == 4
     for answer in answers:
         span = calls[answer.id]
-        assert answer.prompt_token_ids == span["prompt_token_ids"]
-        assert answer.choices[0].token_ids == span["response_token_ids"]
+        assert answer.prompt_token_ids == span["prompt_token_ids"].tolist()
+        assert answer.choices[0].token_ids == span["response_token_ids"].tolist()
     assert [span["reward"] for span in spans if span["kind"] == "reward"] == [1.0] * 4

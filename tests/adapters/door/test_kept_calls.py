@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import json
 import random
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,17 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
         (completion,) = await calls.answer_all(request, meta, answer)
         messages += as_the_client_repeats_it(completion.message, style)
     return recorder.completions
+
+
+def test_the_calls_of_an_attempt_leave_memory_without_the_garbage_collector() -> None:
+    calls = CallSequence(CallId("r", 0, "policy", 0), CHAT, ListRecorder([]))
+    kept = weakref.ref(calls)
+    gc.disable()
+    try:
+        del calls
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_weights_that_cannot_be_made_again_are_no_fault_of_the_request() -> None:

@@ -165,7 +165,7 @@ def test_a_scripted_role_is_recorded_without_tokens_and_not_trained(
     assert first["messages"] == [{"role": "user", "content": "who won?"}]
     assert first["reply"] == {"role": "assistant", "content": "game 1"}
     assert (first["policy_version"], first["gen_ai_provider_name"]) == (JUDGE, "other")
-    assert (first["prompt_token_ids"], first["response_token_ids"]) == ([], [])
+    assert [*first["prompt_token_ids"], *first["response_token_ids"]] == []
     datums, metrics = made(tmp_path)
     assert {row["role"] for row in datums} == {"policy", "listener"}
     assert (metrics["calls"], metrics["calls/other_roles"]) == (9, 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.doors import processes
 from tasks.doors.here import HeldBatch
 from tasks.doors.processes import FarBatch
 from tasks.rollouts import Play, RolloutHost
@@ -32,15 +33,15 @@ def nothing_dying() -> Iterator[None]:
 
 
 @contextmanager
-def door_dying(name: str) -> Iterator[None]:
-    """Kill the door of a batch as soon as the batch is to be played for the first time."""
+def door_dying(name: str, by: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+    """Send the door of a batch a signal as soon as the batch is to be played for the first time."""
     play, killed = RolloutHost.play, list[int]()
 
     def die(host: RolloutHost, batch: HeldBatch, how: Play) -> None:
         assert isinstance(batch, FarBatch)
         if batch.name == name and not killed:
             killed.append(batch.door.process)
-            os.kill(killed[0], signal.SIGKILL)
+            os.kill(killed[0], by)
         play(host, batch, how)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +51,13 @@ def door_dying(name: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "dying", [nothing_dying(), door_dying("train-00001.0"), dying_in_batch("train-00001.0")]
+    "dying",
+    [
+        nothing_dying(),
+        door_dying("train-00001.0"),
+        door_dying("train-00001.0", signal.SIGSTOP),
+        dying_in_batch("train-00001.0"),
+    ],
 )
 def test_a_run_is_the_same_with_doors_of_its_own(
     dying: AbstractContextManager[None],
@@ -58,7 +65,8 @@ def test_a_run_is_the_same_with_doors_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(processes, "LONGEST_WAIT", 3.0)
     assert differences(die_and_go_on(RECIPE, dying, tmp_path), whole) == []
 
 
