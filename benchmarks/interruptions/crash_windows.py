@@ -140,9 +140,7 @@ def main() -> None:
         reference = make_reference(folder, environment, recipe, settings)
         until = time.monotonic() + 60 * arguments.minutes
         parts = arguments.parallel
-        walks = [
-            Walk(folder, environment, part, parts, recipe, settings) for part in range(parts)
-        ]
+        walks = [Walk(folder, environment, part, parts, recipe, settings) for part in range(parts)]
         with ThreadPoolExecutor(parts) as threads:
             wrong = [*threads.map(lambda walk: walk_windows(walk, reference, until), walks)]
     print(report([window for walk in walks for window in walk.windows()]))

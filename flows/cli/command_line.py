@@ -11,7 +11,7 @@ import typer
 
 from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
-from adapters.process.terminal import WIDTH, hanging, terminal_width
+from adapters.process.terminal import WIDTH, hanging, say, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from durable.cores import usable_cores
@@ -19,7 +19,7 @@ from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
 from tasks.doors.begun import doors_begun
-from tasks.recording.step_log import steps_done
+from tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of
 
@@ -33,6 +33,12 @@ T = TypeVar("T")
 
 STEPS = {"reward": 'select step, "reward/mean" from steps'}
 """What is measured on held-out examples → the question about each step's, if it is no loss."""
+UNTRAINED = 3
+"""Exit status of a run in which no step has trained anything."""
+MEND = (
+    "have rewards differ within a group: take examples that the model solves sometimes, pay for "
+    "part of a solution, or raise rollouts.group_size or rollouts.temperature"
+)
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
 """Option that is obeyed before its command begins: Prefect reads its log level when imported."""
 Overrides = Annotated[
@@ -41,8 +47,10 @@ Overrides = Annotated[
 ]
 
 
-def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> str:
-    """Run the flow of a run, with a progress bar; return its closing lines.
+def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
+    """Run the flow of a run, with a progress bar, and print its closing lines.
+
+    The command ends with the status UNTRAINED if no step has trained anything.
 
     The recipe's checks come first, since an engine of a local model puts this process offline, and
     what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
@@ -64,7 +72,9 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
                 flow = _find_flow(folder, recipe.flow)
                 with served(), explain_absence(partial(_way_on, folder)):
                     summary = flow(recipe=recipe, run=run)
-    return _closing_lines(summary, folder, time.monotonic() - started)
+    say(_closing_lines(summary, folder, time.monotonic() - started))
+    if summary.is_untrained:
+        raise SystemExit(UNTRAINED)
 
 
 def train_runs(
@@ -200,6 +210,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     measured = STEPS.get(summary.measure, "select step, loss from steps")
     lines = {
         "gain": summary.gain,
+        "mend": MEND if summary.is_untrained and summary.why == EQUAL_REWARDS else "",
         "best": summary.best_checkpoint,
         "split": summary.held_out,
         "trained": describe_origin(run),

@@ -150,7 +150,7 @@ def resume(run: Run, verbose: Verbose = False) -> None:
     if has_plan(folder := folder_of(run)):
         _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe))
     else:
-        say(train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe)))
+        train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe))
 
 
 @app.command()
@@ -436,6 +436,6 @@ def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ())
     if said := describe_preset(recipe.model_dump()):
         say(said)
     if isinstance(recipe, RunRecipe):
-        say(train_with_bar(run, recipe, replaced))
+        train_with_bar(run, recipe, replaced)
     elif isinstance(recipe, StagesRecipe | SweepRecipe):
         say(train_runs(run, recipe, replaced))

@@ -1,6 +1,7 @@
 """Flow runs: their names, their retries, and the summaries and states that they end with."""
 
 import logging
+from collections import Counter
 from functools import cache
 from typing import Protocol, TypeVar, cast
 
@@ -83,6 +84,7 @@ class RunSummary(BaseModel, frozen=True):
       fork's own steps; None with a lag, where they overlap.
     - `failed`, `left_out`: numbers of rollouts that failed, or were left out as stragglers; no step
       was trained on them. `error` is the error of the last failed rollout.
+    - `untrained`: number of steps that trained nothing, and `why`, the commonest reason.
     - `drift`: in a replay, the KL of each step's weights from the weights that sampled it.
     - `reproducible`: whether another run of the recipe has the same weights.
     - `best`: the step and the score of the best checkpoint, if others than the ends were scored; it
@@ -99,6 +101,8 @@ class RunSummary(BaseModel, frozen=True):
     failed: int = 0
     error: str = ""
     left_out: int = 0
+    untrained: int = 0
+    why: str = ""
     drift: tuple[float, ...] = ()
     reproducible: bool = True
     measure: Measure = "reward"
@@ -112,7 +116,16 @@ class RunSummary(BaseModel, frozen=True):
         if self.before is None and self.after is None and self.held_out == NOTHING:
             return f"{counted(self.steps, 'step')}, measured on nothing"
         before, after = map(self._written, (self.before, self.after))
-        return f"held-out {self.measure} {before} → {after} in {counted(self.steps, 'step')}"
+        untrained = f", {self.untrained} of which trained nothing" if self.untrained else ""
+        if self.is_untrained:
+            untrained = f", which trained nothing: {self.why}"
+        steps = counted(self.steps, "step")
+        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}"
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the weights are those that the run began with, since no step trained anything."""
+        return 0 < self.steps == self.untrained
 
     @property
     def best_checkpoint(self) -> str:
@@ -135,6 +148,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
     before, after = (values.by_step.get(step) for step in (0, facts.done))
     known = before is not None and after is not None and facts.done > 0
     scored = len(values.by_step) > 2
+    reasons = Counter(facts.untrained)
     return RunSummary(
         run=run.name,
         steps=facts.done,
@@ -145,6 +159,8 @@ def summarize_run(run: RunFolder) -> RunSummary:
         failed=facts.sum("rollouts/failed"),
         error=str(facts.last_failure() or ""),
         left_out=facts.sum("stragglers/count"),
+        untrained=reasons.total(),
+        why=next((why for why, _ in reasons.most_common(1)), ""),
         drift=facts.drift if replayed else (),
         reproducible=replayed or not recipe.not_reproducible(),
         measure=values.measure if values.by_step or recipe.plays_rollouts else LOSS,

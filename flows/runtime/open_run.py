@@ -254,12 +254,13 @@ def record_step(
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     failed, rewarded = (int(metrics.get(f"rollouts/{end}", 0)) for end in ("failed", "ok"))
     left_out = int(metrics.get("stragglers/count", 0))
-    trained = f"step {step} was trained on {rewarded} of its {rewarded + failed + left_out}"
+    played = rewarded + failed + left_out
     if failed:
         log.warning(
-            "%s rollouts: %d failed. To see why: `%s`",
-            trained,
+            "in step %d %d of %d rollouts failed, and train nothing. To see why: `%s`",
+            step,
             failed,
+            played,
             ask_failures(run.folder.name),
         )
     if metrics.get("judge/abstained") == 1:
@@ -271,10 +272,11 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
         )
     if left_out:
         log.warning(
-            "%s rollouts: %d were left out as stragglers, cut off after %.0f tokens on average; "
-            "those with a reward have %.0f",
-            trained,
+            "in step %d %d of %d rollouts were left out as stragglers, cut off after %.0f tokens "
+            "on average; those with a reward have %.0f",
+            step,
             left_out,
+            played,
             metrics["stragglers/tokens"],
             metrics.get("stragglers/kept_tokens", 0),
         )

@@ -11,6 +11,10 @@ Metrics = dict[str, float]
 
 COST = "cost/"
 """Prefix of a role's name: what its calls cost, in US dollars."""
+EQUAL_REWARDS = "the rewards of each group were equal"
+"""The commonest reason for a step that trains nothing."""
+DATUMS, EXPERT_TOKENS = "datums", "expert/tokens"
+"""What a step has trained: the datums of a policy, named before it, and an expert's texts."""
 
 
 def record_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -45,6 +49,21 @@ def spent_seconds(rows: Sequence[Mapping[str, float]]) -> float:
     """
     endings = ("seconds/sampling", "seconds/training")
     return fsum(row[name] for row in rows for name in row if name.endswith(endings))
+
+
+def why_untrained(metrics: Mapping[str, float]) -> str:
+    """Say why a step has trained no policy; empty if it has trained one.
+
+    Advantages compare the rewards of a group, so that equal ones teach nothing.
+    """
+    counted = [metrics[key] for key in metrics if key.endswith(DATUMS) or key == EXPERT_TOKENS]
+    if not counted or any(counted):
+        return ""
+    if metrics.get("judge/abstained") == 1:
+        return "the judge gave no rollout a score"
+    if metrics.get("groups/uniform_fraction") == 1:
+        return EQUAL_REWARDS
+    return "no rollout had an advantage"
 
 
 def _log(path: Path) -> FollowedLog[list[JsonRow]]:

@@ -16,7 +16,7 @@ from tasks.checkpoints import Ledger
 from tasks.comparison.statistics import Gain
 from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
-from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds
+from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds, why_untrained
 from tasks.recording.views import UNREADABLE, Views
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.dotted_keys import Json, flatten
@@ -293,6 +293,11 @@ class RunFacts:
         """Distance of each step's weights from the weights that sampled its rollouts."""
         found = (row.get("kl_sample_train_v2") for row in self.metrics)
         return tuple(value for value in found if value is not None)
+
+    @property
+    def untrained(self) -> Sequence[str]:
+        """Why steps have trained nothing, a reason for each such step."""
+        return [*filter(None, map(why_untrained, self.metrics))]
 
     def sum(self, metric: str) -> int:
         """Sum a metric that counts, such as `rollouts/failed`."""

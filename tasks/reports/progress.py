@@ -20,7 +20,7 @@ from adapters.errors import counted
 from adapters.process.terminal import on_one_line
 from tasks.recording.journal import JournalTail
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
-from tasks.recording.step_log import Metrics
+from tasks.recording.step_log import Metrics, why_untrained
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
 from tasks.storage.files import FileVersions, is_written, version_of
@@ -104,6 +104,7 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
     answers = metrics.get("calls", 0)
     parts = [
         describe_measure(metrics) or "no reward",
+        f"nothing trained: {why}" if (why := why_untrained(metrics)) else "",
         read_facts(run).held_out.last,
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, range(step, step + 1))),

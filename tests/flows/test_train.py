@@ -10,7 +10,9 @@ import pytest
 
 from adapters.errors import ServiceError
 from adapters.harness.agents import AgentError
+from flows.cli.command_line import UNTRAINED, train_with_bar
 from flows.evaluate import evaluate
+from flows.runtime.flow_runs import RunSummary
 from flows.runtime.open_run import open_run
 from flows.train import train
 from tasks.checkpoints import Ledger
@@ -170,6 +172,28 @@ def test_a_run_whose_agent_asks_no_policy_is_stopped() -> None:
     recipe = small_recipe(agent=f"{__name__}:ask_nobody", evaluation={"examples": 1})
     with pytest.raises(StepStopped, match=r"rollouts of train-00000\S* have rewards, and none has"):
         train(recipe, run="nobody")
+
+
+def test_a_run_in_which_every_group_s_rewards_are_equal_says_that_it_trained_nothing(
+    runs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = small_recipe(agent="tests.support.agents.indifferent_agent:play")
+    with pytest.raises(SystemExit) as ended, caplog.at_level(logging.INFO):
+        train_with_bar("one", recipe)
+    assert ended.value.code == UNTRAINED == 3
+    why = "the rewards of each group were equal"
+    said = capsys.readouterr().out
+    assert f"held-out reward 0.50 → 0.50 in 2 steps, which trained nothing: {why}" in said
+    assert "mend    have rewards differ within a group" in said
+    assert f"step 1 of 2: reward 0.50, nothing trained: {why}, held-out 0.50" in caplog.text
+
+
+def test_a_run_says_how_many_of_its_steps_trained_nothing() -> None:
+    before = RunSummary(run="x", steps=9, before=0.1, after=0.6, seconds=1)
+    assert before.outcome == "held-out reward 0.10 → 0.60 in 9 steps"
+    some = before.model_copy(update={"untrained": 2, "why": "the judge gave no rollout a score"})
+    assert some.outcome == "held-out reward 0.10 → 0.60 in 9 steps, 2 of which trained nothing"
+    assert not some.is_untrained
 
 
 def test_a_run_that_cannot_be_opened_leaves_no_folder(runs: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_run_counts_its_stragglers_and_cuts_no_evaluation(
     with caplog.at_level(logging.WARNING):
         summary = train(recipe, run="run")
     assert "rollouts that end first: no other run repeats it" in caplog.text
-    assert "step 1 was trained on 12 of its 16 rollouts: 4 were left out" in caplog.text
+    assert "in step 1 4 of 16 rollouts were left out" in caplog.text
     assert (summary.left_out, summary.failed, summary.reproducible) == (8, 0, False)
     run = RunFolder(tmp_path / "run")
     scores = read_evaluation(run.evaluation("00002"))
