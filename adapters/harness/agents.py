@@ -9,7 +9,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from adapters.calls import Example
 from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
-from adapters.clients.libraries import build_client_models, keep_silent, share_contexts
+from adapters.clients.libraries import (
+    build_client_models,
+    keep_silent,
+    release_responses,
+    share_contexts,
+)
 from adapters.process.event_loop import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
@@ -50,6 +55,7 @@ def load_agent(name: str, roles: Collection[str] = ()) -> Play:
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
     share_contexts()
+    release_responses()
     function = _find_function(name)
     knows_roles = ROLES_KEY in _parameters(name, function)
     if roles and not knows_roles:

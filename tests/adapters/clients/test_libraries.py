@@ -1,12 +1,14 @@
 """The libraries of clients: silent, with models built before their use, and one TLS context."""
 
 import asyncio
+import gc
 import importlib
 import importlib.util
 import os
 import ssl
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,13 @@ import httpx
 import openai
 import pytest
 
-from adapters.clients.libraries import TELEMETRY, SharedContext, share_contexts, when_imported
+from adapters.clients.libraries import (
+    TELEMETRY,
+    SharedContext,
+    release_responses,
+    share_contexts,
+    when_imported,
+)
 from adapters.door.door import Door
 from adapters.network.addresses import Certificate, Listener
 from adapters.network.app_server import AppServer
@@ -152,6 +160,33 @@ def asks_anthropic(example: dict[str, Any], *, base_url: str, api_key: str, mode
     with anthropic.Anthropic(base_url=base_url, api_key=api_key) as client:
         client.messages.create(model=model, messages=ASK, max_tokens=8)
     return 1.0
+
+
+def ask_async(transport: httpx.MockTransport) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.get("http://door")
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "ask", [ask_async, lambda transport: httpx.Client(transport=transport).get("http://door")]
+)
+def test_a_read_response_of_httpx_leaves_memory_without_the_garbage_collector(
+    ask: Callable[[httpx.MockTransport], httpx.Response],
+) -> None:
+    release_responses()
+    response = ask(httpx.MockTransport(lambda _: httpx.Response(200, content=b"said")))
+    assert response.content == b"said"
+    assert response.elapsed.total_seconds() > 0
+    left = weakref.ref(response)
+    gc.disable()
+    try:
+        del response
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
