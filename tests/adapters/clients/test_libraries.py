@@ -177,7 +177,8 @@ def test_a_read_response_of_httpx_leaves_memory_without_the_garbage_collector(
     ask: Callable[[httpx.MockTransport], httpx.Response],
 ) -> None:
     release_responses()
-    response = ask(httpx.MockTransport(lambda _: httpx.Response(200, content=b"said")))
+    said = httpx.ByteStream(b"said")
+    response = ask(httpx.MockTransport(lambda _: httpx.Response(200, stream=said)))
     assert response.content == b"said"
     assert response.elapsed.total_seconds() > 0
     left = weakref.ref(response)
