@@ -250,27 +250,32 @@ def _parse(arguments: str | JsonObject) -> object:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield a stream of whole blocks, since an answer leaves only when all of it is recorded."""
+    """Yield a stream of blocks, token by token; an answer leaves when all of it is recorded."""
     nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
     usage = _usage(completion)
     start = {**_opening(completion), **nothing, "usage": {**usage, "output_tokens": 0}}
     yield {"type": "message_start", "message": start}
     for index, block in enumerate(_blocks(completion.message)):
-        empty, delta = _split(block)
+        empty, kind, field, written = _split(block)
         yield {"type": "content_block_start", "index": index, "content_block": empty}
-        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        for piece in chat.pieces(written):
+            delta = {"type": kind, field: piece}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
     yield {"type": "message_delta", "delta": _ending(completion, chat), "usage": usage}
     yield {"type": "message_stop"}
 
 
-def _split(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Split a block into the empty block that begins it in a stream, and its content."""
+def _split(block: JsonObject) -> tuple[JsonObject, str, str, str]:
+    """Split a block into the empty block that begins it in a stream, and its content.
+
+    The content has a type of deltas, their field, and the text that they share.
+    """
     if block["type"] == "tool_use":
         written = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
+        return {**block, "input": {}}, "input_json_delta", "partial_json", written
     name = str(block["type"])
-    return {**block, name: ""}, {"type": f"{name}_delta", name: block[name]}
+    return {**block, name: ""}, f"{name}_delta", name, str(block[name])
 
 
 def _usage(completion: Completion) -> dict[str, int]:

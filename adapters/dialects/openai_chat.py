@@ -27,7 +27,7 @@ from adapters.dialects.openai_fields import (
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import read_message, read_tool
 
-__all__ = ["answer", "models", "read", "stream", "write_error"]
+__all__ = ["answer", "model", "models", "read", "stream", "write_error"]
 
 MOST_ANSWERS = 8
 EFFORT = "reasoning_effort"
@@ -83,7 +83,7 @@ def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator
         envelope["usage"] = None
     for index, one in enumerate((completion, *others)):
         empty = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
-        first, *further = (empty | {"delta": delta} for delta in _deltas(one.message))
+        first, *further = (empty | {"delta": delta} for delta in _deltas(one.message, chat))
         yield {**envelope, "choices": [first], **write_prompt_token_ids(one)}
         for choice in (*further, empty | _ending(one, chat)):
             yield {**envelope, "choices": [choice]}
@@ -93,9 +93,15 @@ def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator
 
 def models(name: str) -> JsonObject:
     """Write the list of the only model in a form that OpenAI's and Anthropic's clients read."""
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet"}
-    model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-    return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
+    ends = {"has_more": False, "first_id": name, "last_id": name}
+    return {"object": "list", "data": [model(name)], **ends}
+
+
+def model(name: str) -> JsonObject:
+    """Write a model in a form that OpenAI's and Anthropic's clients read."""
+    of_openai = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet"}
+    shown = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {**of_openai, **shown}
 
 
 def _choice(index: int, completion: Completion, chat: Chat) -> JsonObject:
@@ -115,13 +121,17 @@ def _ending(completion: Completion, chat: Chat) -> JsonObject:
     }
 
 
-def _deltas(message: Message) -> Iterator[JsonObject]:
+def _deltas(message: Message, chat: Chat) -> Iterator[JsonObject]:
+    """Yield a message token by token, as clients read it that run what is said."""
     yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
-        if text := message.get(key):
-            yield {key: text}
+        for piece in chat.pieces(message.get(key) or ""):
+            yield {key: piece}
     for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call}]}
+        named = {**call["function"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, **call, "function": named}]}
+        for piece in chat.pieces(str(call["function"]["arguments"])):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
 def _envelope(completion: Completion, kind: str) -> JsonObject:

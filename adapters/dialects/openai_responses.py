@@ -240,14 +240,14 @@ def _usage(completion: Completion) -> JsonObject:
 
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
-    """Yield a stream of whole items, since an answer leaves only when all of it is recorded."""
+    """Yield a stream of items, token by token; an answer leaves when all of it is recorded."""
     begun = {**_envelope(completion, "in_progress"), "output": [], "usage": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     output = _output(completion, chat)
     for index, item in enumerate(output):
         yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}
-        yield from _content_pieces(item, {"output_index": index, "item_id": item["id"]})
+        yield from _content_pieces(item, {"output_index": index, "item_id": item["id"]}, chat)
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     whole = _write_answer(completion, output)
     yield {"type": f"response.{_status(completion)}", "response": whole}
@@ -258,17 +258,22 @@ def _begun(item: JsonObject) -> JsonObject:
     return {**item, **empty, "status": "in_progress"}
 
 
-def _content_pieces(item: JsonObject, at: JsonObject) -> Iterator[JsonObject]:
+def _content_pieces(item: JsonObject, at: JsonObject, chat: Chat) -> Iterator[JsonObject]:
     match item:
         case {"content": [dict(part)]}:
             kind, at = f"response.{part['type']}", {**at, "content_index": 0}
             logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            empty = {**part, "text": "", **({"logprobs": []} if logprobs else {})}
+            none: JsonObject = {"logprobs": []} if logprobs else {}
+            empty = {**part, "text": "", **none}
             yield {"type": "response.content_part.added", **at, "part": empty}
-            yield {"type": f"{kind}.delta", **at, "delta": part["text"], **logprobs}
+            *before, last = chat.pieces(part["text"]) or [""]
+            for piece in before:
+                yield {"type": f"{kind}.delta", **at, "delta": piece, **none}
+            yield {"type": f"{kind}.delta", **at, "delta": last, **logprobs}
             yield {"type": f"{kind}.done", **at, "text": part["text"], **logprobs}
             yield {"type": "response.content_part.done", **at, "part": part}
         case {"name": name, "arguments": arguments}:
             kind = "response.function_call_arguments"
-            yield {"type": f"{kind}.delta", **at, "delta": arguments}
+            for piece in chat.pieces(str(arguments)):
+                yield {"type": f"{kind}.delta", **at, "delta": piece}
             yield {"type": f"{kind}.done", **at, "name": name, "arguments": arguments}

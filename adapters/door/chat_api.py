@@ -1,6 +1,7 @@
 """An OpenAI-compatible HTTP endpoint for a chat model, in every dialect that clients speak."""
 
 import asyncio
+import hmac
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -33,6 +34,8 @@ from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat, check_length
 
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+"""Headers in which clients of OpenAI, Anthropic, Azure and Google send a key."""
 LARGEST_BODY = 16 * 1024 * 1024
 MOST_BRACKETS = 500_000
 """Bound on the arrays and objects, since their parser lets nothing else run meanwhile."""
@@ -143,6 +146,7 @@ class ChatApi(ABC):
                 app.add_route(prefix + path, self.answer, methods=["POST"])
             app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
             app.add_route(f"{prefix}/models", self._models, methods=["GET"])
+            app.add_route(f"{prefix}/models/{{name:path}}", self._model, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
         app.add_exception_handler(405, self._refuse_route)
         app.add_exception_handler(Refused, write_refusal)
@@ -182,14 +186,21 @@ class ChatApi(ABC):
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))
 
+    async def _model(self, request: Request) -> Response:
+        served, asked = self.find_model(request).name, request.path_params["name"]
+        if asked != served:
+            text = f"There is no model {asked!r} here; there is: {served}."
+            raise Refused(404, text, code="model_not_found")
+        return JSONResponse(openai_chat.model(served))
+
     async def _refuse_route(self, request: Request, _: Exception) -> Response:
         try:
             self.check_token(request)
         except Refused as refused:
             return await write_refusal(request, refused)
         route = f"{request.method} {request.url.path}"
-        paths = ", ".join(f"POST …/v1{path}" for path in DIALECTS)
-        text = f"There is no {route} here: only {paths} and GET …/v1/models."
+        paths = ", ".join(f"POST …/v1{path}" for path in (*DIALECTS, "/messages/count_tokens"))
+        text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 
 
@@ -203,6 +214,13 @@ def read_number(text: str) -> int | None:
 
 
 def token_of(request: Request) -> str:
-    """Return the token that a request carries, as OpenAI's or as Anthropic's clients send it."""
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return given or request.headers.get("x-api-key", "")
+    """Return the token that a request carries, in whichever header its client sends it."""
+    given = (request.headers.get(name, "").removeprefix("Bearer ") for name in KEY_HEADERS)
+    return next(filter(None, given), "")
+
+
+def check_key(given: str, expected: str, wrong: str) -> None:
+    """Refuse (401) a key that is not the expected one, in the words `wrong`, or no key."""
+    if not hmac.compare_digest(given.encode(), expected.encode()):
+        none = f"There is no API key; send it in one of the headers {', '.join(KEY_HEADERS)}."
+        raise Refused(401, wrong if given else none, code="invalid_api_key")

@@ -24,7 +24,7 @@ from adapters.clients.litellm import PASSED_FIELDS
 from adapters.dialects.fields import bad_request
 from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.chat_api import ChatApi, ServedModel, read_body, read_number, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, check_key, read_body, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import UNRECORDED_ERRORS, Answer, Memory, RequestMeta
 from adapters.errors import UserError
@@ -48,6 +48,8 @@ from adapters.player_protocol import (
     write_record,
 )
 from adapters.rendering.chat import Chat
+
+WRONG_KEY = "The API key does not open this path; use the one the agent was started with."
 
 
 class Door(ChatApi):
@@ -107,7 +109,7 @@ class Door(ChatApi):
                 expected = self.token(batch)
             case _:
                 expected = self.token("")  # which nobody has
-        _check_key(token_of(request), expected)
+        check_key(token_of(request), expected, WRONG_KEY)
 
     def find_model(self, request: Request) -> ServedModel:
         batch, attempt = self._find_attempt(request)
@@ -152,7 +154,7 @@ class Door(ChatApi):
 
     def find_batch(self, name: str, token: str) -> OpenBatch:
         """Return a batch for its player; Refused (401, 410) without its token, or if it ended."""
-        _check_key(token, self.token(name))
+        check_key(token, self.token(name), WRONG_KEY)
         return self._opened(name)
 
     def _opened(self, name: str) -> OpenBatch:
@@ -180,12 +182,6 @@ class Door(ChatApi):
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
         return _answer(await end_attempt(batch, attempt, await read_body(request)))
-
-
-def _check_key(given: str, expected: str) -> None:
-    if not hmac.compare_digest(given.encode(), expected.encode()):
-        text = "The API key does not open this path; use the one the agent was started with."
-        raise Refused(401, text, code="invalid_api_key")
 
 
 def _answer(record: bytes) -> Response:

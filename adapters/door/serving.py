@@ -1,6 +1,5 @@
 """A chat endpoint for clients outside a run: at plain /v1, and nothing is recorded."""
 
-import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,10 +7,10 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Refused, Sampling
+from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Sampling
 from adapters.calls import Request as ChatRequest
 from adapters.dialects.fields import NUMBER, Fields
-from adapters.door.chat_api import ChatApi, ServedModel, token_of
+from adapters.door.chat_api import ChatApi, ServedModel, check_key, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import CallSequence, Memory
 from adapters.network.addresses import Listener
@@ -42,9 +41,8 @@ class OpenDoor(ChatApi):
         }
 
     def check_token(self, request: Request) -> None:
-        if not hmac.compare_digest(token_of(request).encode(), self._api_key.encode()):
-            text = "The API key is not this endpoint's; use the one that was printed at its start."
-            raise Refused(401, text, code="invalid_api_key")
+        wrong = "The API key is not this endpoint's; use the one that was printed at its start."
+        check_key(token_of(request), self._api_key, wrong)
 
     def find_model(self, request: Request) -> ServedModel:
         self.check_token(request)

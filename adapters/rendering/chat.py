@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, cast
 from unicodedata import normalize
 
@@ -212,6 +213,14 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Encode a text; special tokens that are written out in it become special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def pieces(self, text: str) -> list[str]:
+        """Split a text where its tokens end. A character of several tokens stays whole."""
+        encoded = self._tokenizer(  # pyright: ignore[reportCallIssue]
+            text, add_special_tokens=False, return_offsets_mapping=True
+        )
+        ends = {end for _, end in encoded["offset_mapping"]} | {len(text)}
+        return [text[start:end] for start, end in pairwise(sorted({0, *ends}))]
 
     def vocabulary(self) -> Iterable[str]:
         """Return the tokens as their tokenizer has them, a byte or a character a letter."""

@@ -247,7 +247,7 @@ def test_a_stream_brings_the_text_the_tokens_and_the_usage(inside: Opened) -> No
 def test_a_stream_brings_tool_calls(inside: Opened) -> None:
     inside.say(CALL)
     chunks = list(complete_here(tools=TOOLS, stream=True))
-    (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    call, *_ = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     assert (call.index, call.function.name) == (0, "look")
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 

@@ -1,6 +1,6 @@
 """The door's responses endpoint, called by OpenAI's client."""
 
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import openai
@@ -97,7 +97,7 @@ def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
     assert opened.spans[1].kept_how == "messages"
 
 
-def test_a_stream_holds_the_same_answer(opened: Opened) -> None:
+def test_a_stream_holds_the_same_answer_token_by_token(opened: Opened) -> None:
     opened.say(f"<think>hm</think>Let me see.{CALL}")
     pieces = list(ask(opened, tools=[TOOL], stream=True))
     assert [piece.sequence_number for piece in pieces] == list(range(len(pieces)))
@@ -106,7 +106,12 @@ def test_a_stream_holds_the_same_answer(opened: Opened) -> None:
     thought, said = ([kind.format(name) for kind in parts] for name in NAMES)
     called = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = (["output_item.added", *item, "output_item.done"] for item in (thought, said, called))
-    assert kinds == ["created", "in_progress", *chain.from_iterable(items), "completed"]
+    expected = ["created", "in_progress", *chain.from_iterable(items), "completed"]
+    assert [kind for kind, _ in groupby(kinds)] == expected
+    said = [piece.delta for piece in pieces if piece.type == "response.output_text.delta"]
+    assert said == CHAT.pieces("Let me see.")
+    written = "response.function_call_arguments.delta"
+    assert [p.delta for p in pieces if p.type == written] == CHAT.pieces('{"at": "x"}')
     whole = pieces[-1].response
     assert whole.output_text == "Let me see."
     assert whole.usage.output_tokens == len(opened.spans[0].response_token_ids)

@@ -113,16 +113,17 @@ def test_a_tool_call_alone_has_no_content(opened: Opened) -> None:
     assert opened.ask(tools=TOOLS).choices[0].message.content is None
 
 
-def test_a_stream_is_the_same_answer_in_pieces(opened: Opened) -> None:
+def test_a_stream_is_the_same_answer_token_by_token(opened: Opened) -> None:
     opened.say(f"Let me see.{CALL}")
     told: Any = {"stream_options": {"include_usage": True}, "logprobs": True, "extra_body": TOKENS}
     chunks = list(opened.ask(stream=True, tools=TOOLS, **told))
     (span,) = opened.spans
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
-    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
-    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [*filter(None, (delta.content for delta in deltas))] == CHAT.pieces("Let me see.")
+    call, *written = [call for delta in deltas for call in delta.tool_calls or ()]
     assert (call.index, call.function.name) == (0, "look")
+    assert [one.function.arguments for one in written] == CHAT.pieces('{"at": "x"}')
     last = chunks[-2].choices[0]
     assert (last.finish_reason, last.token_ids) == ("tool_calls", list(span.response_token_ids))
     assert len(last.logprobs.content) == len(span.logprobs)
@@ -479,3 +480,26 @@ def test_a_taken_port_is_named() -> None:
         with pytest.raises(CannotListen, match=f"cannot listen on port {port} of 127.0.0.1") as one:
             Door(CHAT, {}, run_seed=7, listener=Listener(port=port))
     assert str(one.value).endswith("; stop what listens there, or give another port")
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key", "x-goog-api-key"])
+def test_a_key_is_read_where_each_client_sends_it(opened: Opened, header: str) -> None:
+    listed = httpx.get(f"{opened.url}/models", headers={header: opened.key})
+    assert listed.status_code == 200
+
+
+def test_no_key_is_not_called_a_wrong_key(opened: Opened) -> None:
+    for headers, said in (
+        ({"my-key": opened.key}, "There is no API key; send it in one of the headers auth"),
+        ({"api-key": "wrong"}, "The API key does not open this path"),
+    ):
+        refused = httpx.get(f"{opened.url}/models", headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert refused.json()["error"]["message"].startswith(said)
+
+
+def test_a_model_is_found_by_its_name(opened: Opened) -> None:
+    (listed,) = opened.client.models.list().data
+    assert opened.client.models.retrieve(listed.id) == listed
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt' here; there is: "):
+        opened.client.models.retrieve("gpt")
