@@ -118,6 +118,11 @@ class CallId:
         """Derive an id that is the same whenever this call is made again."""
         return self._hash(kind)[:24]
 
+    @property
+    def response_id(self) -> str:
+        """Id of the answer."""
+        return f"chatcmpl-{self.name('answer')}"
+
     def name_tool_calls(self, message: Message) -> Message:
         """Give each tool call without an id an id that is the same if this call is repeated."""
         name = self.name("tool call")

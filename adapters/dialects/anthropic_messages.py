@@ -79,8 +79,20 @@ def answer(completion: Completion, chat: Chat) -> JsonObject:
     }
 
 
-def stream(completion: Completion, chat: Chat) -> Iterator[str]:
+def stream(completion: Completion, chat: Chat, waited: int = 0) -> Iterator[str]:
+    del waited  # a ping has no number
     yield from map(write_named, _pieces(completion, chat))
+
+
+def wait(request: Request, name: str, told: int) -> str:
+    """Write a ping, which clients leave out of what they read."""
+    del request, name, told
+    return write_named({"type": "ping"})
+
+
+def write_late_error(refused: Refused, request: Request, name: str, waited: int) -> str:
+    del request, name, waited
+    return write_named(write_error(refused))
 
 
 def write_error(refused: Refused) -> JsonObject:

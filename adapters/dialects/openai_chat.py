@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from adapters.calls import Completion, JsonObject, Message, Request
+from adapters.calls import Completion, JsonObject, Message, Refused, Request
 from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     DONE,
@@ -27,7 +27,16 @@ from adapters.dialects.openai_fields import (
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import read_message, read_tool
 
-__all__ = ["answer", "model", "models", "read", "stream", "write_error"]
+__all__ = [
+    "answer",
+    "model",
+    "models",
+    "read",
+    "stream",
+    "wait",
+    "write_error",
+    "write_late_error",
+]
 
 MOST_ANSWERS = 8
 EFFORT = "reasoning_effort"
@@ -67,7 +76,10 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObjec
     }
 
 
-def stream(completion: Completion, chat: Chat, *others: Completion) -> Iterator[str]:
+def stream(
+    completion: Completion, chat: Chat, *others: Completion, waited: int = 0
+) -> Iterator[str]:
+    del waited  # a comment has no number
     yield from map(write_data, _chunks(completion, chat, *others))
     yield DONE
 
@@ -89,6 +101,17 @@ def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator
             yield {**envelope, "choices": [choice]}
     if wants_usage:
         yield {**envelope, "choices": [], "usage": _usage((completion, *others))}
+
+
+def wait(request: Request, name: str, told: int) -> str:
+    """Write a comment, by which a client sees that the connection is alive."""
+    del request, name, told
+    return ": sampling\n\n"
+
+
+def write_late_error(refused: Refused, request: Request, name: str, waited: int) -> str:
+    del request, name, waited
+    return write_data(write_error(refused))
 
 
 def models(name: str) -> JsonObject:

@@ -1,8 +1,10 @@
 """OpenAI's responses: bodies read as requests, completions written as answers or streams."""
 
 from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from itertools import islice
 
-from adapters.calls import Completion, JsonObject, Message, Request, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Message, Refused, Request, Tool, ToolCall
 from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
@@ -28,11 +30,13 @@ from adapters.dialects.openai_fields import (
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import create_tool_call, read_tool
 
-__all__ = ["answer", "read", "stream", "write_error"]
+__all__ = ["answer", "read", "stream", "wait", "write_error", "write_late_error"]
 
 RESPONSE_ROLES = ("system", "developer", "user", "assistant")
 PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
+BEGINNING = "response.created", "response.in_progress"
+"""Events with which a stream begins."""
 ECHOED: JsonObject = {
     "instructions": None,
     "metadata": {},
@@ -73,10 +77,45 @@ def answer(completion: Completion, chat: Chat) -> JsonObject:
     return _write_answer(completion, _output(completion, chat))
 
 
-def stream(completion: Completion, chat: Chat) -> Iterator[str]:
-    """Yield the lines of the answer's stream, whose pieces are numbered."""
-    for number, piece in enumerate(_pieces(completion, chat)):
-        yield write_named({**piece, "sequence_number": number})
+def stream(completion: Completion, chat: Chat, waited: int = 0) -> Iterator[str]:
+    """Yield the lines of the answer's stream, whose pieces are numbered.
+
+    A client that has waited has read the first ones.
+    """
+    begun, number = (len(BEGINNING), _number(waited)) if waited else (0, 0)
+    pieces = islice(_pieces(completion, chat), begun, None)
+    yield from (_write(piece, at) for at, piece in enumerate(pieces, number))
+
+
+def wait(request: Request, name: str, told: int) -> str:
+    """Write how the stream begins, and then events without content, as OpenAI's service does.
+
+    Codex counts no comments, and other clients know no event before the first one.
+    """
+    if told:
+        return _write({"type": "keepalive"}, _number(told))
+    begun = _begin(request, name, datetime.now(UTC))
+    return "".join(_write(piece, at) for at, piece in enumerate(begun))
+
+
+def write_late_error(refused: Refused, request: Request, name: str, waited: int) -> str:
+    kind = "invalid_prompt" if refused.status < 500 else "server_error"
+    failed = {
+        **_envelope(request, name, datetime.now(UTC), "failed"),
+        "error": {"code": kind, "message": refused.message},
+        "output": [],
+        "usage": None,
+    }
+    return _write({"type": "response.failed", "response": failed}, _number(waited))
+
+
+def _number(told: int) -> int:
+    """Return the number of a piece that follows what a waiting client was told."""
+    return len(BEGINNING) + told - 1
+
+
+def _write(piece: JsonObject, number: int) -> str:
+    return write_named({**piece, "sequence_number": number})
 
 
 def _check_fields(sent: Fields) -> None:
@@ -171,17 +210,17 @@ def _status(completion: Completion) -> str:
     return "incomplete" if completion.finish_reason == "length" else "completed"
 
 
-def _envelope(completion: Completion, status: str) -> JsonObject:
-    fields = completion.request.fields
+def _envelope(request: Request, name: str, created: datetime, status: str) -> JsonObject:
+    fields = request.fields
     said = {name: fields[name] for name in ECHOED if fields.get(name) is not None}
     incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
         **ECHOED,
         **said,
-        "id": completion.response_id,
+        "id": name,
         "object": "response",
-        "created_at": int(completion.ended.timestamp()),
-        "model": completion.request.model,
+        "created_at": int(created.timestamp()),
+        "model": request.model,
         "status": status,
         "error": None,
         "incomplete_details": incomplete,
@@ -190,9 +229,19 @@ def _envelope(completion: Completion, status: str) -> JsonObject:
     }
 
 
+def _of(completion: Completion) -> tuple[Request, str, datetime]:
+    return completion.request, completion.response_id, completion.ended
+
+
+def _begin(request: Request, name: str, created: datetime) -> Iterator[JsonObject]:
+    begun = {**_envelope(request, name, created, "in_progress"), "output": [], "usage": None}
+    for kind in BEGINNING:
+        yield {"type": kind, "response": begun}
+
+
 def _write_answer(completion: Completion, output: list[JsonObject]) -> JsonObject:
     return {
-        **_envelope(completion, _status(completion)),
+        **_envelope(*_of(completion), _status(completion)),
         "output": output,
         "usage": _usage(completion),
         **write_token_ids(completion),
@@ -241,9 +290,7 @@ def _usage(completion: Completion) -> JsonObject:
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
     """Yield a stream of items, token by token; an answer leaves when all of it is recorded."""
-    begun = {**_envelope(completion, "in_progress"), "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    yield from _begin(*_of(completion))
     output = _output(completion, chat)
     for index, item in enumerate(output):
         yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}

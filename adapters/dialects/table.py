@@ -20,12 +20,18 @@ class Dialect(Protocol):
     `answer` writes the body of an answer from its completions, as many as the request's `answers`,
     with the token ids, if asked for, where vLLM has them. `stream` writes the same answer as the
     lines of a stream, and `write_error` the body of a refusal.
+
+    While an answer is sampled its stream has the lines of `wait`, by the request, the answer's id
+    and how often the client was told before; `stream` is then given how often it was told in all,
+    and `write_late_error` ends the stream with a refusal.
     """
 
     read: Callable[..., Request]
     answer: Callable[..., JsonObject]
     stream: Callable[..., Iterator[str]]
     write_error: Callable[[Refused], JsonObject]
+    wait: Callable[[Request, str, int], str]
+    write_late_error: Callable[[Refused, Request, str, int], str]
 
 
 LONGEST_CAUSE = 300
@@ -49,11 +55,16 @@ def dialect_of(request: HttpRequest) -> Dialect:
 def write_response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Response:
     """Write the answer, as a stream if the client asked for one; all of it is recorded by now."""
     first, *others = completions
-    headers = {"x-request-id": first.response_id, "request-id": first.response_id}
+    headers = name_response(first.response_id)
     if first.request.fields.get("stream"):
         lines = "".join(dialect.stream(first, chat, *others))
         return Response(lines, headers=headers, media_type="text/event-stream")
     return JSONResponse(dialect.answer(first, chat, *others), headers=headers)
+
+
+def name_response(name: str) -> dict[str, str]:
+    """Return the headers in which clients of each dialect read the id of an answer."""
+    return {"x-request-id": name, "request-id": name}
 
 
 async def write_refusal(request: HttpRequest, error: Exception) -> Response:

@@ -89,7 +89,7 @@ class ReplyBackend:
         reply = await self.respond(request, self.example)
         return Completion(
             id=call,
-            response_id=f"chatcmpl-{call.name('answer')}",
+            response_id=call.response_id,
             request=request,
             seed=seed,
             finish_reason=reply.finish_reason,

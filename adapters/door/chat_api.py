@@ -7,6 +7,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Self
 
@@ -14,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from adapters.calls import Completion, Refused
+from adapters.calls import CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
 from adapters.dialects import anthropic_messages, openai_chat
 from adapters.dialects.fields import bad_request, refuse_constant
@@ -28,12 +30,15 @@ from adapters.dialects.table import (
     write_response,
 )
 from adapters.door.format_checks import FormatChecks
+from adapters.door.late_streams import LateStream
 from adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT, AppServer
 from adapters.process.event_loop import run_aside
 from adapters.rendering.chat import Chat, check_length
 
+WORD_SECONDS = 10.0
+"""Seconds after which a client whose answer is streamed is told that it is being sampled."""
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 """Headers in which clients of OpenAI, Anthropic, Azure and Google send a key."""
 LARGEST_BODY = 16 * 1024 * 1024
@@ -155,23 +160,47 @@ class ChatApi(ABC):
 
     async def answer(self, request: Request) -> Response:
         """Answer a call in its client's dialect, or raise Refused; a defect is logged first."""
+        started = datetime.now(UTC)
         try:
-            return await self._answer(request)
-        except Refused:
-            raise
-        except Exception as error:  # whose cause the client is told, and the record of the call
-            log.error("the endpoint failed on POST %s", request.url.path, exc_info=error)
-            raise refusal_of(error) from error
+            return await self._answer(request, started)
+        except Exception as error:
+            raise self._refuse(request, started, error) from error
 
-    async def _answer(self, request: Request) -> Response:
+    @abstractmethod
+    def note_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+        """Note a request that was refused, and when it came."""
+
+    def _refuse(self, request: Request, started: datetime, error: Exception) -> Refused:
+        """Return an error as the refusal of a request, after it was noted; log a defect."""
+        refused = refusal_of(error)
+        if refused is not error:  # whose cause the client is told, and the record of the call
+            log.error("the endpoint failed on POST %s", request.url.path, exc_info=error)
+        self.note_refusal(request, refused, started)
+        return refused
+
+    async def _answer(self, request: Request, started: datetime) -> Response:
         model = self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
         async with model.order:
             asked = await run_aside(len(body), _read, dialect, body, model.passed)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
-        meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected)
-        return write_response(dialect, await model.answer(asked, meta), self.chat)
+        calls: list[CallId] = []
+        meta = RequestMeta(sha256(body).digest(), retry, request.is_disconnected, calls.append)
+        if not asked.fields.get("stream"):
+            return write_response(dialect, await model.answer(asked, meta), self.chat)
+        answering = asyncio.ensure_future(model.answer(asked, meta))
+        try:
+            while not answering.done():
+                await asyncio.wait([answering], timeout=WORD_SECONDS)
+                if calls and not answering.done():
+                    refuse = partial(self._refuse, request, started)
+                    late = LateStream(dialect, asked, calls[0].response_id, refuse)
+                    return late.respond(answering, self.chat, WORD_SECONDS)
+        except asyncio.CancelledError:
+            answering.cancel()
+            raise
+        return write_response(dialect, answering.result(), self.chat)
 
     async def _count(self, request: Request) -> Response:
         """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""

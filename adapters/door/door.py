@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -133,16 +133,11 @@ class Door(ChatApi):
         passed = () if isinstance(answered_by, str) else PASSED_FIELDS
         return ServedModel(role, answer_all, calls.order, passed)
 
-    async def answer(self, request: Request) -> Response:
-        """Answer a call, and record a refused one with its attempt, if that is being played."""
-        started = datetime.now(UTC)
-        try:
-            return await super().answer(request)
-        except Refused as refused:
-            with suppress(Refused):
-                batch, attempt = self._find_attempt(request)
-                batch.record_refusal(attempt, request.path_params["role"], refused, started)
-            raise
+    def note_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+        """Record a refused call with its attempt, if that is being played."""
+        with suppress(Refused):
+            batch, attempt = self._find_attempt(request)
+            batch.record_refusal(attempt, request.path_params["role"], refused, started)
 
     def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
         sampled_by = batch.sampled_by

@@ -71,7 +71,7 @@ class PolicyBackend:
         message = _parse_message(sampled, request, call, self.chat, prompt.token_ids)
         return Completion(
             id=call,
-            response_id=f"chatcmpl-{call.name('answer')}",
+            response_id=call.response_id,
             request=request,
             sampling=replace(self.sampling, max_tokens=params.max_tokens),
             seed=seed,

@@ -340,11 +340,13 @@ class RequestMeta:
     """Delivery of a request: the digest of its body, its retry count, whether its client has left.
 
     `retry` is the count that OpenAI's clients send, 0 for a first try; None if there is none.
+    `number` is told which call the request is, before that is answered.
     """
 
     digest: bytes
     retry: int | None
     gone: Callable[[], Awaitable[bool]]
+    number: Callable[[CallId], object]
 
 
 @dataclass(slots=True)
@@ -422,6 +424,7 @@ class CallSequence:
         if pending is None or not await _is_resent(pending, meta):
             pending = self._begin(request, meta, answer, pending)
         pending.meta = meta
+        meta.number(pending.call)
         try:
             return await asyncio.shield(pending.answering)
         except asyncio.CancelledError:

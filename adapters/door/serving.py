@@ -49,6 +49,9 @@ class OpenDoor(ChatApi):
         alone = CallSequence(CallId(uuid4().hex, 0, POLICY, 0), self.chat, _NoRecorder())
         return ServedModel(self._policy.version, partial(alone.answer_all, answer=self._sample))
 
+    def note_refusal(self, *_: object) -> None:
+        """Note nothing: there is no attempt to which a call belongs."""
+
     async def _sample(self, request: ChatRequest, call: CallId, memory: Memory) -> Completion:
         """Sample by the client's own numbers; equal requests with one seed get equal answers."""
         seed = request.fields.get("seed")
@@ -56,7 +59,7 @@ class OpenDoor(ChatApi):
         sampling = choose_sampling(request.max_tokens, request.fields, self._defaults)
         backend = PolicyBackend(self.chat, self._policy, sampling, run_seed=0)
         completion = await backend.answer(request, seeded, memory)
-        return replace(completion, response_id=f"chatcmpl-{call.name('answer')}")
+        return replace(completion, response_id=call.response_id)
 
 
 class _NoRecorder:

@@ -109,7 +109,7 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
     messages: list[Message] = [*ASK]
     for turn, style in enumerate(styles):
         request = Request("m", [*messages], TOOLS, 100, [], {})
-        meta = RequestMeta(bytes([turn]), 0, here)
+        meta = RequestMeta(bytes([turn]), 0, here, print)
         (completion,) = await calls.answer_all(request, meta, answer)
         messages += as_the_client_repeats_it(completion.message, style)
     return recorder.completions
