@@ -163,7 +163,10 @@ class ChatApi(ABC):
         started = datetime.now(UTC)
         try:
             return await self._answer(request, started)
-        except Exception as error:
+        except Refused as refused:
+            self.note_refusal(request, refused, started)
+            raise
+        except Exception as error:  # whose cause the client is told, and the record of the call
             raise self._refuse(request, started, error) from error
 
     @abstractmethod
@@ -173,7 +176,7 @@ class ChatApi(ABC):
     def _refuse(self, request: Request, started: datetime, error: Exception) -> Refused:
         """Return an error as the refusal of a request, after it was noted; log a defect."""
         refused = refusal_of(error)
-        if refused is not error:  # whose cause the client is told, and the record of the call
+        if refused is not error:
             log.error("the endpoint failed on POST %s", request.url.path, exc_info=error)
         self.note_refusal(request, refused, started)
         return refused
