@@ -52,6 +52,7 @@ from adapters.rendering.chat import Chat
 from adapters.tinker.engines import running_engine
 from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.peers.formulas import PEERS
+from benchmarks.timelines import begin_of_step
 from engine.model.base_models import find
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
@@ -205,13 +206,12 @@ def check_prompts(run: RunFolder, plan: Mapping[str, Any]) -> None:
 def read_steps(run: RunFolder, lag: int) -> list[Step]:
     """Read the steps of a run of `ratchet train`.
 
-    A step's shard is written when its sampling starts, its update when the weights are saved.
+    A step begins with its first call, and its update is written when the weights are saved.
     """
     steps: list[Step] = []
     last = None
     for step, row in enumerate(read_metrics(run.metrics)):
-        files = run.shard(shard_name("train", step)), run.update(POLICY, step)
-        begun, ended = (file.stat().st_mtime for file in files)
+        begun, ended = begin_of_step(run, step), run.update(POLICY, step).stat().st_mtime
         sampled, trained = int(row["tokens/sampled"]), int(row["datums"])
         since = begun if last is None else last
         steps.append(Step(row["reward/mean"], sampled, trained, ended - since))
