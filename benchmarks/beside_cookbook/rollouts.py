@@ -13,7 +13,8 @@ end.
 A step lasts from the start of its sampling until its new weights can be sampled. The time between
 steps, in which either writes metrics, counts in a run's time alone, and so do its start and end.
 With `--lag` both sample ahead of the weights, the cookbook by its asynchronous loop, and a step
-lasts from the weights of the step before; the first is left out.
+lasts from the weights of the step before; the first is left out. The ratio is one of means, since
+two steps ahead end together.
 By design these differ:
 
 - `ratchet train` derives the seeds of the LoRA and of each call from the run's. `rl.train` gives
@@ -255,7 +256,7 @@ def report(pairs: Sequence[Pair], lag: int) -> str:
         for name, span in spans.items()
     ]
     header = ("step", *(f"{what}: {side}" for what in MEASURES for side in SIDES))
-    took = [[median(step.seconds for step in run.steps) for run in runs] for runs in sides]
+    took = [[fmean(step.seconds for step in run.steps) for run in runs] for runs in sides]
     called = f"a step of {NAME}" + (f", rollouts {lag} step ahead" if lag else "")
     note(Comparison(called, took[0], SIDES[1], took[1], limit="0.8" if lag else "1.0"))
     whole = [_range(median, [run.seconds for run in runs], ".0f") for runs in sides]
