@@ -104,7 +104,7 @@ def main() -> None:
                 found = train(run, arguments.recipe, recorded + arguments.steps, arguments.set)
                 rows += describe(found, recorded, arguments.window)
                 of_steps = found.cpu_of_steps(slice(WARM, None), PROGRAMS[0])
-                flow.setdefault(recorded, []).append(median(of_steps))
+                flow.setdefault(recorded, []).append(fmean(of_steps))
                 size = sum(f.stat().st_size for f in run.engine.rglob("*") if f.is_file())
                 print(f"{run.path}: {size / 2**20:.0f} MiB of the engine", flush=True)
     first, last = min(flow), max(flow)
