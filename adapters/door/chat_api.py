@@ -151,7 +151,7 @@ class ChatApi(ABC):
                 app.add_route(prefix + path, self.answer, methods=["POST"])
             app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
             app.add_route(f"{prefix}/models", self._models, methods=["GET"])
-            app.add_route(f"{prefix}/models/{{name:path}}", self._model, methods=["GET"])
+            app.add_route(f"{prefix}/models/{{name}}", self._model, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
         app.add_exception_handler(405, self._refuse_route)
         app.add_exception_handler(Refused, write_refusal)

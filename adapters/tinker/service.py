@@ -20,7 +20,6 @@ from renderers.base import Tokenizer
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from adapters.clients.libraries import release_responses
 from adapters.errors import EngineDied, PassingError, ServiceError
 from adapters.process.event_loop import call_in_thread, cancel_and_wait
 from adapters.process.open_files import check_files
@@ -473,7 +472,6 @@ def open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # and what failed
-    release_responses()
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     service = Service(client, server, patience)
     status: SessionEnd = "errored"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from adapters.calls import Policy
+from adapters.clients.libraries import release_responses
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.errors import EngineDied, PassingError
@@ -150,6 +151,7 @@ def write_state(state: BatchState) -> dict[str, object]:
 
 def main() -> None:
     """Hold the batches of a flow's process until it ends."""
+    release_responses()
     lines, tell = take_streams()
     program = DoorProgram(tell)
     logging.getLogger().addHandler(FlowLog(program.flow))

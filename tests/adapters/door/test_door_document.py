@@ -5,6 +5,7 @@ from typing import cast
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 from starlette.routing import Route
 
+from adapters.calls import POLICY
 from tests.support.door.opened_door import ASK, TOKENS, TOOLS, Opened
 from tests.support.door.requests_from_document import CHECKS, DOCUMENT, operations
 
@@ -20,6 +21,7 @@ BODIES = {
     "/messages": {"model": "m", "messages": ASK, "max_tokens": 9},
     "/messages/count_tokens": {"model": "m", "messages": ASK},
 }
+PARAMETERS = {"/models/{name}": {"name": POLICY}}
 
 
 def test_all_that_the_door_answers_is_in_it(opened: Opened) -> None:
@@ -37,7 +39,7 @@ def test_each_operation_answers_as_it_says_and_only_with_the_key(opened: Opened)
     opened.say("It is an *x*.<|im_end|>")
     headers = {"Authorization": f"Bearer {opened.key}"}
     for operation in operations():
-        case = operation.Case()
+        case = operation.Case(path_parameters=PARAMETERS.get(operation.path, {}))
         if operation.method == "post":
             case = operation.Case(body=BODIES[operation.path], media_type="application/json")
         checks = [*CHECKS, ignored_auth, unsupported_method]
