@@ -82,9 +82,8 @@ def stream(completion: Completion, chat: Chat, waited: int = 0) -> Iterator[str]
 
     A client that has waited has read the first ones.
     """
-    begun, number = (len(BEGINNING), _number(waited)) if waited else (0, 0)
-    pieces = islice(_pieces(completion, chat), begun, None)
-    yield from (_write(piece, at) for at, piece in enumerate(pieces, number))
+    pieces = islice(_pieces(completion, chat), len(BEGINNING) if waited else 0, None)
+    yield from (_write(piece, at) for at, piece in enumerate(pieces, _number(waited)))
 
 
 def wait(request: Request, name: str, told: int) -> str:
@@ -110,8 +109,8 @@ def write_late_error(refused: Refused, request: Request, name: str, waited: int)
 
 
 def _number(told: int) -> int:
-    """Return the number of a piece that follows what a waiting client was told."""
-    return len(BEGINNING) + told - 1
+    """Return the number of the next piece, for a client that was told so often to wait."""
+    return len(BEGINNING) + told - 1 if told else 0
 
 
 def _write(piece: JsonObject, number: int) -> str:
