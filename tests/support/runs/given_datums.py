@@ -16,7 +16,7 @@ from prefect import flow
 from adapters.calls import POLICY
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_run import open_run, record_step
+from flows.runtime.open_run import measure_of, open_run, record_step
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import DATUM_SCHEMA
 from tasks.metrics import StepFiles
@@ -56,7 +56,8 @@ def count(recipe: CountingRecipe, run: str) -> None:
             datums = count_on(opened.folder.datums(POLICY, step), step)
             path, updater = opened.folder.update(POLICY, step), opened.policies.main.updater
             update_policy(path, updater, step, [datums])
-            record_step(opened, step, {POLICY: StepFiles([], None, {}, datums)})
+            files = StepFiles([], None, {}, datums)
+            record_step(opened, step, {POLICY: measure_of(opened.policies.main, step, files)})
 
 
 RECIPE = CountingRecipe.model_validate(
