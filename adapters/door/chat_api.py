@@ -170,7 +170,7 @@ class ChatApi(ABC):
             raise self._refuse(request, started, error) from error
 
     @abstractmethod
-    def note_refusal(self, request: Request, refused: Refused, started: datetime) -> None:
+    def note_refusal(self, request: Request, refused: Refused, started: datetime, /) -> None:
         """Note a request that was refused, and when it came."""
 
     def _refuse(self, request: Request, started: datetime, error: Exception) -> Refused:
