@@ -1,7 +1,6 @@
 """Connections whose clients show no key: closed in time, and bounded in number."""
 
 import asyncio
-import gc
 import resource
 import socket
 import time
@@ -15,6 +14,7 @@ from fastapi.responses import Response
 
 from adapters.network.app_server import AppServer
 from durable import connections
+from tests.support.garbage import no_collector
 
 HEAD = "POST /asked HTTP/1.1\r\nhost: x\r\nkey: {}\r\ncontent-length: 4\r\n\r\n"
 KNOWN, STRANGE = (HEAD.format(key).encode() for key in ("right", "wrong"))
@@ -101,16 +101,13 @@ def test_a_closed_connection_leaves_memory_without_the_garbage_collector(
         ending(connection, error)
 
     monkeypatch.setattr(connections.PROTOCOL, "connection_lost", lose)
-    gc.disable()
-    try:
+    with no_collector():
         with connect(server, KNOWN + b"abcd") as connection:
             answered(connection)
         until = time.monotonic() + 10
         while not left and time.monotonic() < until:
             time.sleep(0.01)
         assert len(left) == 1
-    finally:
-        gc.enable()
 
 
 def test_a_body_that_comes_in_parts_is_waited_for(

@@ -1,7 +1,6 @@
 """The libraries of clients: silent, with models built before their use, and one TLS context."""
 
 import asyncio
-import gc
 import importlib
 import importlib.util
 import os
@@ -32,6 +31,7 @@ from adapters.network.app_server import AppServer
 from adapters.rewards import Reward
 from tests.adapters.harness.test_player import play
 from tests.support.door.opened_door import ASK
+from tests.support.garbage import no_collector
 from tests.support.processes import ROOT
 
 
@@ -182,12 +182,9 @@ def test_a_read_response_of_httpx_leaves_memory_without_the_garbage_collector(
     assert response.content == b"said"
     assert response.elapsed.total_seconds() > 0
     left = weakref.ref(response)
-    gc.disable()
-    try:
+    with no_collector():
         del response
         assert left() is None
-    finally:
-        gc.enable()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import json
 import random
 import weakref
@@ -32,6 +31,7 @@ from adapters.rendering.chat import Chat
 from tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
+from tests.support.garbage import no_collector
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
@@ -118,12 +118,9 @@ async def conversation(seed: int, styles: list[str]) -> list[Completion]:
 def test_the_calls_of_an_attempt_leave_memory_without_the_garbage_collector() -> None:
     calls = CallSequence(CallId("r", 0, "policy", 0), CHAT, ListRecorder([]))
     kept = weakref.ref(calls)
-    gc.disable()
-    try:
+    with no_collector():
         del calls
         assert kept() is None
-    finally:
-        gc.enable()
 
 
 def test_weights_that_cannot_be_made_again_are_no_fault_of_the_request() -> None:
