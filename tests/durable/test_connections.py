@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from adapters.network.app_server import AppServer
 from durable import connections
-from tests.support.garbage import no_collector
+from tests.support.door.garbage import no_collector
 
 HEAD = "POST /asked HTTP/1.1\r\nhost: x\r\nkey: {}\r\ncontent-length: 4\r\n\r\n"
 KNOWN, STRANGE = (HEAD.format(key).encode() for key in ("right", "wrong"))

@@ -30,8 +30,8 @@ from adapters.network.addresses import Certificate, Listener
 from adapters.network.app_server import AppServer
 from adapters.rewards import Reward
 from tests.adapters.harness.test_player import play
+from tests.support.door.garbage import no_collector
 from tests.support.door.opened_door import ASK
-from tests.support.garbage import no_collector
 from tests.support.processes import ROOT
 
 

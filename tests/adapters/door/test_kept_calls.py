@@ -31,7 +31,7 @@ from adapters.rendering.chat import Chat
 from tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
-from tests.support.garbage import no_collector
+from tests.support.door.garbage import no_collector
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
