@@ -138,19 +138,20 @@ class _Replay:
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
-    settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
-    batch = OpenBatch(
-        "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
-    )
     answers = {one.role: _always(one.answer) for one in backends}
-    with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
-        try:
-            outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
-        except BdbQuit:
-            outcome, error = None, None
-        _show(error, backends)
-        if error is not None and stop:
-            post_mortem(error.__traceback__)
+    with TemporaryDirectory() as places, Door(chat, answers, seed, most_calls) as door:
+        place = None if replayed.judge else replayed.recipe.place.of(Path(places))
+        settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0, place)
+        recorder, sampled = _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling)
+        batch = OpenBatch("debugged", recorder, sampled, settings)
+        with door.opened(batch) as token:
+            try:
+                outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
+            except BdbQuit:
+                outcome, error = None, None
+            _show(error, backends)
+            if error is not None and stop:
+                post_mortem(error.__traceback__)
     if outcome is None:
         return "the debugger's quit"
     return replayed.end(outcome, {one.role: one.answered for one in backends})
