@@ -118,7 +118,7 @@ def _shown(place: Place) -> list[str]:
     """Return the options that say what a caged program sees, and where it begins."""
     options = [
         word
-        for path in (*SYSTEM, *(f"/etc/{name}" for name in SETTINGS), *_reads(place))
+        for path in (*SYSTEM, *(f"/etc/{name}" for name in SETTINGS))
         for word in ("--ro-bind-try", path, path)
     ]
     for name, text in ACCOUNTS.items():
@@ -130,6 +130,8 @@ def _shown(place: Place) -> list[str]:
         own[CAGED / SCORE] = place.scored
     for shown, path in {**own, "/tmp": place.temporary, "/dev/shm": place.temporary}.items():
         options += ["--bind", str(path), str(shown)]
+    for path in _reads(place):  # behind /tmp, in which one may lie
+        options += ["--ro-bind-try", path, path]
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(CAGED / WORK)]
 
 

@@ -19,7 +19,11 @@ def main() -> None:
                 socket.send_fds(channel, [b"."], [listener.fileno()])
     for limit, most in given["limits"].items():
         resource.setrlimit(getattr(resource, limit), (most, most))
-    os.execvp(words[0], words)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        sys.stderr.write(f"{words[0]} cannot be started: {error}\n")
+        sys.exit(127)  # as a shell says it
 
 
 main()

@@ -124,6 +124,11 @@ class Place(Record):
         return NAMED.sub(value_of, text)
 
 
+def names_column(text: str) -> bool:
+    """Return whether a column of the example is filled in."""
+    return any(name.startswith(COLUMN) for name in NAMED.findall(text))
+
+
 def _in_cage(base_url: str) -> str:
     door = urlsplit(base_url)
     return door._replace(scheme="http", netloc=f"{LOOPBACK}:{door_port(door)}").geturl()

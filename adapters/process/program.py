@@ -182,10 +182,14 @@ async def running_program(
     folder: Path | None = None,
     inherited: Collection[int] = (),
 ) -> AsyncIterator[Program]:
-    """Start a program with `line` on its stdin; its whole process group ends with the block."""
+    """Start a program with `line` on its stdin, or with nothing there if it is empty.
+
+    The program's whole process group ends with the block.
+    """
     program = await start_program(Program, words, variables, folder, inherited)
     try:
-        program.stdin.write(line.encode() + b"\n")
+        if line:
+            program.stdin.write(line.encode() + b"\n")
         program.stdin.close()
         yield program
     finally:

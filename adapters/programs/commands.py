@@ -1,16 +1,18 @@
 """Agents that are commands: a program that runs once for each rollout.
 
-It reads the example on stdin, and writes the reward on stdout.
+It reads the example on stdin, unless its words name columns of it, and writes the reward on stdout.
 """
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from adapters.calls import Example
 from adapters.clients.current_rollout import Roles, role_variables
-from adapters.places.place import Place
+from adapters.places.place import Place, names_column
 from adapters.places.running import program_in
 from adapters.process.program import (
     CommandFailed,
@@ -19,6 +21,9 @@ from adapters.process.program import (
     running_program,
     split_words,
 )
+
+NOT_STARTED = (126, 127)
+"""Exit statuses by which shells say that a program cannot be run, or does not exist."""
 
 
 def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -39,7 +44,7 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
         keys = [of_role["api_key"] for of_role in roles.values()]
         if place is not None:
             await asyncio.to_thread(place.log, program.said(keys))
-            if place.settings.reward:
+            if place.settings.reward and program.status not in NOT_STARTED:
                 return None
         if program.status == 0 and (found := program.stdout.last_json()):
             return found[0]
@@ -52,15 +57,18 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
 async def _started(
     words: Sequence[str], example: Example, roles: Roles, place: Place | None
 ) -> AsyncIterator[Program]:
-    told = json.dumps(example)
     if place is None:
         variables = program_environment() | role_variables(roles)
-        async with running_program(words, variables, told) as program:
+        async with running_program(words, variables, json.dumps(example)) as program:
             yield program
         return
     variables = place.variables(roles)
     filled = [place.fill_in(word, variables, f"the agent's word {word!r}") for word in words]
-    async with program_in(place, filled, variables, told, roles) as program:
+    if os.sep in filled[0]:  # a path from the folder in which Ratchet runs, not from the place
+        filled[0] = str(Path(filled[0]).absolute())
+    told = any(names_column(word) for word in words)  # many programs add their stdin to the prompt
+    line = "" if told else json.dumps(example)
+    async with program_in(place, filled, variables, line, roles) as program:
         yield program
 
 
