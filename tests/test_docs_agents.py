@@ -171,6 +171,10 @@ def test_the_node_script_runs_by_hand(project: Path) -> None:
     assert ran.stdout == "1\n"
 
 
+def test_the_resident_program_in_python_is_shown_as_it_is_shipped() -> None:
+    assert (ROOT / "agents" / "resident.py").read_text(encoding="utf-8") == RESIDENT
+
+
 @pytest.mark.parametrize("interpreter", ["python", "node"])
 def test_the_resident_programs_play_many_rollouts(
     project: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str

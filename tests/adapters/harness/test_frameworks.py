@@ -23,8 +23,7 @@ from tests.support.door.token_identity import differences
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
-AGENTS_PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-RESIDENT = re.compile(r"^```python\n([^`]*?\nasyncio\.run\(main\(\)\)\n)```$", re.M)
+RESIDENT = ROOT / "agents" / "resident.py"
 ENVIRONMENTS = ROOT / ".frameworks"
 REQUIREMENTS = ROOT / "tests" / "support" / "frameworks"
 GLUE = re.compile("base_?url|api_?key", re.I)
@@ -128,8 +127,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "agents").mkdir()
     for row in ROWS:
         (tmp_path / row.file).write_text(row.snippet)
-    [resident] = RESIDENT.findall(AGENTS_PAGE)
-    (tmp_path / "agents" / "resident.py").write_text(resident)
+    (tmp_path / "agents" / "resident.py").write_bytes(RESIDENT.read_bytes())
     (tmp_path / ".frameworks").symlink_to(ENVIRONMENTS)
     (tmp_path / "node_modules").symlink_to(ENVIRONMENTS / "node" / "node_modules")
     monkeypatch.chdir(tmp_path)
