@@ -28,15 +28,19 @@ LINE = re.compile(r"^ *(?:\S+=\S+ )*(?:\.venv/bin/)?ratchet ([a-z].*)$", re.M)
 QUOTED = re.compile(r"`(?:\.venv/bin/)?ratchet ([a-z][^`]*)`")
 """A command in a sentence, which may leave out what the sentence is not about."""
 PARAMETER = re.compile(r"--param 'recipe=([^']+)'")
-TEMPLATE = ROOT / "flows" / "cli" / "template" / "every" / "README.md"
-OF_THE_READER = re.compile(r"riddles|introduce|\S+\.yaml")
+TEMPLATES = ROOT / "flows" / "cli" / "template"
+PROJECTS = {"every": "introduce", "chores": "chores"}
+"""Folder of a README of `ratchet init` → the recipe that it names."""
+OF_THE_READER = re.compile(r"riddles|introduce|chores|\S+\.yaml")
 """Recipes that a reader of the documents writes."""
 
 
 def found_by(pattern: re.Pattern[str]) -> list[str]:
     """Return the commands of the documents, each on one line."""
     texts = [file.read_text("utf-8").replace("\\\n", "") for file in DOCUMENTS]
-    texts.append(Template(TEMPLATE.read_text("utf-8")).safe_substitute(name="introduce"))
+    for folder, name in PROJECTS.items():
+        readme = Template((TEMPLATES / folder / "README.md").read_text("utf-8"))
+        texts.append(readme.safe_substitute(name=name))
     found = [command for text in texts for command in pattern.findall(text)]
     return [*dict.fromkeys(" ".join(command.split()) for command in found)]
 

@@ -135,7 +135,13 @@ ONLY_IN = {
     "transformers": {"engine", "pretraining", "adapters/weights"},
 }
 """Framework → the layers, and the parts of layers, that may import it."""
-LARGEST_FOLDERS = {**dict.fromkeys(LAYERS, 12), "benchmarks": 12, "tests/support": 12, "tests": 40}
+LARGEST_FOLDERS = {
+    **dict.fromkeys(LAYERS, 12),
+    "agents": 14,
+    "benchmarks": 12,
+    "tests/support": 12,
+    "tests": 40,
+}
 """Tree → how many modules each of its folders may hold."""
 ONE_MEANING = ("adapters", "durable", "engine", "flows", "tasks")
 """Layers in which a constant's name has one value; a type variable has one letter."""

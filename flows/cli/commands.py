@@ -290,7 +290,8 @@ def init(
     kind: Annotated[
         str,
         typer.Option(
-            help="How its agent is written: function, resident, command, crewai or gem; or what it "
+            help="How its agent is written: function, resident, command, crewai or gem; or which "
+            "program it is: claude-code, codex, opencode, mini-swe-agent or aider; or what it "
             "learns from instead: finetune or prefer."
         ),
     ] = "function",

@@ -1,8 +1,8 @@
 """The project that `ratchet init` writes, by the kind of its agent: folders of `template/`."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -11,15 +11,21 @@ from textwrap import indent
 
 from adapters.errors import UserError, did_you_mean
 from adapters.project.modules import EXAMPLES
+from adapters.yaml_text import read_yaml, write_yaml
 from tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
 RECIPES = TEMPLATE / "recipes"
-"""The recipe of each flow, in which the facts of a kind are filled in."""
+"""The recipes, in which the facts of a kind are filled in."""
 EVERY = "every"
-"""The folder of the files that every kind has, in which `$name` and the like are filled in."""
+"""The folder of the files that every kind has."""
+FACTS = "kind.yaml"
+"""The file of a kind that says what it is."""
+FILLED = ("README.md", "prefect.yaml")
+"""Files of a project in which `$name` and the like are filled in."""
 AGENT = "introduce"
 """The agent of most kinds, and their recipe."""
+FIRST_KIND = "function"
 PINS = EXAMPLES / "constraints.txt"
 """The versions that Ratchet was tested with."""
 
@@ -34,8 +40,9 @@ class NoKind(UserError):
 
 @dataclass(frozen=True)
 class Kind:
-    """The facts of a kind of project, with which the files that every kind has are filled in."""
+    """The facts of a kind of project, which its folder has; its files are filled in with them."""
 
+    folder: Path
     agent_is: str = ""
     """What the agent is, in the project's README, if the project has an agent."""
     flow: str = "train"
@@ -48,60 +55,56 @@ class Kind:
     description: str = "Teach the model to say who it is told to be."
     needs: Mapping[str, str] | None = None
     """Modules that the project imports beyond Ratchet's dependencies, and their packages."""
-    folders: tuple[str, ...] = (AGENT,)
-    """Further folders of the template, beside the one that is called as the kind is."""
+    folders: Sequence[str] = (AGENT,)
+    """Further folders of the template, beside the kind's own."""
+    examples: Sequence[str] = ()
+    """Files of the examples that the project begins with."""
+    recipe: str = "train"
+    """The recipe of the kind, a file of RECIPES."""
+    install: str = ""
+    """Line that installs the agent, if the agent is a program of a package index."""
+    place: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What the place of such a program needs, beside what every program's has."""
+    notes: str = ""
+    """What else the project's README says of such a program."""
 
-    def fill(self, text: str) -> str:
-        """Fill in a file that every kind has."""
-        facts = {**asdict(self), "blank": " " * len(f"ratchet {self.name}")}
-        recipe = (RECIPES / f"{self.flow}.yaml").read_text(encoding="utf-8")
-        lines = Template(recipe).substitute(facts)
-        return Template(text).substitute(facts, recipe=indent(lines, " " * 8))
+    @classmethod
+    def read(cls, folder: Path) -> "Kind":
+        """Read the kind that a folder has."""
+        return cls(folder, **read_yaml((folder / FACTS).read_text(encoding="utf-8")))
 
+    def files(self) -> dict[Path, str]:
+        """Return the text of each file of a project, by its path in the project."""
+        files = {Path(name): (EXAMPLES / name).read_text("utf-8") for name in self.examples}
+        for folder in (*(TEMPLATE / name for name in (EVERY, *self.folders)), self.folder):
+            for path in folder.rglob("*.*"):
+                place = path.relative_to(folder)
+                if path.is_file() and path.suffix != ".pyc" and str(place) != FACTS:
+                    text = path.read_text(encoding="utf-8")
+                    files[place] = self._fill(text) if str(place) in FILLED else text
+        return files
 
-PROJECT_KINDS = {
-    "function": Kind(f"`agents/{AGENT}.py` has the agent, a function that plays an example."),
-    "resident": Kind(
-        f"`agents/{AGENT}.py` is the agent, a program that stays and plays all examples.",
-        agent=f"resident:python3 agents/{AGENT}.py",
-    ),
-    "command": Kind(
-        f"`agents/{AGENT}.py` is the agent, a program that is run for each example.",
-        agent=f"command:python3 agents/{AGENT}.py",
-    ),
-    "crewai": Kind(
-        f"`agents/{AGENT}.py` has the agent, a CrewAI flow that plays an example.",
-        needs={"crewai": "crewai", "litellm": "litellm"},
-    ),
-    "gem": Kind(
-        "The agent plays an environment of GEM, and an example is the seed of a game.",
-        agent="gem:game:GuessTheNumber-v0-easy",
-        name="guess",
-        dataset="guess.jsonl",
-        column="seed",
-        description="Teach the model to win GEM's GuessTheNumber.",
-        needs={"gem": "gem-llm"},
-        folders=(),
-    ),
-    "finetune": Kind(
-        flow="finetune",
-        dataset=f"{AGENT}.jsonl",
-        description="Teach the model by texts to say who it is told to be.",
-        folders=(),
-    ),
-    "prefer": Kind(
-        flow="prefer",
-        dataset=f"{AGENT}.jsonl",
-        description="Teach the model by pairs of answers to say who it is told to be.",
-        folders=(),
-    ),
-}
-"""The kinds of `ratchet init --kind`, whose first is the default."""
+    def _fill(self, text: str) -> str:
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        facts |= {"blank": " " * len(f"ratchet {self.name}")}
+        facts |= {"place": indent(write_yaml(self.place), "  ").rstrip()}
+        recipe = (RECIPES / f"{self.recipe}.yaml").read_text(encoding="utf-8")
+        facts |= {"recipe": indent(Template(recipe).substitute(facts), " " * 8)}
+        return Template(text).substitute(facts)
 
 
-def write_project(folder: Path, kind: str = "function") -> list[Path]:
+PROJECT_KINDS = {path.parent.name: Kind.read(path.parent) for path in sorted(TEMPLATE.glob(f"*/{FACTS}"))}
+"""The kinds of `ratchet init --kind`, by the names of their folders."""
+
+
+def write_project(folder: Path, kind: str = FIRST_KIND) -> list[Path]:
     """Write the files of a new project, and return them; UserError if one is there or cannot be."""
-    texts = {folder / path: text for path, text in sorted(_files(_find_kind(kind), kind).items())}
+    return write_files(folder, find_kind(kind))
+
+
+def write_files(folder: Path, kind: Kind) -> list[Path]:
+    """Write the files of a project of a kind, as `write_project` does."""
+    texts = {folder / path: text for path, text in sorted(kind.files().items())}
     taken = [str(path) for path in texts if os.path.lexists(path)]
     if taken:
         them = "them" if len(taken) > 1 else "it"
@@ -115,7 +118,7 @@ def write_project(folder: Path, kind: str = "function") -> list[Path]:
     return [*texts]
 
 
-def _find_kind(kind: str) -> Kind:
+def find_kind(kind: str) -> Kind:
     """Return the kind of a name; NoKind if there is none, or a package of it is not installed."""
     if kind not in PROJECT_KINDS:
         raise NoKind(
@@ -131,16 +134,3 @@ def _find_kind(kind: str) -> Kind:
             "then this command again; nothing has been written"
         )
     return PROJECT_KINDS[kind]
-
-
-def _files(kind: Kind, name: str) -> dict[Path, str]:
-    """Return the text of each file of a kind, by its path in the project."""
-    files: dict[Path, str] = {}
-    for folder in (EVERY, *kind.folders, name):
-        for path in (TEMPLATE / folder).rglob("*.*"):
-            if path.suffix == ".pyc" or path.is_dir():
-                continue
-            text = path.read_text(encoding="utf-8")
-            place = path.relative_to(TEMPLATE / folder)
-            files[place] = kind.fill(text) if folder == EVERY else text
-    return files

@@ -1,10 +1,13 @@
 """The project that `ratchet init` writes, and whose recipes a command finds first."""
 
 import asyncio
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,10 @@ from prefect.settings import PREFECT_API_URL
 from typer.main import get_group
 from typer.testing import CliRunner
 
+from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
+from adapters.places.filling import fill
+from adapters.places.place import Place
 from flows.cli.commands import app
 from flows.cli.new_project import (
     AGENT,
@@ -40,6 +46,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WITH_AGENTS = [name for name, kind in PROJECT_KINDS.items() if kind.agent_is]
+PROGRAMS = [name for name in WITH_AGENTS if PROJECT_KINDS[name].install]
+"""Kinds whose agent is a program of a package index; of the others the project has the agent."""
+of_own_agents = pytest.mark.parametrize(
+    "kind", [name for name in WITH_AGENTS if name not in PROGRAMS], indirect=True
+)
+of_programs = pytest.mark.parametrize("kind", PROGRAMS, indirect=True)
 
 
 @pytest.fixture(params=WITH_AGENTS)
@@ -63,6 +75,7 @@ def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
     assert named_recipe("hello").agent == "hello", "an example's recipe is found as well"
 
 
+@of_own_agents
 def test_the_agent_plays(kind: Kind) -> None:
     recipe = named_recipe(kind.name)
     example = recipe.held_out_split().examples()[0]["example"]
@@ -93,6 +106,7 @@ def test_the_deployment_names_a_flow_of_the_wheel_and_the_pool(kind: Kind) -> No
     assert deployment["work_pool"]["name"] == POOL
 
 
+@of_own_agents
 def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> None:
     text = Path("README.md").read_text()
     assert len(text.splitlines()) <= 12
@@ -105,6 +119,57 @@ def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> Non
     files = re.findall(r"`([a-z]+/[^`]+|[a-z.]+yaml)`", text)
     assert f"datasets/{kind.dataset}" in files
     assert all(Path(file).exists() for file in files)
+
+
+@of_programs
+def test_the_readme_of_a_program_is_a_screen_whose_commands_and_files_exist(kind: Kind) -> None:
+    text = Path("README.md").read_text()
+    assert "$" not in text
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 120
+    assert f"    {kind.install}\n" in text
+    assert set(re.findall(r"ratchet (\w+)", text)) <= get_group(app).commands.keys()
+    files = {file for file in re.findall(r"`([a-z]+[/.][\w/.-]+)`", text) if "RUN" not in file}
+    assert {f"datasets/{kind.dataset}", "prefect.yaml", "say.jsonl"} <= files
+    assert all(Path(file).exists() for file in files)
+
+
+@of_programs
+def test_a_program_is_of_one_version(kind: Kind) -> None:
+    [pins] = Path("program").iterdir()
+    if pins.name == "package.json":
+        versions = json.loads(pins.read_text())["dependencies"].values()
+    else:
+        versions = [line.split("==")[1] for line in pins.read_text().splitlines()]
+    assert all(re.fullmatch(r"[\d.]+", version) for version in versions)
+    assert pins.name in kind.install or "npm install" in kind.install
+
+
+@of_programs
+def test_a_place_has_the_address_the_key_and_the_model_where_the_program_looks(kind: Kind) -> None:
+    recipe = named_recipe(kind.name)
+    settings = recipe.place.of(Path("places").absolute())
+    assert settings is not None
+    roles = {"policy": Endpoint(base_url="http://127.0.0.1:9/v1", api_key="a-key", model="a-model")}
+    row = recipe.train_split().examples()[0]["example"]
+    place = Place(replace(settings, caged=False), "a-rollout", row)
+    variables = place.variables(roles)
+    fill(place, variables)
+    told = [*variables.items(), *((str(path), path.read_text()) for path in files_of(place.home))]
+    further = [text for name, text in told if not name.startswith("OPENAI_") or name == "OPENAI_API_BASE"]
+    words = [place.fill_in(word, variables, "") for word in split_words(recipe.agent)]
+    assert row["task"] in words
+    for value in ("http://127.0.0.1:9/v1", "a-model"):
+        assert any(value in text for text in (*further, *words)), value
+    assert [text for text in (*further, *words) if "${" in text] == []
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def split_words(agent: str) -> list[str]:
+    return shlex.split(agent.partition(":")[2])
 
 
 @pytest.mark.parametrize("name", [name for name in PROJECT_KINDS if name not in WITH_AGENTS])
