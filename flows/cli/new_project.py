@@ -87,13 +87,15 @@ class Kind:
     def _fill(self, text: str) -> str:
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"blank": " " * len(f"ratchet {self.name}")}
-        facts |= {"place": indent(write_yaml(self.place), "  ").rstrip()}
+        facts |= {"place": indent(write_yaml(self.place), "  ") if self.place else ""}
         recipe = (RECIPES / f"{self.recipe}.yaml").read_text(encoding="utf-8")
         facts |= {"recipe": indent(Template(recipe).substitute(facts), " " * 8)}
         return Template(text).substitute(facts)
 
 
-PROJECT_KINDS = {path.parent.name: Kind.read(path.parent) for path in sorted(TEMPLATE.glob(f"*/{FACTS}"))}
+PROJECT_KINDS = {
+    path.parent.name: Kind.read(path.parent) for path in sorted(TEMPLATE.glob(f"*/{FACTS}"))
+}
 """The kinds of `ratchet init --kind`, by the names of their folders."""
 
 

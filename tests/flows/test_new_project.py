@@ -156,7 +156,9 @@ def test_a_place_has_the_address_the_key_and_the_model_where_the_program_looks(k
     variables = place.variables(roles)
     fill(place, variables)
     told = [*variables.items(), *((str(path), path.read_text()) for path in files_of(place.home))]
-    further = [text for name, text in told if not name.startswith("OPENAI_") or name == "OPENAI_API_BASE"]
+    further = [
+        text for name, text in told if not name.startswith("OPENAI_") or name == "OPENAI_API_BASE"
+    ]
     words = [place.fill_in(word, variables, "") for word in split_words(recipe.agent)]
     assert row["task"] in words
     for value in ("http://127.0.0.1:9/v1", "a-model"):
