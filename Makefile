@@ -18,7 +18,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -168,6 +168,9 @@ NODE_READY := $(if $(shell command -v npm),.frameworks/node/.ready)
 frameworks: $(READY) $(FRAMEWORKS_READY) $(NODE_READY) ## play every framework and client we know, and compare the tokens
 	$(BIN)/python -m pytest tests/adapters/harness/test_frameworks.py tests/adapters/door/test_client_matrix.py
 
+programs: $(READY) ## install finished programs (Codex, Claude Code, aider and six more), and play each through the door
+	$(BIN)/python -m benchmarks.programs.played
+
 FUZZ ?= 10000
 
 fuzz: $(READY) ## send the door 10,000 requests by its document, and as many by its clients' types (FUZZ=n)
@@ -205,4 +208,4 @@ wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environme
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .frameworks .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache
+	rm -rf .venv .frameworks .programs .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache
