@@ -52,7 +52,7 @@ ISOLATED_PROGRAM = "adapters.harness.isolated_program"
 
 @asynccontextmanager
 async def own_process(
-    agent: str, example: Example, endpoints: Roles, place: Place | None
+    agent: str, example: Example, endpoints: Roles, place: Place | None = None
 ) -> AsyncIterator[Coroutine[None, None, Outcome]]:
     """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
 
@@ -269,14 +269,22 @@ async def _play_in(
     """Fill a place, play a rollout in it, and score it; keep the place if the recipe says so."""
     outcome: Outcome | None = None
     try:
+        outcome = await _outcome_in(place, endpoints, play)
+        return outcome
+    finally:
+        await asyncio.to_thread(leave, place, outcome)
+
+
+async def _outcome_in(
+    place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    try:
         await asyncio.to_thread(fill, place, place.variables(endpoints))
         outcome = await play()
         if place.settings.reward and not isinstance(outcome, Failure):
-            outcome = await score(place)
+            return await score(place)
     except (CommandFailed, RewardError, OSError) as error:
-        outcome = failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
-    finally:
-        await asyncio.to_thread(leave, place, outcome)
+        return failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
     return outcome
 
 

@@ -23,7 +23,7 @@ CAGED = Path("/place")
 TESTS = "tests"
 """Column with files that only the reward command sees."""
 
-LOG = "program.log"
+PROGRAM_LOG = "program.log"
 """File of a kept place with the end of what the agent's program said."""
 
 PROJECT = "PROJECT"
@@ -96,7 +96,7 @@ class Place(Record):
 
     def log(self, said: str) -> None:
         """Keep what the agent's program said, beside what it made."""
-        (self.folder / LOG).write_text(said, encoding="utf-8")
+        (self.folder / PROGRAM_LOG).write_text(said, encoding="utf-8")
 
     def fill_in(self, text: str, variables: Mapping[str, str], where: str) -> str:
         """Put the value of a variable, or of a column of the example, for each `${NAME}`.
