@@ -213,7 +213,7 @@ class _Player:
                 outcome = await play(rollout, endpoints)
             else:
                 place = Place(settings, rollout.id, rollout.example)
-                outcome = await _play_in(place, endpoints, partial(play, rollout, endpoints, place))
+                outcome = await play_in(place, endpoints, partial(play, rollout, endpoints, place))
         end = RolloutEnd(outcome, time.monotonic() - started)
         if (await self._door.end(rollout.id, self._batch.attempt, end)).closed:
             raise BatchClosed
@@ -263,7 +263,7 @@ class _Player:
         )
 
 
-async def _play_in(
+async def play_in(
     place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
 ) -> Outcome:
     """Fill a place, play a rollout in it, and score it; keep the place if the recipe says so."""

@@ -20,7 +20,16 @@ from urllib.parse import SplitResult, urlsplit
 from adapters.clients.current_rollout import Roles
 from adapters.clients.libraries import tls
 from adapters.errors import UserError
-from adapters.places.place import CAGED, HOME, SCORE, TEMPORARY, WORK, Place, PlaceError, door_port
+from adapters.places.place import (
+    CAGED,
+    CAGED_PORT,
+    HOME,
+    SCORE,
+    TEMPORARY,
+    WORK,
+    Place,
+    PlaceError,
+)
 from adapters.process.event_loop import cancel_and_wait
 
 BUBBLEWRAP = "bwrap"
@@ -111,7 +120,7 @@ def _words(place: Place, words: Sequence[str], channel: int, door: SplitResult |
         "RLIMIT_NPROC": bounds.most_processes,
         "RLIMIT_CORE": 0,
     }
-    told = {"channel": channel, "port": door_port(door) if door else None, "limits": limits}
+    told = {"channel": channel, "port": CAGED_PORT if door else None, "limits": limits}
     python = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", FIRST_PROCESS.read_text()]
     return [check_cage(), *APART, *_shown(place), "--", *python, json.dumps(told), *words]
 
@@ -168,8 +177,9 @@ async def _pass_on(channel: socket.socket, door: SplitResult) -> None:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         secure = tls() if door.scheme == "https" else None
+        port = door.port or (443 if secure else 80)
         try:
-            out, into = await asyncio.open_connection(door.hostname, door_port(door), ssl=secure)
+            out, into = await asyncio.open_connection(door.hostname, port, ssl=secure)
             await asyncio.gather(_copy(reader, into), _copy(out, writer))
         except OSError as error:
             log.warning("a caged program could not reach the door: %s", error)
