@@ -44,7 +44,7 @@ from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.program import CommandFailed, Program, mask, running_program
 from adapters.process.running_clock import running_clock
-from adapters.rewards import Reward, RewardError
+from adapters.rewards import Reward
 from durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "adapters.harness.isolated_program"
@@ -283,7 +283,7 @@ async def _outcome_in(
         outcome = await play()
         if place.settings.reward and not isinstance(outcome, Failure):
             return await score(place)
-    except (CommandFailed, RewardError, OSError) as error:
+    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
         return failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
     return outcome
 

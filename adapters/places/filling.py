@@ -1,5 +1,6 @@
 """What fills a place: a template, and the files, the folder or the commit of its example."""
 
+import logging
 import os
 import shutil
 import stat
@@ -26,6 +27,7 @@ COMMITS = ".sources"
 
 UPLOAD = "git -c uploadpack.allowAnySHA1InWant=true -c uploadpack.allowTipSHA1InWant=true"
 
+log = logging.getLogger(__name__)
 _fetching = Lock()
 
 
@@ -54,18 +56,25 @@ def leave(place: Place, outcome: Outcome | None) -> None:
     if outcome is None or not (
         kept == "always" or (kept == "failed" and isinstance(outcome, Failure))
     ):
-        empty(place)
+        try:
+            empty(place)
+        except PlaceError as error:
+            log.warning("%s", error)
 
 
 def empty(place: Place) -> None:
-    """Remove a place, whatever its program has made of it."""
+    """Remove a place, whatever its program has made of it; PlaceError if the system refuses."""
     if not place.folder.exists():
         return
     try:
         shutil.rmtree(place.folder)
     except (OSError, RecursionError):  # locked folders, or more of them than Python can descend
         subprocess.run(["chmod", "-R", "u+rwX", "--", place.folder], capture_output=True)
-        subprocess.run(["rm", "-rf", "--", place.folder], capture_output=True, check=True)
+        ended = subprocess.run(["rm", "-rf", "--", place.folder], capture_output=True, text=True)
+        if ended.returncode:
+            raise PlaceError(
+                f"the place {place.folder} cannot be removed: {ended.stderr.strip()}; remove it"
+            ) from None
 
 
 def lay_tests(place: Place) -> str | None:

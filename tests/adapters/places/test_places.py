@@ -94,6 +94,8 @@ def test_a_place_has_a_commit_without_what_came_later(open_door: Door, tmp_path:
         ("command:echo 1", {"files": {"/x": "y"}}, "'/x' is not inside the place"),
         ("command:echo 1", {"files": "text"}, "give an object of texts by path"),
         ("command:echo 1", {"files": {"x": 1}}, "the file 'x' of the column 'files' is no text"),
+        ("command:echo 1", {"files": {"a\0b": "y"}}, "null byte"),
+        ("command:echo 1", {"files": {"a" * 300: "y"}}, "name too long"),
         ("command:echo 1", {"folder": "no-such"}, "no-such, which does not exist"),
     ],
 )
