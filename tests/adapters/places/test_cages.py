@@ -157,3 +157,15 @@ def test_a_machine_without_bubblewrap_refuses_a_cage_by_name(
     with pytest.raises(NoCage, match="install the system's package bubblewrap, or give"):
         check_cage()
     check_cage.cache_clear()
+
+
+def test_a_caged_program_that_cannot_be_started_has_no_reward(
+    open_door: Door, tmp_path: Path
+) -> None:
+    program = tmp_path / "installed" / "program"
+    program.parent.mkdir()
+    program.write_text("#!/there/is/no/shell\n")
+    program.chmod(0o755)
+    place = {"cage": "bwrap", "reads": [str(program.parent)], "reward": "true"}
+    [end] = play_in_places(open_door, f"command:{program}", [{}], tmp_path / "places", **place)
+    assert "cannot be started" in cast(Failure, end.outcome).message

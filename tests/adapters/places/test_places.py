@@ -1,5 +1,6 @@
 """Places: what fills them, what their program sees, what is kept, and what they may hold."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -207,3 +208,35 @@ def test_a_function_that_takes_a_place_gets_its_folder(open_door: Door, tmp_path
 def test_a_recipe_with_places_refuses_an_agent_that_takes_none() -> None:
     with pytest.raises(AgentError, match="takes none; give its function a keyword parameter"):
         load_agent(f"{__name__}:takes_none", placed=True)
+
+
+@pytest.mark.parametrize(("words", "told"), [("", '{"task": "Tidy up"}'), ("${example.task}", "")])
+def test_a_program_whose_words_have_the_example_finds_nothing_on_its_stdin(
+    open_door: Door, tmp_path: Path, words: str, told: str
+) -> None:
+    agent = f"{shell('cat > told; echo 1')} {words}"
+    play_in_places(open_door, agent, [{"task": "Tidy up"}], tmp_path, kept="always")
+    assert (tmp_path / rollout_id(0) / "work" / "told").read_text().strip() == told
+
+
+@pytest.mark.parametrize(
+    ("first_line", "outcome"),
+    [("#!/bin/sh", "reward"), ("#!/there/is/no/shell", "ended with exit status 12[67]")],
+)
+def test_a_program_s_path_begins_where_ratchet_runs_and_one_that_cannot_start_has_no_reward(
+    open_door: Door,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first_line: str,
+    outcome: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "installed" / "program"
+    program.parent.mkdir()
+    program.write_text(f"{first_line}\nexit 3\n")
+    program.chmod(0o755)
+    [end] = play_in_places(open_door, "command:installed/program", [{}], tmp_path, reward="true")
+    if outcome == "reward":
+        assert end.outcome == Reward(1.0)
+    else:
+        assert re.search(outcome, failure(end))
