@@ -52,7 +52,7 @@ test: $(READY) ## run the tests, three files at a time
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
 	tests/flows/cli/test_few_files.py tests/flows/methods tests/flows/test_stages.py \
-	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py \
+	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py tests/benchmarks/test_programs.py \
 	$(foreach form,run_speed durability engine.speed engine.product_types,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts

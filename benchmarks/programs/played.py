@@ -17,12 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adapters.calls import POLICY
+from adapters.places.cage import NoCage, check_cage
 from benchmarks.measuring import describe_machine, format_table
 from flows.cli.new_project import FACTS, PROJECT_KINDS, Kind, write_files
 from tasks.recording.journal import read_spans
@@ -157,9 +159,21 @@ def version_of(project: Path) -> str:
     return pins.split("==")[1].split()[0]
 
 
+@cache
+def cage_options() -> Sequence[str]:
+    """Return the options for a machine that makes no cage; a file alone says what is run there."""
+    try:
+        check_cage()
+    except NoCage as error:
+        print(f"played without a cage: {error}")
+        return ("--set", "place.cage=none", "--set", "place.reads=[]")
+    return ()
+
+
 def play(kind: Kind, project: Path) -> Row:
     """Play a program by what its file says, through the door; return what was recorded."""
-    words = [sys.executable, "-m", "flows.cli.main", "dryrun", kind.name, "--keep", "--say", SAY]
+    told = ["dryrun", kind.name, "--keep", "--say", SAY, *cage_options()]
+    words = [sys.executable, "-m", "flows.cli.main", *told]
     began = time.monotonic()
     done = subprocess.run(
         words,
