@@ -115,11 +115,11 @@ def install(kind: Kind, project: Path) -> Path:
 
     Raises LeftOut if this machine cannot install it.
     """
-    for path in kind.files():
+    for path in (files := kind.files()):
         (project / path).unlink(missing_ok=True)
     shutil.rmtree(project / "runs", ignore_errors=True)
     write_files(project, kind)
-    ready, pins = project / "program" / READY, _pins(project)
+    ready, pins = project / "program" / READY, _pins(files)
     if not ready.exists() or ready.read_text(encoding="utf-8") != pins:
         _run_install(kind.install, project)
         ready.write_text(pins, encoding="utf-8")
@@ -145,15 +145,15 @@ def _run_install(line: str, project: Path) -> None:
         raise LeftOut(f"{line!r} ended with {done.returncode}: {said[0]}")
 
 
-def _pins(project: Path) -> str:
-    """Return the file that pins the program's version."""
-    files = (project / "program" / name for name in ("package.json", "requirements.txt"))
-    return next(path.read_text(encoding="utf-8") for path in files if path.exists())
+def _pins(files: Mapping[Path, str]) -> str:
+    """Return the file of a project that pins its program's version."""
+    names = (Path("program") / name for name in ("package.json", "requirements.txt"))
+    return next(files[name] for name in names if name in files)
 
 
-def version_of(project: Path) -> str:
-    """Return the version to which a project pins its program."""
-    pins = _pins(project)
+def version_of(files: Mapping[Path, str]) -> str:
+    """Return the version to which the files of a project pin its program."""
+    pins = _pins(files)
     if pins.startswith("{"):
         return next(iter(json.loads(pins)["dependencies"].values()))
     return pins.split("==")[1].split()[0]
@@ -187,7 +187,7 @@ def play(kind: Kind, project: Path) -> Row:
     runs = sorted((project / "runs" / "dryruns").glob("*/manifest.json"))
     if not runs:
         raise SystemExit(f"{project.name} was not played: {done.stderr[-2000:]}")
-    return read_row(RunFolder(runs[-1].parent), version_of(project), took)
+    return read_row(RunFolder(runs[-1].parent), version_of(kind.files()), took)
 
 
 def read_row(run: RunFolder, version: str, seconds: float) -> Row:

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks.programs.played import HEADER, count_differing, programs
+from benchmarks.programs.played import HEADER, count_differing, programs, version_of
 from tests.support.processes import ROOT
 
+PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
 SHORT = ("codex", "llm")
 """A program of each index: npm's, and PyPI's."""
 
@@ -51,6 +53,21 @@ def test_every_program_has_a_file_of_what_is_said_and_a_line_that_installs_it() 
         files = {str(path) for path in kind.files()}
         assert "say.jsonl" in files
         assert {"program/package.json", "program/requirements.txt"} & files
+
+
+def test_the_page_has_each_program_in_the_version_that_is_installed() -> None:
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (\S+) \| ", PAGE, re.M))
+    assert rows == {name: version_of(kind.files()) for name, kind in programs().items()}
+
+
+def test_the_page_shows_the_recipe_and_the_settings_of_codex_as_they_are_written() -> None:
+    files = programs()["codex"].files()
+    [shown] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S)
+    written = yaml.safe_load(files[Path("prefect.yaml")])
+    recipe = written["deployments"][0]["parameters"]["recipe"]
+    assert yaml.safe_load(shown) == {key: recipe[key] for key in ("agent", "place")}
+    [settings] = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.M | re.S)
+    assert settings == files[Path("place/home/.codex/config.toml.template")]
 
 
 @pytest.mark.story
