@@ -5,7 +5,6 @@ import json
 import os
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from prefect.settings import PREFECT_API_URL
 from adapters.clients.current_rollout import Endpoint
 from adapters.door.door import Door
 from adapters.harness.agents import load_agent
-from adapters.places.place import Place
 from adapters.process.program import CommandFailed
 from adapters.rewards import Reward
 from flows.cli.new_project import AGENT, write_project
@@ -145,20 +143,6 @@ def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
     (project / "agents" / "judged_riddles.py").write_text(ROLES)
     assert play("judged_riddles", PIANO, "judge").roles == {"policy": 1.0}
     assert play("judged_riddles", PIANO | {"answer": "door"}, "judge").value == 0.0
-
-
-def test_the_place_s_recipe_is_one_and_its_place_tells_the_program_where_the_policy_is(
-    project: Path,
-) -> None:
-    (project / PLACED["place"]["template"] / "work").mkdir(parents=True)
-    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | PLACED)
-    settings = recipe.place.of(project / "places")
-    assert settings is not None
-    place = Place(settings, "a-rollout", PIANO | {"task": "Tidy up."})
-    roles = {"policy": Endpoint(base_url="http://door/v1", api_key="key", model="policy")}
-    assert place.variables(roles)["MY_PROGRAM_URL"] == "http://door/v1"
-    *_, last = shlex.split(recipe.agent)
-    assert place.fill_in(last, {}, "a word") == "Tidy up."
 
 
 def test_the_policies_are_two() -> None:
