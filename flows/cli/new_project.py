@@ -12,6 +12,7 @@ from textwrap import indent
 from adapters.errors import UserError, did_you_mean
 from adapters.project.modules import EXAMPLES
 from adapters.yaml_text import read_yaml, write_yaml
+from tasks.storage.dotted_keys import merge_values
 from tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -63,8 +64,8 @@ class Kind:
     """The recipe of the kind, a file of RECIPES."""
     install: str = ""
     """Line that installs the agent, if the agent is a program of a package index."""
-    place: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What the place of such a program needs, beside what every program's has."""
+    further: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Values that the recipe has beside those of its file."""
     notes: str = ""
     """What else the project's README says of such a program."""
 
@@ -87,9 +88,11 @@ class Kind:
     def _fill(self, text: str) -> str:
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"blank": " " * len(f"ratchet {self.name}")}
-        facts |= {"place": indent(write_yaml(self.place), "  ") if self.place else ""}
-        recipe = (RECIPES / f"{self.recipe}.yaml").read_text(encoding="utf-8")
-        facts |= {"recipe": indent(Template(recipe).substitute(facts), " " * 8)}
+        common = (RECIPES / f"{self.recipe}.yaml").read_text(encoding="utf-8")
+        recipe = Template(common).substitute(facts)
+        if self.further:
+            recipe = write_yaml(merge_values(read_yaml(recipe), self.further))
+        facts |= {"recipe": indent(recipe, " " * 8)}
         return Template(text).substitute(facts)
 
 
