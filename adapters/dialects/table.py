@@ -7,7 +7,7 @@ from typing import Protocol
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from adapters.calls import Completion, JsonObject, Refused, Request
+from adapters.calls import PATHS, Completion, JsonObject, Refused, Request
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from adapters.redaction import redact
 from adapters.rendering.chat import Chat
@@ -36,11 +36,8 @@ class Dialect(Protocol):
 
 LONGEST_CAUSE = 300
 
-DIALECTS: dict[str, Dialect] = {
-    "/chat/completions": openai_chat,
-    "/responses": openai_responses,
-    "/messages": anthropic_messages,
-}
+MODULES: tuple[Dialect, ...] = (openai_chat, openai_responses, anthropic_messages)
+DIALECTS = dict(zip(PATHS, MODULES, strict=True))
 
 
 def dialect_of(request: HttpRequest) -> Dialect:
