@@ -198,7 +198,8 @@ class Request:
     continues: bool = False
     """Whether the answer goes on with the last message, which is the assistant's."""
     left_out: Sequence[str] = ()
-    """Tools of the client that the model is not shown, since the client does not run them."""
+    """Types of tools that the model is not shown: the API's service runs them, or finds more by
+    them."""
 
     @property
     def may_call_tools(self) -> bool:

@@ -18,6 +18,7 @@ from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, Sampled
 from adapters.door.door import Door
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import Answer
+from adapters.door.roles import CallsOf
 from adapters.errors import UserError, counted
 from adapters.harness.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
@@ -90,7 +91,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
                 replayed.sampling.max_tokens,
                 onward.get(role),
             )
-            for role in replayed.roles
+            for role in (*replayed.roles, *(calls.role for calls in replayed.sent))
         ]
         end = _play(replayed, chat, backends, stop)
     if not sample and any(backend.difference for backend in backends):
@@ -123,6 +124,11 @@ class _Replay:
             sampling = replace(sampled[0], max_tokens=sampling.max_tokens)
         return cls(recipe, recorded, judge, *recipe.plays(judge), sampling)
 
+    @property
+    def sent(self) -> Sequence[CallsOf]:
+        """The calls that roles are known by, of which a judge has none."""
+        return () if self.judge is not None else self.recipe.sent_calls()
+
     def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
         """Say how the rollout has ended, as it would be recorded."""
         one = self.recorded
@@ -138,12 +144,13 @@ class _Replay:
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
+    sent = replayed.sent
     settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
     batch = OpenBatch(
         "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
     )
     answers = {one.role: _always(one.answer) for one in backends}
-    with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
+    with Door(chat, answers, seed, most_calls, sent=sent) as door, door.opened(batch) as token:
         try:
             outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
         except BdbQuit:
@@ -195,7 +202,7 @@ def _onward(
         }
         tokenizer, context = service.tokenizer_of(main), service.context(model.base)
         chat = Chat(tokenizer, model.renderer, context, model.thinking)
-        backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
+        backends = {POLICY: POLICY, **create_backends(recipe.answerers, recipe.seed)}
         if parse_rollout(replayed.recorded.id).split not in TRAINED_SPLITS:
             backends |= recipe.evaluation.roles
         yield (

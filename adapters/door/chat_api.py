@@ -111,6 +111,8 @@ class ServedModel:
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     passed: Collection[str] = ()
     """Fields that this model takes, and no policy does."""
+    by_content: Callable[[ChatRequest], "ServedModel"] | None = None
+    """Finds the model of a request whose address does not say which one it is."""
 
 
 class ChatApi(ABC):
@@ -186,6 +188,9 @@ class ChatApi(ABC):
         body, dialect = await read_body(request), dialect_of(request)
         async with model.order:
             asked = await run_aside(len(body), _read, dialect, body, model.passed)
+            if model.by_content is not None:
+                model = model.by_content(asked)
+                asked = await run_aside(len(body), _read, dialect, body, model.passed)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         calls: list[CallId] = []

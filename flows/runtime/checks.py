@@ -401,7 +401,7 @@ def _check_agent(recipe: Recipe) -> None:
     if recipe.roles:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
-        create_backends(recipe.roles, recipe.seed)
+        create_backends(recipe.answerers, recipe.seed)
     load_agent(recipe.agent, sorted(role for role in asked if role != POLICY))
     for judge in recipe.judges():
         load_agent(judge.agent or "")

@@ -18,7 +18,7 @@ class Transcript(TypedDict):
     no tool, and `num_tool_calls` its tool calls. An interaction has the `role`, the last `question`
     and the `response`, with its tool calls as `name(arguments)`; a conversation has the `role`, the
     `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`. The models
-    were not shown `left_out_tools`, since the client does not run them.
+    were not shown `left_out_tools`.
     """
 
     rollout_id: str
@@ -44,7 +44,7 @@ def describe_end(row: Transcript) -> str:
 def tell_left_out(row: Transcript) -> list[str]:
     """Return a sentence about the tools that were left out; no sentence if none was."""
     left = ", ".join(row["left_out_tools"])
-    return [f"tools that the client does not run were not shown: {left}"] if left else []
+    return [f"tools that the model was not shown: {left}"] if left else []
 
 
 def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:

@@ -79,7 +79,7 @@ def test_a_transcript_names_the_tools_that_the_model_was_not_shown(tmp_path: Pat
     left = {"attributes": {"left_out_tools": ["web_search", "mcp"]}}
     calls = said("?", "yes", **left), said("?", "no", call=1), said("?", "", call=2, **left)
     text = transcripts([sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))])
-    assert "*tools that the client does not run were not shown: mcp, web_search*" in text
+    assert "*tools that the model was not shown: mcp, web_search*" in text
 
 
 @pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
