@@ -239,9 +239,11 @@ def _hosts(run: OpenRun, recipe: Recipe, door: BatchDoor, concurrency: int) -> H
     """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
     judge, examiner = recipe.judge, recipe.evaluation.judge
 
+    places = recipe.place.of(run.folder.places.absolute())
+
     def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
         roles, limit = recipe.plays(by), recipe.rollouts.timeout_seconds
-        settings = PlaySettings(*roles, concurrency, limit)
+        settings = PlaySettings(*roles, concurrency, limit, None if by else places)
         return RolloutHost(run.folder, door, run.service, settings, judged=judged)
 
     return Hosts(

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from adapters.errors import UserError
-from adapters.harness.programs import program_environment
+from adapters.process.program import program_environment
 from adapters.network.addresses import (
     check_listener,
     check_proxies,

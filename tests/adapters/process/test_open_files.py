@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from adapters.harness.programs import Program, running_program
+from adapters.process.program import Program, running_program
 from adapters.process.open_files import (
     HIGHEST_OF_MACOS,
     LIMIT,
@@ -28,7 +28,7 @@ LIMITED = 'ulimit -S -n 200; ulimit -H -n 400; exec "$@"'
 RAISED = """
 import asyncio, os, resource
 import flows
-from adapters.harness.programs import Program, running_program
+from adapters.process.program import Program, running_program
 from adapters.process.open_files import most_rollouts
 
 async def limit():
