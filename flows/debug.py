@@ -18,7 +18,6 @@ from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, Sampled
 from adapters.door.door import Door
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import Answer
-from adapters.door.roles import CallsOf
 from adapters.errors import UserError, counted
 from adapters.harness.alone import play_alone
 from adapters.player_protocol import Outcome, PlaySettings
@@ -99,7 +98,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
                 replayed.sampling.max_tokens,
                 onward.get(role),
             )
-            for role in (*replayed.roles, *(calls.role for calls in replayed.sent))
+            for role in (*replayed.roles, *(calls.role for calls in recipe.sent_calls()))
         ]
         end = _play(replayed, chat, backends, stop)
     if not sample and any(backend.difference for backend in backends):
@@ -133,11 +132,6 @@ class _Replay:
             sampling = replace(sampled[0], max_tokens=sampling.max_tokens)
         return cls(recipe, recorded, judge, *recipe.plays(judge), sampling)
 
-    @property
-    def sent(self) -> Sequence[CallsOf]:
-        """The calls that roles are known by, of which a judge has none."""
-        return () if self.judge is not None else self.recipe.sent_calls()
-
     def end(self, outcome: Outcome, calls: Mapping[str, Sequence[int]]) -> str:
         """Say how the rollout has ended, as it would be recorded."""
         one = self.recorded
@@ -153,24 +147,12 @@ class _Replay:
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
-<<<<<<< HEAD
-    sent = replayed.sent
-    settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
-    batch = OpenBatch(
-        "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
-    )
+    sent = replayed.recipe.sent_calls()
     answers = {one.role: _always(one.answer) for one in backends}
-    with Door(chat, answers, seed, most_calls, sent=sent) as door, door.opened(batch) as token:
-        try:
-            outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
-        except BdbQuit:
-            outcome, error = None, None
-        _show(error, backends)
-        if error is not None and stop:
-            post_mortem(error.__traceback__)
-=======
-    answers = {one.role: _always(one.answer) for one in backends}
-    with TemporaryDirectory() as places, Door(chat, answers, seed, most_calls) as door:
+    with (
+        TemporaryDirectory() as places,
+        Door(chat, answers, seed, most_calls, sent=sent) as door,
+    ):
         place = None if replayed.judge else replayed.recipe.place.of(Path(places))
         settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0, place)
         recorder, sampled = _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling)
@@ -183,7 +165,6 @@ def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], st
             _show(error, backends)
             if error is not None and stop:
                 post_mortem(error.__traceback__)
->>>>>>> main
     if outcome is None:
         return "the debugger's quit"
     return replayed.end(outcome, {one.role: one.answered for one in backends})
