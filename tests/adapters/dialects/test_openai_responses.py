@@ -240,8 +240,11 @@ def test_the_model_reads_of_a_namespace_once_and_of_a_custom_tool_s_grammar() ->
     group = {**GROUP, "tools": [{**TOOL, "description": "Looks."}, {**TOOL, "name": "see"}, EDIT]}
     look, see, edit = (tool["function"] for tool in read(body(tools=[group])).tools)
     assert (look.get("description"), "description" in see) == ("Eyes.\n\nLooks.", False)
-    grammar = edit.get("parameters", {})["properties"]["input"]["description"]
-    assert grammar == "A text of this lark grammar:\nstart: patch"
+    parameters: Any = edit.get("parameters")
+    assert (
+        parameters["properties"]["input"]["description"]
+        == "A text of this lark grammar:\nstart: patch"
+    )
 
 
 def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
