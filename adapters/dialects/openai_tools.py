@@ -16,10 +16,10 @@ from adapters.dialects.fields import Fields, bad_field, read_text, type_of
 from adapters.dialects.tool_types import TYPES, check_some_left, find_function
 from adapters.rendering.messages import create_tool_call, parse_text, read_tool
 
-FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
-KEPT = ("description", "parameters", "strict")
+PLAIN, CUSTOM, NAMESPACE = "function", "custom", "namespace"
+OF_FUNCTION = ("description", "parameters", "strict")
 INPUT = "input"
-CALL, OUTPUT = "_call", "_call_output"
+OF_CALL, OUTPUT = "_call", "_call_output"
 CONTENTS: Mapping[str, tuple[str, JsonObject]] = {
     "local_shell": ("action", {"type": "exec", "env": {}}),
     "shell": ("action", {}),
@@ -27,7 +27,7 @@ CONTENTS: Mapping[str, tuple[str, JsonObject]] = {
 }
 """By the type of a tool, the field of a call's item that has the arguments, and what is always in
 it."""
-CALLS = ("function_call", "custom_tool_call", *(kind + CALL for kind in CONTENTS))
+CALLS = ("function_call", "custom_tool_call", *(kind + OF_CALL for kind in CONTENTS))
 OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 PARTS = ("input_text", "output_text", "text", "refusal")
 
@@ -72,12 +72,12 @@ def read_tools(sent: Fields) -> OfferedTools:
 
 def name_chosen(chosen: Fields) -> str:
     """Return the name under which a tool is shown that a tool choice names."""
-    kind, name = chosen.get("type", FUNCTION), chosen.get("name")
+    kind, name = chosen.get("type", PLAIN), chosen.get("name")
     if isinstance(kind, str) and kind in CONTENTS:
         return kind
     if isinstance(kind, str) and (Api.RESPONSES, kind) in TYPES:
         raise bad_field("tool_choice", f"names {kind}, which the client does not run.")
-    if kind not in (FUNCTION, CUSTOM):
+    if kind not in (PLAIN, CUSTOM):
         problem = f"is of type {kind!r}; only function, custom and allowed_tools are known."
         raise bad_field("tool_choice", problem)
     if not isinstance(name, str):
@@ -89,7 +89,7 @@ def read_call(item: Fields) -> ToolCall:
     """Read an item that is a call of any tool."""
     kind, name = str(item.get("type")), item.get("name")
     arguments, text, call_id = item.get("arguments"), item.get(INPUT), item.get("call_id")
-    if (built_in := kind.removesuffix(CALL)) in CONTENTS:
+    if (built_in := kind.removesuffix(OF_CALL)) in CONTENTS:
         field, always = CONTENTS[built_in]
         said = item.read_object(field).items()
         given = {key: value for key, value in said if value not in (None, always.get(key))}
@@ -126,11 +126,11 @@ def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
     Arguments that are no arguments of the tool are written as they are: its client refuses them.
     """
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    tool, said = named.get(name, Offered(FUNCTION, name)), parse_text(arguments)
+    tool, said = named.get(name, Offered(PLAIN, name)), parse_text(arguments)
     of = {"call_id": call.get("id")}
     if tool.kind in CONTENTS and isinstance(said, dict):
         field, always = CONTENTS[tool.kind]
-        return {"type": tool.kind + CALL, **of, field: {**always, **said}}
+        return {"type": tool.kind + OF_CALL, **of, field: {**always, **said}}
     of |= {"name": tool.name} | ({} if tool.namespace is None else {NAMESPACE: tool.namespace})
     if tool.kind == CUSTOM:
         text = said.get(INPUT) if isinstance(said, dict) else None
@@ -165,21 +165,21 @@ def _read_tool(tool: object, path: str) -> Iterator[tuple[Offered, Tool | None]]
 
 def _read_single(sent: Fields, kind: object, namespace: str | None) -> tuple[Offered, Tool | None]:
     name = sent.get("name")
-    if kind not in (FUNCTION, CUSTOM):
+    if kind not in (PLAIN, CUSTOM):
         function, offered = (
             find_function(Api.RESPONSES, kind, sent.path),
             Offered(str(kind), str(kind)),
         )
-        shown = {"type": FUNCTION, "function": function}
+        shown = {"type": PLAIN, "function": function}
         return offered, None if function is None else read_tool(shown, sent.path)
     if not isinstance(name, str):
         raise bad_field(sent.path, "has no name.")
     offered = Offered(str(kind), name, namespace)
-    kept = {key: sent[key] for key in KEPT if sent.get(key) is not None}
+    kept = {key: sent[key] for key in OF_FUNCTION if sent.get(key) is not None}
     if kind == CUSTOM:
         kept = {**kept, "parameters": _parameters_of_text(sent)}
     function = {"name": offered.shown, **kept}
-    return offered, read_tool({"type": FUNCTION, "function": function}, sent.path)
+    return offered, read_tool({"type": PLAIN, "function": function}, sent.path)
 
 
 def _parameters_of_text(sent: Fields) -> JsonObject:

@@ -40,7 +40,7 @@ class EarlierSelf:
 
 @dataclass(frozen=True)
 class CallsOf:
-    """What a program sends, at the base URL of the policy, in the calls of another role.
+    """Marks of a role's calls among those at the base URL of the policy.
 
     Each pattern that is given must fit, that of the system message its first words.
     """

@@ -11,9 +11,9 @@ from tasks.settings.section import Refusals, Section
 
 
 class SentCalls(Section):
-    """What a program sends in the calls of a role, at the base URL of the policy.
+    """Marks of a role's calls among those at the base URL of the policy; all that are given must fit.
 
-    Everything that is given must fit. `*` stands for any text, `?` for any character.
+    `*` stands for any text, `?` for any character.
     """
 
     model: str | None = None
