@@ -11,9 +11,9 @@ from tasks.settings.section import Refusals, Section
 
 
 class SentCalls(Section):
-    """Marks of a role's calls among those at the base URL of the policy; all that are given must fit.
+    """Marks of a role's calls among those at the base URL of the policy.
 
-    `*` stands for any text, `?` for any character.
+    All that are given must fit. `*` stands for any text, `?` for any character.
     """
 
     model: str | None = None
