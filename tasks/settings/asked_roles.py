@@ -40,7 +40,7 @@ class SentCalls(Section):
 
 
 class AskedRole(Section):
-    """Who answers a role, and by what its calls are known."""
+    """Role whose calls have marks, and who answers it."""
 
     who: str
     """Who answers the role."""
