@@ -16,8 +16,8 @@ JsonObject = dict[str, object]
 Example = Mapping[str, object]
 """A row of the dataset."""
 
-PATHS = ("/chat/completions", "/responses", "/messages")
-"""The paths below a base URL at which models are asked, one of each API."""
+PATHS = ("/chat/completions", "/responses", "/messages", "/v1beta/models")
+"""The paths below a base URL at which models are asked, one of each API; Google's goes on."""
 
 POLICY = "policy"
 """The name of the main policy, which every recipe has, and of the role that it answers."""

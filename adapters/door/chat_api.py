@@ -18,10 +18,13 @@ from starlette.responses import JSONResponse, Response
 
 from adapters.calls import CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.dialects import anthropic_messages, openai_chat
+from adapters.dialects import openai_chat
 from adapters.dialects.fields import bad_request, refuse_constant
+from adapters.dialects.google_generate import GenerateContent
 from adapters.dialects.table import (
     DIALECTS,
+    GOOGLE,
+    VERBS,
     Dialect,
     dialect_of,
     refusal_of,
@@ -152,6 +155,9 @@ class ChatApi(ABC):
             for path in DIALECTS:
                 app.add_route(prefix + path, self.answer, methods=["POST"])
             app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
+            for verb in VERBS:
+                answer = self._count if verb == "countTokens" else self.answer
+                app.add_route(f"{prefix}{GOOGLE}/{{model}}:{verb}", answer, methods=["POST"])
             app.add_route(f"{prefix}/models", self._models, methods=["GET"])
             app.add_route(f"{prefix}/models/{{name}}", self._model, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
@@ -211,14 +217,15 @@ class ChatApi(ABC):
         return write_response(dialect, answering.result(), self.chat)
 
     async def _count(self, request: Request) -> Response:
-        """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
+        """Count the tokens of a prompt that is rendered whole, as Anthropic's API and Google's do."""
         self.find_model(request)
-        body = await read_body(request)
-        asked = await run_aside(len(body), _read, anthropic_messages, body, ())
+        body, dialect = await read_body(request), dialect_of(request)
+        asked = await run_aside(len(body), _read, dialect, body, ())
         chat = chat_of(self.chat, asked)
         check_length(chat, asked.messages)
         prompt = await run_aside(asked.characters, KeptCalls(chat).prompt_of, asked)
-        return JSONResponse({"input_tokens": len(prompt.token_ids)})
+        name = "totalTokens" if isinstance(dialect, GenerateContent) else "input_tokens"
+        return JSONResponse({name: len(prompt.token_ids)})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))
@@ -237,6 +244,7 @@ class ChatApi(ABC):
             return await write_refusal(request, refused)
         route = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in (*DIALECTS, "/messages/count_tokens"))
+        paths += f", POST …{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
         text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 

@@ -57,7 +57,7 @@ class CallsOf:
         return (
             (self.model is None or _fits(self.model, request.model))
             and (self.system is None or _fits(f"{self.system.lstrip()}*", system))
-            and (self.path is None or path.endswith(self.path))
+            and (self.path is None or self.path in path)
         )
 
 

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def play(
-    door: Door, program: str, folder: Path, examples: Any = ({},), **place: Any
-) -> list[Any]:
+def play(door: Door, program: str, folder: Path, examples: Any = ({},), **place: Any) -> list[Any]:
     """Play programs of a shell in cages; return what each rollout ended with."""
     ends = play_in_places(door, shell(program), examples, folder, cage="bwrap", **place)
     return [end.outcome for end in ends]
@@ -109,7 +107,9 @@ def test_memory_beyond_the_bound_is_refused(open_door: Door, tmp_path: Path) -> 
 def test_a_disk_that_a_caged_program_fills_is_its_place(
     open_door: Door, tmp_path: Path, where: str
 ) -> None:
-    fills = f"cd {where} && i=0; while :; do head -c 900000 /dev/zero > $i || exit; i=$((i+1)); done"
+    fills = (
+        f"cd {where} && i=0; while :; do head -c 900000 /dev/zero > $i || exit; i=$((i+1)); done"
+    )
     [outcome] = play(open_door, fills, tmp_path, most_mib=16)
     assert "MiB, and may hold 16" in cast(Failure, outcome).message
 

@@ -132,6 +132,8 @@ def test_the_tests_of_pytest_are_rewarded_by_the_share_that_passed(
     program = "printf 'def double(n):\\n    return n + n\\n' > doubled.py"
     tests = "from doubled import double\ndef test_a(): assert double(2) == 4\ndef test_b(): assert double(1) == 3\n"
     example = {"tests": {"test_doubled.py": tests}}
-    command = f"{sys.executable} -m pytest -q -p no:cacheprovider --junitxml=${{REPORT}} test_doubled.py"
+    command = (
+        f"{sys.executable} -m pytest -q -p no:cacheprovider --junitxml=${{REPORT}} test_doubled.py"
+    )
     [end] = play_in_places(open_door, shell(program), [example], tmp_path, reward=command)
     assert end.outcome == Reward(0.5)
