@@ -16,7 +16,7 @@ JsonObject = dict[str, object]
 Example = Mapping[str, object]
 """A row of the dataset."""
 
-PATHS = ("/chat/completions", "/responses", "/messages", "/v1beta/models")
+PATHS = ("/chat/completions", "/responses", "/messages", "/models")
 """The paths below a base URL at which models are asked, one of each API; Google's goes on."""
 
 POLICY = "policy"

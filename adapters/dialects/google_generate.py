@@ -150,15 +150,26 @@ def _read_contents(sent: Fields) -> list[Message]:
     contents = sent.read_list("contents")
     if not contents:
         raise bad_request("There are no contents; send at least one.", "contents")
-    read = [
-        message
-        for content, path in contents
-        for message in _read_content(check_object(content, path, "a content"))
-    ]
+    read: list[Message] = []
+    for content, path in contents:
+        for message in _read_content(check_object(content, path, "a content")):
+            if read and read[-1]["role"] == message["role"] == "assistant":
+                _add(read[-1], message)
+            else:
+                read.append(message)
     if read[-1]["role"] == "assistant":
         text = "The last content is the model's, and an answer cannot be continued here; "
         raise bad_request(f"{text}end with a user's content.", contents[-1][1])
     return read
+
+
+def _add(said: Message, further: Message) -> None:
+    """Add to an answer what follows it: clients keep the pieces of a stream as contents."""
+    said["content"] += further["content"]
+    if thought := further.get("reasoning_content"):
+        said["reasoning_content"] = said.get("reasoning_content", "") + thought
+    if calls := further.get("tool_calls"):
+        said.setdefault("tool_calls", []).extend(calls)
 
 
 def _read_content(content: Fields) -> list[Message]:
@@ -207,7 +218,7 @@ def _read_asked(parts: Sequence[Fields]) -> list[Message]:
 
 
 def _read_response(response: Fields) -> str:
-    """Read what a function returned: its `output`, if that is a text alone, or all of it as JSON."""
+    """Read what a function returned: its `output`, if that is a text alone, or all as JSON."""
     said = dict(response.read_object("response"))
     output = said.get("output")
     alone = isinstance(output, str) and len(said) == 1
@@ -269,7 +280,7 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     names = chosen.read("allowedFunctionNames", list) or []
     if not all(isinstance(name, str) for name in names):
         raise bad_field(chosen.path_of("allowedFunctionNames"), "must be names of functions.")
-    check_offered(MODES[mode], names, tools)
+    check_offered(MODES[mode], names, tools, chosen.path)
     return Choice(MODES[mode], tuple(names))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from typing import Self
 
 from starlette.applications import Starlette
@@ -151,13 +152,14 @@ class ChatApi(ABC):
     def _app(self) -> Starlette:
         app = Starlette()
         app.router.redirect_slashes = False
-        for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
+        prefixes = (self.prefix, f"{self.prefix}/v1")  # Anthropic's clients add a /v1
+        for prefix, verb in product((*prefixes, f"{self.prefix}/v1beta"), VERBS):
+            answer = self._count if verb == "countTokens" else self.answer
+            app.add_route(f"{prefix}{GOOGLE}/{{model}}:{verb}", answer, methods=["POST"])
+        for prefix in prefixes:
             for path in DIALECTS:
                 app.add_route(prefix + path, self.answer, methods=["POST"])
             app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
-            for verb in VERBS:
-                answer = self._count if verb == "countTokens" else self.answer
-                app.add_route(f"{prefix}{GOOGLE}/{{model}}:{verb}", answer, methods=["POST"])
             app.add_route(f"{prefix}/models", self._models, methods=["GET"])
             app.add_route(f"{prefix}/models/{{name}}", self._model, methods=["GET"])
         app.add_exception_handler(404, self._refuse_route)
@@ -217,7 +219,7 @@ class ChatApi(ABC):
         return write_response(dialect, answering.result(), self.chat)
 
     async def _count(self, request: Request) -> Response:
-        """Count the tokens of a prompt that is rendered whole, as Anthropic's API and Google's do."""
+        """Count the tokens of a prompt that is rendered whole, in Anthropic's API or Google's."""
         self.find_model(request)
         body, dialect = await read_body(request), dialect_of(request)
         asked = await run_aside(len(body), _read, dialect, body, ())
@@ -244,7 +246,7 @@ class ChatApi(ABC):
             return await write_refusal(request, refused)
         route = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in (*DIALECTS, "/messages/count_tokens"))
-        paths += f", POST …{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
+        paths += f", POST …/v1beta{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
         text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 

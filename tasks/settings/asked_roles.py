@@ -23,7 +23,7 @@ class SentCalls(Section):
     """First words of the system message."""
 
     path: str | None = None
-    """API: /chat/completions, /responses, /messages or /v1beta/models."""
+    """API: /chat/completions, /responses, /messages or /models (Google's)."""
 
     def refusals(self) -> Refusals:
         given = {"model": self.model, "system": self.system, "path": self.path}

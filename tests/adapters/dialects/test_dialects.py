@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from adapters.calls import Message, Refused, Request, Sampling
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from adapters.dialects.field_rules import Api, rules_of
-from adapters.dialects.instructions import choice_outcome, instruction_of
 from adapters.dialects.google_generate import GenerateContent
+from adapters.dialects.instructions import choice_outcome, instruction_of
 from adapters.dialects.table import DIALECTS, Dialect
 from adapters.door.format_checks import find_error
 from adapters.door.role_calls import KeptCalls, request_sha

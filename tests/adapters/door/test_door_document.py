@@ -30,7 +30,10 @@ PARAMETERS = {"/models/{name}": {"name": POLICY}}
 def test_all_that_the_door_answers_is_in_it(opened: Opened) -> None:
     routes = cast(list[Route], opened.door._app().routes)
     served = {
-        (re.sub("^/v1(?=/)", "", route.path.removeprefix(opened.door.prefix)), method.lower())
+        (
+            re.sub("^/v1(beta)?(?=/)", "", route.path.removeprefix(opened.door.prefix)),
+            method.lower(),
+        )
         for route in routes
         for method in (route.methods or set()) - {"HEAD"}  # it is answered wherever GET is
     }
@@ -42,7 +45,7 @@ def test_each_operation_answers_as_it_says_and_only_with_the_key(opened: Opened)
     opened.say("It is an *x*.<|im_end|>")
     headers = {"Authorization": f"Bearer {opened.key}"}
     for operation in operations():
-        of_google = operation.path.startswith(GOOGLE)
+        of_google = operation.path.startswith(f"{GOOGLE}/{{model}}")
         named = {"model": "m"} if of_google else PARAMETERS.get(operation.path, {})
         query = {"alt": "sse"} if operation.path.endswith(":streamGenerateContent") else {}
         body = {"body": GENERATED if of_google else BODIES.get(operation.path)}
