@@ -92,7 +92,10 @@ class PlaceOfRollouts(Section):
             reward=self.reward,
             reward_seconds=self.reward_seconds,
             bounds=PlaceBounds(
-                self.most_mib * MIB, self.most_files, self.most_memory_mib * MIB, self.most_processes
+                self.most_mib * MIB,
+                self.most_files,
+                self.most_memory_mib * MIB,
+                self.most_processes,
             ),
         )
 

@@ -70,7 +70,9 @@ class RunRow:
             return f"{self.name}: {explain(damage)}"
         lost = f"{counted(failed, 'rollout')} failed, " if failed else ""
         kept = self.facts.run.kept_places()
-        place = f"\n{counted(len(kept), 'place')} of rollouts kept in {kept[0].parent}" if kept else ""
+        place = (
+            f"\n{counted(len(kept), 'place')} of rollouts kept in {kept[0].parent}" if kept else ""
+        )
         return hanging(f"{self.name}, {lost}the last error in {failure}{place}") if failure else ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters.calls import Choice, Format, Refused, Thinking
+from adapters.calls import Choice, Format, Message, Refused, Thinking
 from adapters.dialects.google_generate import GenerateContent
 from tasks.recording.spans import call_span
 from tests.support.door.opened_door import CALL, CHAT, Opened
@@ -52,8 +52,8 @@ def test_an_answer_has_its_end_and_its_usage(opened: Opened) -> None:
     usage = answer["usageMetadata"]
     assert usage["promptTokenCount"] == len(span.prompt_token_ids)
     assert usage["candidatesTokenCount"] == len(span.response_token_ids)
-    system = {"role": "system", "content": "Be short."}
-    asked = {"role": "user", "content": "hello"}
+    system: Message = {"role": "system", "content": "Be short."}
+    asked: Message = {"role": "user", "content": "hello"}
     assert list(span.prompt_token_ids) == CHAT.render([system, asked], [])
     counted = ask(opened, "countTokens", systemInstruction={"parts": [{"text": "Be short."}]})
     assert counted == {"totalTokens": len(span.prompt_token_ids)}

@@ -3,7 +3,6 @@
 import shutil
 import socket
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from adapters.places import cage
 from adapters.places.cage import NoCage, check_cage
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward
-from tests.support.door.placed_batch import CURL, play_in_places, rollout_id, shell
+from tests.support.agents.placed_batch import CURL, play_in_places, rollout_id, shell
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +41,8 @@ def test_a_caged_program_finds_the_door_and_nothing_else(open_door: Door, tmp_pa
 
 
 def test_places_in_cages_have_the_same_paths(open_door: Door, tmp_path: Path) -> None:
-    program = 'test "$(pwd) $HOME $TMPDIR $(id -un)" = "/place/work /place/home /place/tmp rollout" && echo 1'
+    paths = "/place/work /place/home /place/tmp rollout"
+    program = f'test "$(pwd) $HOME $TMPDIR $(id -un)" = "{paths}" && echo 1'
     assert play(open_door, program, tmp_path, [{}] * 2) == [Reward(1.0)] * 2
 
 
@@ -98,7 +98,8 @@ def test_memory_beyond_the_bound_is_refused(open_door: Door, tmp_path: Path) -> 
     eats = "held = [bytearray(2**20) for _ in range(4000)]"
     program = f'python3 -c "{eats}" || echo 1'
     assert play(open_door, program, tmp_path, most_memory_mib=256) == [Reward(1.0)]
-    many = f'for n in 1 2 3 4; do python3 -c "import time; held = bytearray(100 * 2**20); time.sleep(30)" & done; wait'
+    holds = "import time; held = bytearray(100 * 2**20); time.sleep(30)"
+    many = f'for n in 1 2 3 4; do python3 -c "{holds}" & done; wait'
     [outcome] = play(open_door, many, tmp_path, most_memory_mib=256)
     assert "MiB of memory, and may use 256" in cast(Failure, outcome).message
 
@@ -139,7 +140,7 @@ def test_a_program_that_the_cage_does_not_show_is_refused_by_its_path(
     hidden.parent.mkdir()
     hidden.write_text("#!/bin/sh\necho 1\n")
     hidden.chmod(0o755)
-    given = {"cage": "bwrap", "kept": "never"}
+    given: dict[str, Any] = {"cage": "bwrap", "kept": "never"}
     [end] = play_in_places(open_door, f"command:{hidden}", [{}], tmp_path / "places", **given)
     said = cast(Failure, end.outcome).message
     assert f"the cage does not show {hidden}; add a folder that holds it to place.reads" in said
@@ -153,6 +154,6 @@ def test_a_machine_without_bubblewrap_refuses_a_cage_by_name(
 ) -> None:
     check_cage.cache_clear()
     monkeypatch.setattr(cage, "BUBBLEWRAP", "no-such-bwrap")
-    with pytest.raises(NoCage, match="install the system's package bubblewrap, or give place.cage"):
+    with pytest.raises(NoCage, match="install the system's package bubblewrap, or give"):
         check_cage()
     check_cage.cache_clear()

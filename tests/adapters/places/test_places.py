@@ -1,8 +1,6 @@
 """Places: what fills them, what their program sees, what is kept, and what they may hold."""
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +11,9 @@ from adapters.harness.agents import load_agent
 from adapters.player_protocol import Failure
 from adapters.project.modules import AgentError
 from adapters.rewards import Reward
-from tests.support.door.placed_batch import CURL, play_in_places, rollout_id, shell
-from tests.support.processes import wait_until
+from tests.support.agents.placed_batch import play_in_places, rollout_id, shell
 
-SHOWS = 'python3 -c "import json, os; print(json.dumps([*map(os.environ.get, {names})]))" >&2; '
+LOOP = "i=0; while :; do {}; i=$((i+1)); done"
 
 
 def failure(end: Any) -> str:
@@ -46,7 +43,8 @@ def test_a_template_and_an_example_fill_a_place(open_door: Door, tmp_path: Path)
         path = tmp_path / "template" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    example = {"task": "Tidy up", "n": 3, "files": {"src/a.py": "print(1)\n", "b": "ä"}}
+    files = {"src/a.py": "print(1)\n", "b": "ä", "of another row": None}
+    example = {"task": "Tidy up", "n": 3, "files": files}
     program = 'test "$TASK" = "Tidy up!" && test "$1" = "Tidy up" && echo 1'
     agent = f"command:sh -c '{program}' sh ${{example.task}}"
     template = str(tmp_path / "template")
@@ -60,7 +58,8 @@ def test_a_template_and_an_example_fill_a_place(open_door: Door, tmp_path: Path)
         if path.is_file() and path.name != "program.log"
     }
     address = texts.pop("home/.program/config.toml")
-    assert address.startswith(f'url = "{open_door.address}/batch/') and address.endswith("n = 3")
+    assert address.startswith(f'url = "{open_door.address}/batch/')
+    assert address.endswith("n = 3")
     assert texts == {
         "work/notes/readme": "${example.task} stays",
         "work/task": f"Tidy up in {place / 'home'}",
@@ -96,6 +95,8 @@ def test_a_place_has_a_commit_without_what_came_later(open_door: Door, tmp_path:
         ("command:echo 1", {"files": {"/x": "y"}}, "'/x' is not inside the place"),
         ("command:echo 1", {"files": "text"}, "give an object of texts by path"),
         ("command:echo 1", {"files": {"x": 1}}, "the file 'x' of the column 'files' is no text"),
+        ("command:echo 1", {"files": {"a\0b": "y"}}, "null byte"),
+        ("command:echo 1", {"files": {"a" * 300: "y"}}, "name too long"),
         ("command:echo 1", {"folder": "no-such"}, "no-such, which does not exist"),
     ],
 )
@@ -112,7 +113,10 @@ def test_an_example_that_cannot_fill_its_place_is_a_row_with_the_remedy(
 def test_the_places_that_the_recipe_keeps_are_left_with_what_the_program_said(
     open_door: Door, tmp_path: Path, kept: str, left: set[int]
 ) -> None:
-    program = 'read -r line; echo "the key is $OPENAI_API_KEY"; case $line in *ok*) echo 1;; *) exit 3;; esac'
+    program = """
+    read -r line; echo "the key is $OPENAI_API_KEY"
+    case $line in *ok*) echo 1;; *) exit 3;; esac
+    """
     examples = [{"how": "ok"}, {"how": "bad"}]
     play_in_places(open_door, shell(program), examples, tmp_path, kept=kept)
     assert {path.name for path in tmp_path.iterdir()} == {rollout_id(n) for n in left}
@@ -137,9 +141,9 @@ def test_whatever_a_program_leaves_is_removed(open_door: Door, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("program", "bounds", "said"),
     [
-        ("i=0; while :; do head -c 500000 /dev/zero > $i; i=$((i+1)); done", {"most_mib": 8}, "MiB, and may hold 8"),
+        (LOOP.format("head -c 500000 /dev/zero > $i"), {"most_mib": 8}, "MiB, and may hold 8"),
         ("head -c 4000000 /dev/zero > a; cp a b; cp a c", {"most_mib": 8}, "MiB, and may hold 8"),
-        ("i=0; while :; do : > $i; i=$((i+1)); done", {"most_files": 99}, "files, and may hold 99"),
+        (LOOP.format(": > $i"), {"most_files": 99}, "files, and may hold 99"),
     ],
 )  # fmt: skip
 def test_a_program_that_fills_its_place_too_far_is_ended_and_fails(
@@ -151,9 +155,10 @@ def test_a_program_that_fills_its_place_too_far_is_ended_and_fails(
 
 
 def test_no_file_of_a_program_grows_beyond_its_place(open_door: Door, tmp_path: Path) -> None:
-    program = "head -c 20000000 /dev/zero > file; wc -c < file"
-    [end] = play_in_places(open_door, shell(program), [{}], tmp_path, most_mib=8)
-    assert end.outcome == Reward(float(8 << 20))
+    program = "head -c 20000000 /dev/zero > file; echo 1"
+    [end] = play_in_places(open_door, shell(program), [{}], tmp_path, kept="always", most_mib=8)
+    assert "MiB, and may hold 8" in failure(end)
+    assert (tmp_path / rollout_id(0) / "work" / "file").stat().st_size == 8 << 20
 
 
 def test_a_process_that_leaves_its_group_ends_with_its_program(

@@ -10,7 +10,7 @@ import pytest
 from adapters.door.door import Door
 from adapters.player_protocol import Failure
 from adapters.rewards import Reward
-from tests.support.door.placed_batch import play_in_places, rollout_id, shell
+from tests.support.agents.placed_batch import play_in_places, rollout_id, shell
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><failure>no</failure></testcase>
@@ -43,20 +43,20 @@ def words(program: str) -> str:
 def test_a_reward_is_a_status_a_number_or_the_share_of_passed_tests(
     open_door: Door, tmp_path: Path, command: str, reward: float
 ) -> None:
-    options = {"reward": words(command), "reward_seconds": 1.5}
+    options: dict[str, Any] = {"reward": words(command), "reward_seconds": 1.5}
     [end] = play_in_places(open_door, "command:true", [{}], tmp_path, **options)
     assert end.outcome == Reward(reward)
 
 
 def test_a_reward_command_may_name_roles_and_measures(open_door: Door, tmp_path: Path) -> None:
     answer = '{"policy": 0.5, "measure/files": 2}'
-    options = {"reward": words(f"echo {shlex.quote(answer)}")}
+    options: dict[str, Any] = {"reward": words(f"echo {shlex.quote(answer)}")}
     [end] = play_in_places(open_door, "command:true", [{}], tmp_path, **options)
     assert end.outcome == Reward(0.5, {"policy": 0.5, "measure/files": 2.0})
 
 
 def test_json_that_is_no_reward_fails_the_rollout(open_door: Door, tmp_path: Path) -> None:
-    options = {"reward": words("echo '[1]'")}
+    options: dict[str, Any] = {"reward": words("echo '[1]'")}
     [end] = play_in_places(open_door, "command:true", [{}], tmp_path, **options)
     assert cast(Failure, end.outcome).kind == "RewardError"
 
@@ -67,7 +67,7 @@ def test_the_tests_are_seen_by_the_reward_command_alone(open_door: Door, tmp_pat
     test -e hidden && exit 9; echo 4 > answer; mkdir -p tests; echo mine > tests/check.sh
     """
     example = {"task": "say", "tests": {"tests/check.sh": "# secret\ntest $(cat answer) = 4\n"}}
-    options = {"reward": "sh tests/check.sh", "kept": "always"}
+    options: dict[str, Any] = {"reward": "sh tests/check.sh", "kept": "always"}
     [end] = play_in_places(open_door, shell(program), [example], tmp_path, **options)
     assert end.outcome == Reward(1.0)
     assert "ended with exit status 0" in (tmp_path / rollout_id(0) / "program.log").read_text()
@@ -78,14 +78,13 @@ def test_tests_may_be_a_folder_or_a_patch(open_door: Door, tmp_path: Path) -> No
     hidden.mkdir(parents=True)
     (hidden / "check.sh").write_text("test $(cat file) = 2")
     patch = "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-1\n+2\n"
-    rows = [{"tests": str(tmp_path / "hidden")}, {"tests": patch, "files": {"file": "1\n"}}]
-    ends = [
-        play_in_places(open_door, agent, [row], tmp_path / "places", reward=reward)[0]
-        for row, agent, reward in zip(
-            rows, (shell("echo 2 > file"), "command:true"), ("sh tests/check.sh", words("test $(cat file) = 2")), strict=True
-        )
-    ]  # fmt: skip
-    assert [end.outcome for end in ends] == [Reward(1.0), Reward(1.0)]
+    changed = words("test $(cat file) = 2")
+    for row, agent, reward in (
+        ({"tests": str(tmp_path / "hidden")}, shell("echo 2 > file"), "sh tests/check.sh"),
+        ({"tests": patch, "files": {"file": "1\n"}}, "command:true", changed),
+    ):
+        [end] = play_in_places(open_door, agent, [row], tmp_path / "places", reward=reward)
+        assert end.outcome == Reward(1.0)
     unfit = {"tests": patch, "files": {"file": "other\n"}}
     [end] = play_in_places(open_door, "command:true", [unfit], tmp_path / "places", reward="true")
     assert end.outcome == Reward(0.0)
@@ -110,7 +109,7 @@ def test_no_link_of_a_program_leads_the_tests_out_of_its_place(
     (outside / "kept").write_text("kept")
     example = {"tests": {"tests/check.sh": "true"}}
     program = shell(trap.format(outside=outside))
-    options = {"reward": "sh tests/check.sh"}
+    options: dict[str, Any] = {"reward": "sh tests/check.sh"}
     [end] = play_in_places(open_door, program, [example], tmp_path / "places", **options)
     assert end.outcome == Reward(1.0)
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"kept": "kept"}
@@ -130,7 +129,11 @@ def test_the_tests_of_pytest_are_rewarded_by_the_share_that_passed(
     open_door: Door, tmp_path: Path
 ) -> None:
     program = "printf 'def double(n):\\n    return n + n\\n' > doubled.py"
-    tests = "from doubled import double\ndef test_a(): assert double(2) == 4\ndef test_b(): assert double(1) == 3\n"
+    tests = """
+from doubled import double
+def test_a(): assert double(2) == 4
+def test_b(): assert double(1) == 3
+"""
     example = {"tests": {"test_doubled.py": tests}}
     command = (
         f"{sys.executable} -m pytest -q -p no:cacheprovider --junitxml=${{REPORT}} test_doubled.py"

@@ -104,7 +104,7 @@ def test_one_process_plays_the_rollouts_of_all_batches_and_a_dead_one_is_started
 AT_ONCE = """
 import asyncio, sys
 from threading import Barrier, Thread
-from tests.adapters.harness.test_resident_programs import NOWHERE, load_agent, program
+from tests.adapters.programs.test_resident_programs import NOWHERE, load_agent, program
 agent, rewards = load_agent(program("while True: write(read(), reward=os.getpid())")), []
 sys.setswitchinterval(1e-6)
 begin = Barrier(8)
@@ -236,7 +236,7 @@ def test_a_program_ends_with_the_process_that_plays(end: str) -> None:
     """)
     script = (
         "import asyncio, os\n"
-        "from tests.adapters.harness.test_resident_programs import rewards\n"
+        "from tests.adapters.programs.test_resident_programs import rewards\n"
         f"print(int(asyncio.run(rewards({name!r}, {{}}))[0]), flush=True)\n{end}"
     )
     words = [sys.executable, "-c", script]

@@ -45,7 +45,9 @@ def play_in_places(
 ) -> list[RolloutEnd]:
     """Play a rollout of each example in a place below `folder`; return the ends in their order."""
     rollouts = [PlannedRollout(rollout_id(n), dict(one)) for n, one in enumerate(examples)]
-    settings = PlaySettings(agent, [POLICY], 8, seconds, PlaceOfRollouts(**place).of(folder))
+    settings = PlaySettings(
+        agent, [POLICY], 8, seconds, PlaceOfRollouts(**{"kept": "failed", **place}).of(folder)
+    )
     policy = Policy(cast(Any, Scripted()), "v0")
     recorder = ListRecorder(rollouts)
     batch = OpenBatch("train-00000.0", recorder, SampledBy({POLICY: policy}, SAMPLING), settings)
