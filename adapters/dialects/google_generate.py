@@ -32,7 +32,7 @@ from adapters.dialects.tool_types import check_some_left
 from adapters.rendering.chat import Chat
 from adapters.rendering.messages import create_tool_call, json_type, parse_text, read_tool
 
-CONFIG = "generationConfig"
+GENERATION = "generationConfig"
 SAMPLED_BY = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}
 """Numbers by which an answer is sampled, and their names in the other dialects."""
 MODES = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
@@ -63,7 +63,7 @@ class GenerateContent:
             raise bad_field("alt", "is not sse; a stream is written as events here.")
         counted = body.get("generateContentRequest")
         sent = Fields(body if counted is None else counted)
-        config = sent.read_object(CONFIG)
+        config = sent.read_object(GENERATION)
         tools, left_out = _read_tools(sent)
         request = Request(
             model=self.model,
@@ -81,8 +81,8 @@ class GenerateContent:
             thinking=_read_thinking(config),
             left_out=left_out,
         )
-        told = {name: value for name, value in sent.items() if name != CONFIG}
-        told |= {f"{CONFIG}.{name}": value for name, value in config.items()}
+        told = {name: value for name, value in sent.items() if name != GENERATION}
+        told |= {f"{GENERATION}.{name}": value for name, value in config.items()}
         check_fields(Fields(told), Api.GOOGLE, passed)
         return request
 

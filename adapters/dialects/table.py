@@ -40,7 +40,7 @@ LONGEST_CAUSE = 300
 
 *OTHERS, GOOGLE = PATHS
 MODULES: tuple[Dialect, ...] = (openai_chat, openai_responses, anthropic_messages)
-DIALECTS = dict(zip(OTHERS, MODULES, strict=True))
+DIALECTS: dict[str, Dialect] = dict(zip(OTHERS, MODULES, strict=True))
 VERBS = ("generateContent", "streamGenerateContent", "countTokens")
 OF_GOOGLE = re.compile(rf"{GOOGLE}/(?P<model>[^/]+):(?P<verb>{'|'.join(VERBS)})$")
 

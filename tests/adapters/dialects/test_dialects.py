@@ -43,7 +43,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=12,
 )
-APIS = dict(zip(DIALECTS, Api, strict=False))
+APIS: dict[str, Api] = dict(zip(DIALECTS, Api, strict=False))
 SAID: Any = [{"role": "user", "content": "hello"}]
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4).map(
     lambda fields: {"model": "m", **fields}
