@@ -168,7 +168,7 @@ NODE_READY := $(if $(shell command -v npm),.frameworks/node/.ready)
 frameworks: $(READY) $(FRAMEWORKS_READY) $(NODE_READY) ## play every framework and client we know, and compare the tokens
 	$(BIN)/python -m pytest tests/adapters/harness/test_frameworks.py tests/adapters/door/test_client_matrix.py
 
-programs: $(READY) ## install finished programs (Codex, Claude Code, aider and six more), and play each through the door
+programs: $(READY) ## install finished programs (Codex, Claude Code, aider and seven more), and play each through the door
 	$(BIN)/python -m benchmarks.programs.played
 
 FUZZ ?= 10000

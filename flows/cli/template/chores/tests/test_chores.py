@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-DATASET = Path(__file__).parents[1] / "datasets" / "chores.jsonl"
-CHORES = [json.loads(line) for line in DATASET.read_text(encoding="utf-8").splitlines()]
+ROWS = Path(__file__).parents[1] / "datasets" / "chores.jsonl"
+CHORES = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("chore", CHORES, ids=[chore["task"] for chore in CHORES])
