@@ -302,6 +302,8 @@ def init(
     for path in write_project(folder, kind):
         show(str(path))
     of_kind, place = PROJECT_KINDS[kind], folder.resolve()
+    if of_kind.install:
+        say(f"`{of_kind.install}` in {place} installs the agent; then")
     if of_kind.agent_is:
         say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
     else:

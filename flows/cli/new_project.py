@@ -12,7 +12,7 @@ from textwrap import indent
 from adapters.errors import UserError, did_you_mean
 from adapters.project.modules import EXAMPLES
 from adapters.yaml_text import read_yaml, write_yaml
-from tasks.storage.dotted_keys import merge_values
+from tasks.storage.dotted_keys import Json, Section, merge_values
 from tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -64,7 +64,7 @@ class Kind:
     """The recipe of the kind, a file of RECIPES."""
     install: str = ""
     """Line that installs the agent, if the agent is a program of a package index."""
-    further: Mapping[str, object] = field(default_factory=dict[str, object])
+    further: Section = field(default_factory=dict[str, Json])
     """Values that the recipe has beside those of its file."""
     notes: str = ""
     """What else the project's README says of such a program."""

@@ -276,6 +276,8 @@ def test_init_says_what_it_has_written(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["init", "--kind", "command", str(tmp_path / "other")])
     assert said.exit_code == 0
     assert "command:python3" in (tmp_path / "other" / "prefect.yaml").read_text()
+    said = CliRunner().invoke(app, ["init", "--kind", "codex", str(tmp_path / "program")])
+    assert "`npm install --prefix program` in " in said.output
 
 
 def test_a_folder_without_deployments_is_not_deployed(
