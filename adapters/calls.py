@@ -194,6 +194,8 @@ class Request:
     thinking: Thinking | None = None
     continues: bool = False
     """Whether the answer goes on with the last message, which is the assistant's."""
+    dialect: str = ""
+    """The name of the API by which the call was made."""
 
     @property
     def may_call_tools(self) -> bool:

@@ -16,6 +16,7 @@ UserError               an error that its user can mend
     NoCommand           an agent's command line
     NoEnvironment       an environment's name
     ScriptError         a function that answers a role
+    SayError            a file of what a stand-in says
     LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed
     NoProvider          a role's provider
     ChatTemplateError   a chat template

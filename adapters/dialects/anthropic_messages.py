@@ -64,6 +64,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
         thinking=read_thinking(sent) or _read_disabled(sent),
+        dialect="messages",
     )
     check_fields(sent, Api.MESSAGES, passed)
     return request

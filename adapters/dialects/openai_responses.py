@@ -68,6 +68,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         format=read_format(sent.read_object("text").get("format"), "text.format"),
         choice=read_choice(sent, tools),
         thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
+        dialect="responses",
     )
     check_fields(sent, Api.RESPONSES, passed)
     return request

@@ -1,6 +1,7 @@
 """The names of roles, and of those who answer them, in a recipe."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -63,6 +64,12 @@ def policy_of(who: str) -> str | None:
     if who.startswith(ANOTHER):
         return who.removeprefix(ANOTHER)
     return POLICY if who == POLICY else None
+
+
+def roles_of_policies(roles: Mapping[str, str]) -> list[str]:
+    """List the roles that a policy answers, trained or not, by a recipe's `roles`."""
+    answered = {POLICY: POLICY, **roles}
+    return [role for role, who in answered.items() if policy_of(who) or is_untrained(who)]
 
 
 def checkpoint_of(who: str) -> str | None:

@@ -36,11 +36,11 @@ from adapters.player_protocol import (
     rollout_key,
     shorten_message,
 )
-from adapters.process.collector import settle_collector
 from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
+from durable.collector import settle_collector
 from durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "adapters.harness.isolated_program"
