@@ -58,6 +58,18 @@ Name = Annotated[
 ]
 
 
+Examples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The examples to play, twice each, or the rows to show: 4, or 1 with --say."
+    ),
+]
+Said = Annotated[
+    Path | None,
+    typer.Option("--say", help="A file plays in place of the model: what it says, a line a turn."),
+]
+
+
 @app.command()
 def train(
     name: Name,
@@ -234,20 +246,8 @@ def evaluate(
 def dryrun(
     name: Name,
     set_: Overrides = None,
-    examples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="The examples to play, twice each, or the rows to show; by default 4, and one "
-            "with --say.",
-        ),
-    ] = None,
-    say_: Annotated[
-        Path | None,
-        typer.Option(
-            "--say", help="Play by what a file says, a line each turn, in place of a model."
-        ),
-    ] = None,
+    examples: Examples = None,
+    say_: Said = None,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
         bool, typer.Option(help="Use the recipe's own model, service and helper models.")

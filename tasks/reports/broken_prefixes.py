@@ -13,7 +13,7 @@ from tasks.recording.spans import LLM
 from tasks.storage.tables import read_table
 
 JSON_COLUMNS = ("messages", "reply", "tools")
-COLUMNS = ("rollout_id", "attempt", "role", "call", *JSON_COLUMNS, "kept_how")
+CALL_COLUMNS = ("rollout_id", "attempt", "role", "call", *JSON_COLUMNS, "kept_how")
 TOOLS, UNBRIDGED = "tools", "unbridged"
 BREAKS = ("unknown", TOOLS, "ended", UNBRIDGED)
 """Reasons for which a prompt keeps no tokens although an answer stands in its history."""
@@ -39,7 +39,7 @@ def _calls_of_roles(spans: Sequence[Path]) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the answered calls of each role of an attempt, in order."""
     calls: dict[tuple[object, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for path in spans:
-        table = read_table(path, ["kind", *COLUMNS])
+        table = read_table(path, ["kind", *CALL_COLUMNS])
         for row in table.to_pylist():
             if row["kind"] == LLM:
                 written = {name: json.loads(row[name] or "[]") for name in JSON_COLUMNS}

@@ -32,7 +32,7 @@ ONLY_GLUE = (
     "The tiny base model has played: its words check that agent, door and rewards fit together,\n"
     "and say nothing of how a real model would play."
 )
-EQUAL = "in each group all rewards are equal"
+ALL_EQUAL = "in each group all rewards are equal"
 ALIKE = "; every rollout was told the same, so that this says nothing of the program"
 SAMPLED = ("response_token_ids", "logprobs")
 """Columns of an answered call that are trained."""
@@ -92,7 +92,7 @@ def describe_dryrun(
         "spans": _list_spans(spans, played.read_context),
         "kept tokens": _describe_kept(spans, learned),
         "rewards": _list_rewards(rollouts),
-        "datums": "\n".join(f"{one}{alike if one.endswith(EQUAL) else ''}" for one in datums),
+        "datums": "\n".join(f"{one}{alike if one.endswith(ALL_EQUAL) else ''}" for one in datums),
         "transcript": (f"{ONLY_GLUE}\n\n" if played.tiny and not told else "")
         + _show_best(rollouts),
     }
@@ -194,7 +194,7 @@ def _count_datums(
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
         return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
-    made = f"{_trajectories(sum(trained))} of the {called} made"
+    made = f"{_trajectories(sum(map(bool, trained)))} of the {called} made"
     return f"{made} {counted(len(masks), 'datum')}, in which {sum(masks)} tokens would be trained"
 
 
@@ -225,7 +225,7 @@ def _find_cause(
         return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.algorithm.advantage)
     if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
-        return EQUAL
+        return ALL_EQUAL
     return f"every advantage ({advantage.formula}) is zero"
 
 

@@ -13,7 +13,7 @@ from flows.cli.commands import app
 from tasks.storage.run_folder import folder_of
 from tasks.storage.tables import read_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOOKS = {"text": "I look.", "tools": [{"name": "look", "arguments": {"at": "the box"}}]}
 DONE = {"text": "A cat."}
 
