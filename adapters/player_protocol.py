@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -59,13 +59,43 @@ class Record:
 
 
 @dataclass(frozen=True)
+class PlaceBounds(Record):
+    """Bounds of a place and, in a cage, of the processes of its program."""
+
+    most_bytes: int
+    most_files: int
+    most_memory: int
+    """Bytes of memory of all processes together."""
+    most_processes: int
+
+
+@dataclass(frozen=True)
+class PlaceSettings(Record):
+    """Settings of the places of rollouts: what fills, holds and scores each."""
+
+    folder: str
+    """Folder that has a place for each rollout, by the rollout's id."""
+    template: str | None
+    variables: Mapping[str, str]
+    kept: Literal["failed", "always", "never"]
+    caged: bool
+    reads: Sequence[str]
+    """Folders that a caged program may read beside those of the system."""
+    reward: str | None
+    """Command line that scores a place after the program's end."""
+    reward_seconds: float
+    bounds: PlaceBounds
+
+
+@dataclass(frozen=True)
 class PlaySettings(Record):
-    """Settings of a batch for its player: the agent, its roles, and its limits."""
+    """Settings of a batch for its player: the agent, its roles, its limits, and its places."""
 
     agent: str
     roles: Sequence[str]
     concurrency: int
     timeout_seconds: float
+    place: PlaceSettings | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Rerun:
     recorded: RecordedRollout
     end: str
     answered: int
+    place: Path | None
+    """The place of the recorded rollout, if it is kept."""
 
     def lines(self) -> dict[str, str]:
         """Say by label what was played, and how it has ended."""
@@ -62,7 +64,13 @@ class Rerun:
         answers = counted(len(one.calls), "call")
         same = "the same" if self.end == one.end else self.end
         played = f"{one.id}, attempt {one.attempt}, {self.answered} of {answers}"
-        return {"played": f"{played} answered from the record", "was": one.end, "now": same}
+        kept = {} if self.place is None else {"place": str(self.place)}
+        return {
+            "played": f"{played} answered from the record",
+            "was": one.end,
+            "now": same,
+            **kept,
+        }
 
 
 def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rerun:
@@ -98,7 +106,8 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
             f"{name} was played up to the request above, which differs, and then ended by {end}; "
             "give --sample to have the run's model answer from there"
         )
-    return Rerun(recorded, end, sum(backend.recalled for backend in backends))
+    answered = sum(backend.recalled for backend in backends)
+    return Rerun(recorded, end, answered, run.kept_place(name))
 
 
 @dataclass(frozen=True)
@@ -138,19 +147,20 @@ class _Replay:
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
-    settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0)
-    batch = OpenBatch(
-        "debugged", _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling), settings
-    )
     answers = {one.role: _always(one.answer) for one in backends}
-    with Door(chat, answers, seed, most_calls) as door, door.opened(batch) as token:
-        try:
-            outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
-        except BdbQuit:
-            outcome, error = None, None
-        _show(error, backends)
-        if error is not None and stop:
-            post_mortem(error.__traceback__)
+    with TemporaryDirectory() as places, Door(chat, answers, seed, most_calls) as door:
+        place = None if replayed.judge else replayed.recipe.place.of(Path(places))
+        settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0, place)
+        recorder, sampled = _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling)
+        batch = OpenBatch("debugged", recorder, sampled, settings)
+        with door.opened(batch) as token:
+            try:
+                outcome, error = run_event_loop(play_alone(door.address, batch.name, token))
+            except BdbQuit:
+                outcome, error = None, None
+            _show(error, backends)
+            if error is not None and stop:
+                post_mortem(error.__traceback__)
     if outcome is None:
         return "the debugger's quit"
     return replayed.end(outcome, {one.role: one.answered for one in backends})

@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
-from adapters.harness.programs import CommandFailed
+from adapters.process.program import CommandFailed
 from adapters.rewards import Reward
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.loading import named_recipe

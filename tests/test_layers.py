@@ -80,7 +80,17 @@ ARROWS = {
         "project": {MODULES},
         "rendering": {MODULES},
         "dialects": {MODULES, "rendering"},
-        "harness": {MODULES, "clients", "network", "process", "project"},
+        "harness": {
+            MODULES,
+            "clients",
+            "network",
+            "places",
+            "process",
+            "programs",
+            "project",
+        },
+        "places": {MODULES, "clients", "network", "process", "project"},
+        "programs": {MODULES, "clients", "places", "process"},
         "tinker": {MODULES, "network", "process"},
         "weights": {MODULES},
         "door": {

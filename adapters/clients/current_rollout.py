@@ -1,5 +1,6 @@
 """The rollout that the current context plays, for programs that name a model and no address."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +23,19 @@ class Endpoint(TypedDict):
 Roles = Mapping[str, Endpoint]
 
 _roles: ContextVar[Roles] = ContextVar("roles")
+
+
+def role_variables(roles: Roles) -> dict[str, str]:
+    """Return the environment variables by which a program finds its roles.
+
+    The first role, its own, has OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL; every other has
+    <ROLE>_BASE_URL and so on.
+    """
+    variables = dict[str, str]()
+    for number, (role, of_role) in enumerate(roles.items()):
+        prefix = "OPENAI" if number == 0 else re.sub(r"\W", "_", role).upper()
+        variables |= {f"{prefix}_{name.upper()}": str(value) for name, value in of_role.items()}
+    return variables
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import asyncio
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from adapters.calls import Example
 from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
@@ -15,17 +15,19 @@ from adapters.clients.libraries import (
     release_responses,
     share_contexts,
 )
+from adapters.places.place import Place
 from adapters.process.event_loop import call_in_thread
 from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
 from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 
 ROLES_KEY = "roles"
+PLACE_KEY = "place"
 
 AGENT_KINDS = {
-    "command": "adapters.harness.programs",
+    "command": "adapters.programs.commands",
     "gem": "adapters.harness.gem",
     "judge": "adapters.harness.judges",
-    "resident": "adapters.harness.programs",
+    "resident": "adapters.programs.residents",
     "verifiers": "adapters.harness.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
@@ -39,34 +41,52 @@ class AgentExit(RuntimeError):
     """An agent's attempt to end the process, which runs other rollouts too."""
 
 
-Play = Callable[[Example, Roles], Coroutine[None, None, Reward]]
-"""Plays a rollout of an example, given the endpoint of each role, and returns its reward."""
+class Play(Protocol):
+    """Plays a rollout of an example, given the endpoint of each role and the rollout's place, if it
+    has one, and returns its reward."""
+
+    async def __call__(
+        self, example: Example, endpoints: Roles, place: Place | None = None
+    ) -> Reward: ...
 
 
-def load_agent(name: str, roles: Collection[str] = ()) -> Play:
+def load_agent(name: str, roles: Collection[str] = (), *, placed: bool = False) -> Play:
     """Load the agent `name`: a file of `agents/`, `module:function`, or of `AGENT_KINDS`.
 
     Its function takes the example, and base_url, api_key and model of its own role by keyword,
     which is the first: `policy`, or a judge's. A function with a keyword parameter `roles` gets
-    these three of every role, by role. A function that is not async runs in a thread. It returns
-    the rollout's reward, or a verdict (`reward_verdict`), and raises if the rollout has failed.
-    `roles` are the recipe's other roles; AgentError if the agent cannot know of them.
+    these three of every role, by role, and one with a keyword parameter `place` the working folder
+    of its rollout's place. A function that is not async runs in a thread. It returns the rollout's
+    reward, or a verdict (`reward_verdict`), and raises if the rollout has failed. `roles` are the
+    recipe's other roles, and `placed` whether it gives each rollout a place; AgentError if the
+    agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
     build_client_models()
     share_contexts()
     release_responses()
     function = _find_function(name)
-    knows_roles = ROLES_KEY in _parameters(name, function)
-    if roles and not knows_roles:
+    known = _parameters(name, function)
+    if roles and ROLES_KEY not in known:
         raise AgentError(
             f"the recipe has the roles {', '.join(roles)}, and the agent {name} takes no roles; "
             f"give its function a keyword parameter {ROLES_KEY!r}, or leave the recipe's roles out"
         )
+    if placed and PLACE_KEY not in known:
+        raise AgentError(
+            f"the recipe gives each rollout a place, and the agent {name} takes none; give its "
+            f"function a keyword parameter {PLACE_KEY!r}, or leave the recipe's place out"
+        )
+    of_kind = name.partition(":")[0] in AGENT_KINDS
 
-    async def play(example: Example, endpoints: Roles) -> Reward:
+    async def play(example: Example, endpoints: Roles, place: Place | None = None) -> Reward:
         own = next(iter(endpoints.values()))
-        given = {**own, **({ROLES_KEY: endpoints} if knows_roles else {})}
+        given: dict[str, object] = {**own}
+        if ROLES_KEY in known:
+            given[ROLES_KEY] = endpoints
+        if place is not None:
+            example = place.given
+            given[PLACE_KEY] = place if of_kind else place.work
         with rollout_context(endpoints):
             reward = read_reward(await contained(function, example, **given))
         return reward_verdict(reward, example) if BETTER in example else reward
@@ -79,7 +99,8 @@ def _parameters(name: str, function: Callable[..., object]) -> Collection[str]:
     endpoint = Endpoint(base_url="", api_key="", model="")
     try:
         signature = inspect.signature(function)
-        knows = {ROLES_KEY: {}} if ROLES_KEY in signature.parameters else {}
+        further = {ROLES_KEY: {}, PLACE_KEY: None}
+        knows = {name: value for name, value in further.items() if name in signature.parameters}
         signature.bind({}, **endpoint, **knows)
     except (TypeError, ValueError) as error:  # ValueError: some built-in functions have none
         raise AgentError(

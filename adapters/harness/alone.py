@@ -10,8 +10,11 @@ from pathlib import Path
 from adapters.harness.agents import contained_task
 from adapters.harness.player import Batch, failure_of, load_for_roles
 from adapters.harness.players_door import door_at
-from adapters.harness.programs import MORE_VARIABLES
+from adapters.places.filling import fill
+from adapters.places.place import Place
+from adapters.places.scoring import score
 from adapters.player_protocol import Outcome
+from adapters.process.program import MORE_VARIABLES
 
 HOOK = "ratchet_breakpoint"
 """Module that a Python program finds by its `PYTHONPATH`, and its `breakpoint()` by its name."""
@@ -26,11 +29,18 @@ async def play_alone(door: str, batch: str, token: str) -> tuple[Outcome, Except
     async with door_at(door, batch, token) as asked:
         begun = await asked.begin()
     roles, [rollout] = tuple(begun.settings.roles), begun.rollouts
-    play = load_for_roles(begun.settings.agent, roles)
+    settings = begun.settings.place
+    play = load_for_roles(begun.settings.agent, roles, placed=settings is not None)
     attempt = Batch(door, batch, token, begun.attempt, roles)
+    endpoints = attempt.endpoints(rollout.id)
     try:
         with _programs_at_terminal():
-            return await play(rollout.example, attempt.endpoints(rollout.id)), None
+            if settings is None:
+                return await play(rollout.example, endpoints), None
+            place = Place(settings, rollout.id, rollout.example)
+            fill(place, place.variables(endpoints))
+            reward = await play(rollout.example, endpoints, place)
+            return (await score(place) if settings.reward else reward), None
     except BdbQuit:
         raise
     except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is shown.

@@ -17,19 +17,21 @@ def main() -> None:
 
         from adapters.harness.agents import contained_task
         from adapters.harness.player import load_for_roles, play_to_end
-        from adapters.harness.programs import kill_programs
-        from adapters.player_protocol import Outcome, encode_json, write_outcome
+        from adapters.places.place import Place
+        from adapters.player_protocol import Outcome, encode_json, read_record, write_outcome
         from adapters.process.event_loop import run_event_loop
+        from adapters.programs.residents import kill_programs
 
         endpoints = given["endpoints"]
-        play = load_for_roles(given["agent"], tuple(endpoints))
+        place = given["place"] and read_record(Place, given["place"].encode())
+        play = load_for_roles(given["agent"], tuple(endpoints), placed=place is not None)
         stdout.write(b"\n")  # the agent is loaded, and its time begins
         stdout.flush()
 
         async def outcome() -> Outcome:
             asyncio.get_running_loop().set_task_factory(contained_task)
             keys = [of_role["api_key"] for of_role in endpoints.values()]
-            return await play_to_end(play(given["example"], endpoints), keys)
+            return await play_to_end(play(given["example"], endpoints, place), keys)
 
         stdout.write(encode_json(write_outcome(run_event_loop(outcome()))) + b"\n")
         kill_programs()

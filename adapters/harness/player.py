@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from traceback import TracebackException, extract_tb
 from types import ModuleType
@@ -24,7 +24,9 @@ from adapters.clients.current_rollout import Endpoint, Roles
 from adapters.clients.libraries import when_imported
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from adapters.harness.players_door import BatchClosed, PlayersDoor, door_at
-from adapters.harness.programs import Program, mask, running_program
+from adapters.places.filling import fill, leave
+from adapters.places.place import Place
+from adapters.places.scoring import score
 from adapters.player_protocol import (
     ROLE,
     BegunRollout,
@@ -35,9 +37,11 @@ from adapters.player_protocol import (
     read_outcome,
     rollout_key,
     shorten_message,
+    write_record,
 )
 from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
+from adapters.process.program import CommandFailed, Program, mask, running_program
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
 from durable.collector import settle_collector
@@ -48,14 +52,20 @@ ISOLATED_PROGRAM = "adapters.harness.isolated_program"
 
 @asynccontextmanager
 async def own_process(
-    agent: str, example: Example, endpoints: Roles
+    agent: str, example: Example, endpoints: Roles, place: Place | None = None
 ) -> AsyncIterator[Coroutine[None, None, Outcome]]:
     """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
 
     The process has the environment of this one, and ends with the block or with this process.
     The outcome is AgentExit if the process ends without one.
     """
-    given = {"path": sys.path, "agent": agent, "example": example, "endpoints": endpoints}
+    given = {
+        "path": sys.path,
+        "agent": agent,
+        "example": example,
+        "endpoints": endpoints,
+        "place": None if place is None else write_record(place).decode(),
+    }
     words = [sys.executable, "-P", "-m", ISOLATED_PROGRAM]
     secrets = [endpoint["api_key"] for endpoint in endpoints.values()]
     async with running_program(words, os.environ, json.dumps(given)) as program:
@@ -128,7 +138,7 @@ async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) 
     async with watch_event_loop(), reach(door, batch, token) as asked:
         begun = await asked.begin()
         roles = tuple(begun.settings.roles)
-        play = load_for_roles(begun.settings.agent, roles)
+        play = load_for_roles(begun.settings.agent, roles, placed=begun.settings.place is not None)
         settle_collector()
         attempt = Batch(door, batch, token, begun.attempt, roles)
         player = _Player(attempt, begun.settings, play, asked)
@@ -140,9 +150,9 @@ async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) 
             await cancel_and_wait(*playing)
 
 
-def load_for_roles(agent: str, roles: tuple[str, ...]) -> Play:
+def load_for_roles(agent: str, roles: tuple[str, ...], *, placed: bool) -> Play:
     """Load an agent that calls `roles`, the first its own, and have LiteLLM know them."""
-    play = load_agent(agent, roles[1:])
+    play = load_agent(agent, roles[1:], placed=placed)
     _provide(roles)
     return play
 
@@ -190,28 +200,37 @@ class _Player:
         self._settings = settings
         self._play = play
         self._door = door
-        self._places = asyncio.Semaphore(settings.concurrency)
-        self._places_isolated = asyncio.Semaphore(MOST_ISOLATED)
+        self._open = asyncio.Semaphore(settings.concurrency)
+        self._open_isolated = asyncio.Semaphore(MOST_ISOLATED)
 
     async def play(self, rollout: BegunRollout) -> None:
         """Run the agent on a rollout's example, and tell the door how that ended."""
         play = self._play_isolated if rollout.isolated else self._play_here
-        async with self._places, self._places_isolated if rollout.isolated else nullcontext():
+        endpoints = self._batch.endpoints(rollout.id)
+        async with self._open, self._open_isolated if rollout.isolated else nullcontext():
             started = time.monotonic()
-            outcome = await play(rollout)
+            if (settings := self._settings.place) is None:
+                outcome = await play(rollout, endpoints)
+            else:
+                place = Place(settings, rollout.id, rollout.example)
+                outcome = await play_in(place, endpoints, partial(play, rollout, endpoints, place))
         end = RolloutEnd(outcome, time.monotonic() - started)
         if (await self._door.end(rollout.id, self._batch.attempt, end)).closed:
             raise BatchClosed
 
-    async def _play_here(self, rollout: BegunRollout) -> Outcome:
-        playing = self._play(rollout.example, self._batch.endpoints(rollout.id))
+    async def _play_here(
+        self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
+    ) -> Outcome:
+        playing = self._play(rollout.example, endpoints, place)
         keys = [self._batch.key(rollout.id)]
         return await play_to_end(_with_files(self._within_time(playing, rollout)), keys)
 
-    async def _play_isolated(self, rollout: BegunRollout) -> Outcome:
-        endpoints = self._batch.endpoints(rollout.id)
+    async def _play_isolated(
+        self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
+    ) -> Outcome:
+        agent = self._settings.agent
         try:
-            async with own_process(self._settings.agent, rollout.example, endpoints) as playing:
+            async with own_process(agent, rollout.example, endpoints, place) as playing:
                 return await self._within_time(playing, rollout)
         except (AgentExit, TimeoutError) as error:
             return failure_of(error)
@@ -242,6 +261,31 @@ class _Player:
             f"the agent took longer than {limit:g} s of its own time, answers not counted; "
             "look for what it waits for, or give a larger rollouts.timeout_seconds"
         )
+
+
+async def play_in(
+    place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    """Fill a place, play a rollout in it, and score it; keep the place if the recipe says so."""
+    outcome: Outcome | None = None
+    try:
+        outcome = await _outcome_in(place, endpoints, play)
+        return outcome
+    finally:
+        await asyncio.to_thread(leave, place, outcome)
+
+
+async def _outcome_in(
+    place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    try:
+        await asyncio.to_thread(fill, place, place.variables(endpoints))
+        outcome = await play()
+        if place.settings.reward and not isinstance(outcome, Failure):
+            return await score(place)
+    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
+        return failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
+    return outcome
 
 
 async def _with_files(playing: Awaitable[T]) -> T:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from adapters.calls import JsonObject
 from adapters.errors import UserError
-from adapters.harness.programs import resident
+from adapters.programs.residents import resident
 
 
 class NoEnvironment(UserError):

@@ -21,6 +21,7 @@ from tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from tasks.examples.reading import Source
 from tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
 from tasks.settings.given import EXPERT, TEST, TRAIN
+from tasks.settings.places import PlaceOfRollouts
 from tasks.settings.presets import expand_preset
 from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
 from tasks.settings.section import Refusals
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 HELD_OUT = {"path", "test_split", "splits", "held_out"}
 """Keys of a dataset that say which of its examples are held out."""
+
+COMMAND = "command:"
 
 CORES_OF_A_DOOR = 4
 """Cores of a machine for each process that answers calls; the others are the agents', the engine's
@@ -61,6 +64,7 @@ class Recipe(RunRecipe):
     # What each section is for, its own docstring says.
     dataset: Dataset
     rollouts: Rollouts = Rollouts()
+    place: PlaceOfRollouts = PlaceOfRollouts()
     judge: Judge = Judge()
     algorithm: Algorithm = Algorithm()
     evaluation: Evaluation = Evaluation()
@@ -93,6 +97,11 @@ class Recipe(RunRecipe):
         yield from self._refused_calls()
         yield from self._refused_comparisons()
         yield from self._refused_judge()
+        yield (
+            self.place.caged and not self.agent.startswith(COMMAND),
+            f"place.cage {self.place.cage} with agent {self.agent}: only the program of a "
+            f"{COMMAND} can be caged; write the agent as one, or give place.cage none",
+        )
         for role, who in self.evaluation.roles.items():
             yield (
                 checkpoint_of(who) is None or not self._is_a_player(role),
@@ -261,6 +270,7 @@ class Recipe(RunRecipe):
             "agent": self.agent,
             "roles": roles,
             "dataset": self.dataset.model_dump(mode="json", include=HELD_OUT),
+            **({"place": self.place.model_dump(mode="json")} if self.place.is_given else {}),
             "rollouts": {
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,

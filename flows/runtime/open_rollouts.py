@@ -275,9 +275,11 @@ def _hosts(
     """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
     judge, examiner = recipe.judge, recipe.evaluation.judge
 
+    places = recipe.place.of(run.places.absolute())
+
     def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
         roles, limit = recipe.plays(by), recipe.rollouts.timeout_seconds
-        settings = PlaySettings(*roles, concurrency, limit)
+        settings = PlaySettings(*roles, concurrency, limit, None if by else places)
         return RolloutHost(run, door, lifeline, settings, judged=judged)
 
     return Hosts(

@@ -37,9 +37,9 @@ FOLDERS = (
 )  # fmt: skip
 """Folders of a run whose files all carry checksums."""
 
-UNSEALED = ("lock", "report.html", "games", "engine", "tracking", "wandb")
-"""Files and folders of a run that carry no checksum: what is made for people and for others, and
-the engine's own, which seals its files itself."""
+UNSEALED = ("lock", "report.html", "games", "engine", "places", "tracking", "wandb")
+"""Files and folders of a run that carry no checksum: what is made for people and for others, what
+programs have made, and the engine's own, which seals its files itself."""
 
 TRAINED_SPLITS = ("train", BASELINE, JUDGE)
 """Splits whose rollouts are trained on, or are needed to compute advantages."""
@@ -108,6 +108,8 @@ class RunFolder:
     """Page for people, made of the other files; nothing reads it."""
     engine = FileAt("engine")
     """State of the run's own engine."""
+    places = FileAt("places")
+    """Places of rollouts: those that are being played, and those that are kept."""
     tracking = FileAt("tracking")
     """Files of the trackers of experiments; nothing of a run's reads them."""
 
@@ -165,6 +167,14 @@ class RunFolder:
     def text_teacher(self, part: int) -> Path:
         """Return the file of what a teacher finds likeliest in a part of the trained texts."""
         return self.path / TEXT_TEACHERS / f"{part:05d}.parquet"
+
+    def kept_place(self, rollout: str) -> Path | None:
+        """Return the place of a rollout, if it is kept."""
+        return next((place for place in self.kept_places() if place.name == rollout), None)
+
+    def kept_places(self) -> list[Path]:
+        """List the places of rollouts that are kept; those in a run that is open are in use."""
+        return [path for path in sorted(self.places.glob("[!.]*")) if path.is_dir()]
 
     def exists(self) -> bool:
         """Return whether a run was ever opened here."""
@@ -339,9 +349,12 @@ class RunFolder:
             yield
 
     def sweep(self) -> None:
-        """Remove what killed writers left unfinished; the engine sweeps its own folder."""
+        """Remove what killed writers left unfinished; the engine sweeps its own folder.
+
+        A place is emptied before a rollout is played in it again.
+        """
         for left in self.path.rglob(f".*{PARTIAL}"):
-            if self.engine not in left.parents:
+            if not {self.engine, self.places} & {*left.parents}:
                 left.unlink()
 
     def take_over(self) -> "RunFolder":

@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from adapters.harness.programs import Program, running_program
 from adapters.process.open_files import (
     HIGHEST_OF_MACOS,
     LIMIT,
@@ -22,13 +21,14 @@ from adapters.process.open_files import (
     most_rollouts,
     raise_limit,
 )
+from adapters.process.program import Program, running_program
 from tests.support.processes import ROOT
 
 LIMITED = 'ulimit -S -n 200; ulimit -H -n 400; exec "$@"'
 RAISED = """
 import asyncio, os, resource
 import flows
-from adapters.harness.programs import Program, running_program
+from adapters.process.program import Program, running_program
 from adapters.process.open_files import most_rollouts
 
 async def limit():

@@ -1,0 +1,53 @@
+"""Programs that run in a place, within its bounds and, if the recipe says so, in a cage."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from signal import SIGKILL
+
+from adapters.clients.current_rollout import Roles
+from adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
+from adapters.places.cage import caged
+from adapters.places.place import Place
+from adapters.process.program import Program, running_program
+
+LIMITED = ("/bin/sh", "-c", 'ulimit -f "$0" && exec "$@"')
+"""Words before the most blocks of a file, and a program's own words."""
+
+
+@asynccontextmanager
+async def program_in(
+    place: Place, words: Sequence[str], variables: Mapping[str, str], line: str, roles: Roles
+) -> AsyncIterator[Program]:
+    """Start a program in a place, with `line` on its stdin; the program ends with the block.
+
+    It reaches the door of `roles`. Raises PlaceError if it goes beyond the bounds of the place.
+    """
+    if place.settings.caged:
+        async with caged(place, words, roles) as (in_cage, channel):
+            started = running_program(in_cage, variables, line, inherited=(channel.fileno(),))
+            async with started as program, held_to_bounds(place, program):
+                yield program
+        return
+    blocks = str(place.settings.bounds.most_bytes // BLOCK)
+    started = running_program([*LIMITED, blocks, *words], variables, line, folder=place.work)
+    try:
+        async with started as program, held_to_bounds(place, program):
+            yield program
+    finally:
+        _end_strays(variables["HOME"])
+
+
+def _end_strays(home: str) -> None:
+    """Kill what has left a program's process group and still has its HOME.
+
+    A process in a cage cannot outlive it.
+    """
+    mark = b"\0HOME=" + os.fsencode(home) + b"\0"
+    with suppress(FileNotFoundError):  # a system without /proc
+        for entry in os.scandir(PROCESSES):
+            if entry.name.isdecimal():
+                with suppress(OSError):
+                    if mark in b"\0" + Path(entry.path, "environ").read_bytes():
+                        os.kill(int(entry.name), SIGKILL)

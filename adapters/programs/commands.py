@@ -1,0 +1,75 @@
+"""Agents that are commands: a program that runs once for each rollout.
+
+It reads the example on stdin, and writes the reward on stdout.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+
+from adapters.calls import Example
+from adapters.clients.current_rollout import Roles, role_variables
+from adapters.places.place import Place
+from adapters.places.running import program_in
+from adapters.process.program import (
+    CommandFailed,
+    Program,
+    program_environment,
+    running_program,
+    split_words,
+)
+
+
+def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the agent that runs the command `line`, split like a shell's but run without a shell.
+
+    It runs in its place or, without one, in the current directory. Its environment has
+    OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL for its own role, and <ROLE>_BASE_URL and so on
+    for every other. The reward is the last line of its stdout that is JSON, unless the recipe has a
+    command that scores the place. When it ends or is cancelled, its whole process group is killed.
+    """
+    words = split_words("command", line)
+
+    async def play(
+        example: Example, *, roles: Roles, place: Place | None = None, **_: str
+    ) -> object:
+        async with _started(words, example, roles, place) as program:
+            await program.silent.wait()
+        keys = [of_role["api_key"] for of_role in roles.values()]
+        if place is not None:
+            await asyncio.to_thread(place.log, program.said(keys))
+            if place.settings.reward:
+                return None
+        if program.status == 0 and (found := program.stdout.last_json()):
+            return found[0]
+        raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
+
+    return play
+
+
+@asynccontextmanager
+async def _started(
+    words: Sequence[str], example: Example, roles: Roles, place: Place | None
+) -> AsyncIterator[Program]:
+    told = json.dumps(example)
+    if place is None:
+        variables = program_environment() | role_variables(roles)
+        async with running_program(words, variables, told) as program:
+            yield program
+        return
+    variables = place.variables(roles)
+    filled = [place.fill_in(word, variables, f"the agent's word {word!r}") for word in words]
+    async with program_in(place, filled, variables, told, roles) as program:
+        yield program
+
+
+def _failure(program: Program, secrets: Sequence[str]) -> str:
+    """Describe why a program that has ended gave no reward."""
+    if program.status == 0:
+        fact = "printed no reward; its last line must be a JSON number, or object of roles"
+    elif program.status is not None and program.status < 0:
+        fact = f"{program.end()}; see why, and run it by hand"
+    else:
+        fact = f"{program.end()}; it must end with 0"
+    return fact + program.stdout.quote(secrets) + program.stderr.quote(secrets)
