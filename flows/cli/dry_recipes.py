@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
-from adapters.door.stand_in import read_turns
 from adapters.errors import UserError
 from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
@@ -37,6 +36,8 @@ def prepare_rollouts(
     What a stand-in says is the same in all rollouts, so that it plays one example by default.
     """
     if said is not None:
+        from adapters.door.stand_in import read_turns  # imports the SDK
+
         read_turns(said, roles_of_policies(recipe.roles))
     recipe = shrink(recipe, examples or (EXAMPLES if said is None else 1))
     if said is not None:
