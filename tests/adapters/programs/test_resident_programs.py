@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.process.program import CommandFailed, NoCommand
-from adapters.programs.residents import LONGEST_LINE, kill_programs
+from adapters.programs.lasting import LONGEST_LINE, kill_programs
 from tests.support.processes import ROOT, wait_until
 
 NOWHERE = {
@@ -104,7 +104,7 @@ def test_one_process_plays_the_rollouts_of_all_batches_and_a_dead_one_is_started
 AT_ONCE = """
 import asyncio, sys
 from threading import Barrier, Thread
-from tests.adapters.harness.test_resident_programs import NOWHERE, load_agent, program
+from tests.adapters.programs.test_resident_programs import NOWHERE, load_agent, program
 agent, rewards = load_agent(program("while True: write(read(), reward=os.getpid())")), []
 sys.setswitchinterval(1e-6)
 begin = Barrier(8)
@@ -199,7 +199,7 @@ def test_a_cancelled_rollout_is_announced_and_the_others_go_on(tmp_path: Path) -
 def test_a_program_that_does_not_answer_a_cancelled_rollout_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("adapters.programs.residents.CANCEL_SECONDS", 0.3)
+    monkeypatch.setattr("adapters.programs.lasting.CANCEL_SECONDS", 0.3)
     begun = tmp_path / "begun"
     name = program(f"read(); open({str(begun)!r}, 'w').close(); time.sleep(600)")
 
@@ -236,7 +236,7 @@ def test_a_program_ends_with_the_process_that_plays(end: str) -> None:
     """)
     script = (
         "import asyncio, os\n"
-        "from tests.adapters.harness.test_resident_programs import rewards\n"
+        "from tests.adapters.programs.test_resident_programs import rewards\n"
         f"print(int(asyncio.run(rewards({name!r}, {{}}))[0]), flush=True)\n{end}"
     )
     words = [sys.executable, "-c", script]
