@@ -1,10 +1,13 @@
 """The fork server of a program in Python: it imports modules once, and forks for each rollout.
 
 It runs in the program's own interpreter, from Python 3.9, without Ratchet's packages. Lines of JSON
-on stdin ask it to import modules, `{"id": …, "import": [[name, file], …]}`, or to fork,
-`{"id": …, "fork": {…}}`; the streams of a fork come through the socket that argv names. A fork is
-two processes: the program, and its keeper, which outlives the server and tells the program's end.
+on stdin ask it to import modules, `{"id": …, "import": [[name, file], …], "seconds": …}`, or to
+fork, `{"id": …, "fork": {…}}`; the streams of a fork come through the socket that argv names. A
+fork is two processes: the program, and its keeper, which outlives the server and tells the
+program's end.
 """
+
+from __future__ import annotations
 
 import builtins
 import gc
@@ -24,29 +27,28 @@ import traceback
 import types
 from contextlib import suppress
 from math import inf
+from pathlib import Path
+from typing import Any
 
 PATH, MODULE, TEXT = "path", "module", "text"
 """How a program is named: a file, a module, or its own text."""
 
-LIBRARY = os.path.dirname(os.__file__) + os.sep
+LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 INSTALLED = (LIBRARY, "/site-packages/", "/dist-packages/")
 
 REPORT_SECONDS = 0.2
 """Least time between two reports of what a program has imported."""
 
-END_SECONDS = 15.0
-"""Time in which a thread that an import has started may end, such as one that asks for a file."""
-
 SHARED = ("socket:", "anon_inode:[eventpoll]")
 """Kinds of descriptors that two processes cannot share."""
 
-CHILD_SUBREAPER = 36
-"""Number of Linux's PR_SET_CHILD_SUBREAPER."""
+PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36
+"""Numbers of two options of a process in Linux's prctl: PR_SET_PDEATHSIG and so on."""
 
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path and Path(sys.path[0]) == Path(__file__).parent:
         del sys.path[0]
     answers = os.dup(1)
     os.dup2(2, 1)  # what a module prints is no answer
@@ -57,7 +59,7 @@ def main() -> None:
             reap()
             said = {"id": request["id"]}
             if "import" in request:
-                said.update(import_modules(request["import"]))
+                said.update(import_modules(request["import"], request["seconds"]))
             elif "fork" in request:
                 streams = receive(channel)
                 try:
@@ -66,6 +68,7 @@ def main() -> None:
                     said["failed"] = str(error)
                 else:
                     if forked:
+                        set_option(prctl, PARENT_DEATH_SIGNAL, signal.SIGKILL)
                         become(request["fork"], streams)
                         return
                 for stream in streams:
@@ -77,13 +80,18 @@ def main() -> None:
                 os._exit(0)  # a thread would keep it
 
 
-def find_prctl() -> "object":
+def find_prctl() -> Any:
     if sys.platform == "linux":
         with suppress(ImportError):
             import ctypes
 
             return ctypes.CDLL(None).prctl
     return None
+
+
+def set_option(prctl: Any, option: int, value: int) -> None:
+    if callable(prctl):
+        prctl(option, value, 0, 0, 0)
 
 
 def reap() -> None:
@@ -93,7 +101,7 @@ def reap() -> None:
             pass
 
 
-def receive(channel: socket.socket) -> "list[int]":
+def receive(channel: socket.socket) -> list[int]:
     """Receive a fork's stdin, stdout and stderr, and the pipe on which it tells of itself."""
     _, streams, _, _ = socket.recv_fds(channel, 1, 4)
     for stream in streams:
@@ -101,11 +109,11 @@ def receive(channel: socket.socket) -> "list[int]":
     return streams
 
 
-def import_modules(modules: "list[list[str]]") -> "dict[str, object]":
+def import_modules(modules: list[list[str]], seconds: float) -> dict[str, object]:
     """Import modules, unless this path finds a file other than the program's.
 
-    A module that starts a thread or opens a connection spoils the server: no fork has the threads
-    of its parent, and forks would share the connection.
+    A module spoils the server by a thread or a connection that has not ended after `seconds`: no
+    fork has the threads of its parent, and forks would share the connection.
     """
     for name, file in modules:
         if name in sys.modules:
@@ -117,28 +125,28 @@ def import_modules(modules: "list[list[str]]") -> "dict[str, object]":
                 importlib.import_module(name)
         except BaseException:  # noqa: BLE001  A module may raise anything; the program meets it too.
             traceback.print_exc()
-        if reason := lasting_burden(before):
+        if reason := lasting_burden(before, seconds):
             return {"spoiled": name, "reason": reason}
     gc.collect()
     gc.freeze()  # so that no collection of a fork copies the pages of all these objects
     return {"imported": len(modules)}
 
 
-def held() -> "tuple[int, set[str]]":
+def held() -> tuple[int, set[str]]:
     """Return the number of this process's threads, and its descriptors that forks cannot share."""
-    if not os.path.isdir("/proc/self/task"):
+    if not Path("/proc/self/task").is_dir():
         return threading.active_count(), set()
     links = set()
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            links.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+            links.add(str(descriptor.readlink()))
     shared = {link for link in links if link.startswith(SHARED)}
-    return len(os.listdir("/proc/self/task")), shared
+    return len([*Path("/proc/self/task").iterdir()]), shared
 
 
-def lasting_burden(before: "tuple[int, set[str]]") -> str:
+def lasting_burden(before: tuple[int, set[str]], seconds: float) -> str:
     """Say what an import has left that no fork can have, unless it ends in a while."""
-    until = time.monotonic() + END_SECONDS
+    until = time.monotonic() + seconds
     while reason := burden(before, held()):
         if time.monotonic() > until:
             return reason
@@ -146,14 +154,14 @@ def lasting_burden(before: "tuple[int, set[str]]") -> str:
     return ""
 
 
-def burden(before: "tuple[int, set[str]]", after: "tuple[int, set[str]]") -> str:
+def burden(before: tuple[int, set[str]], after: tuple[int, set[str]]) -> str:
     if after[0] > 1:
         known = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
         return f"it starts {after[0] - before[0]} threads ({', '.join(known) or 'not by Python'})"
     return "it keeps a connection open" if after[1] - before[1] else ""
 
 
-def fork(streams: "list[int]", own: "tuple[int, int]", prctl: "object") -> bool:
+def fork(streams: list[int], own: tuple[int, int], prctl: Any) -> bool:
     """Fork a keeper, which forks the program; return True in the program's process.
 
     `own` are the descriptors of the server that neither may keep open.
@@ -167,8 +175,7 @@ def fork(streams: "list[int]", own: "tuple[int, int]", prctl: "object") -> bool:
         for descriptor in own:
             os.close(descriptor)
         os.setsid()
-        if callable(prctl):
-            prctl(CHILD_SUBREAPER, 1, 0, 0, 0)  # what the program leaves becomes the keeper's
+        set_option(prctl, CHILD_SUBREAPER, 1)  # what the program leaves becomes the keeper's
         program = os.fork()
         if program:
             keep(program, streams)
@@ -178,7 +185,7 @@ def fork(streams: "list[int]", own: "tuple[int, int]", prctl: "object") -> bool:
     return True
 
 
-def keep(program: int, streams: "list[int]") -> None:
+def keep(program: int, streams: list[int]) -> None:
     """Wait for the end of a program, kill what it has left, and tell its status."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -195,12 +202,11 @@ def keep(program: int, streams: "list[int]") -> None:
 
 def end_orphans() -> None:
     """Kill all children of this process, and theirs, which become its own."""
-    listed = f"/proc/self/task/{os.getpid()}/children"
-    while os.path.exists(listed):
-        with open(listed, encoding="ascii") as file:
-            for child in file.read().split():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(child), signal.SIGKILL)
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listed.exists():
+        for child in listed.read_text().split():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(child), signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -213,7 +219,7 @@ def tell(control: int, said: object) -> None:
         os.write(control, b"\n" + json.dumps(said).encode() + b"\n")
 
 
-def become(request: "dict[str, object]", streams: "list[int]") -> None:
+def become(request: dict[str, Any], streams: list[int]) -> None:
     """Be the program of a rollout, once its stdin has the empty line that it begins with."""
     os.setsid()
     *standard, control = streams
@@ -245,26 +251,27 @@ def become(request: "dict[str, object]", streams: "list[int]") -> None:
 
 def renew() -> None:
     """Have nothing of this process be as in other forks: `random` renews itself."""
-    if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # it follows TMPDIR
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+    loaded: dict[str, Any] = sys.modules
+    if "tempfile" in loaded:
+        loaded["tempfile"].tempdir = None  # it follows TMPDIR
+    if "numpy.random" in loaded:
+        loaded["numpy.random"].seed()
 
 
-def run(how: str, name: str, arguments: "list[str]") -> None:
+def run(how: str, name: str, arguments: list[str]) -> None:
     """Run a program as the interpreter runs it: its module is `__main__`."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
-    first = {PATH: os.path.dirname(os.path.realpath(name)), MODULE: os.getcwd(), TEXT: ""}[how]
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        sys.path.insert(0, first)
+        first = {PATH: Path(name).resolve().parent, MODULE: Path.cwd(), TEXT: ""}[how]
+        sys.path.insert(0, str(first))
     if how == MODULE:
         sys.argv = ["-m", *arguments]
-        runpy._run_module_as_main(name)
+        runpy._run_module_as_main(name)  # pyright: ignore[reportAttributeAccessIssue]
     elif how == PATH:
         sys.argv = [name, *arguments]
         main.__dict__["__file__"] = name
-        with io.open_code(os.path.abspath(name)) as file:
+        with io.open_code(str(Path(name).absolute())) as file:
             code = compile(file.read(), name, "exec")
         exec(code, main.__dict__)
     else:
@@ -272,15 +279,15 @@ def run(how: str, name: str, arguments: "list[str]") -> None:
         exec(compile(name, "<string>", "exec"), main.__dict__)
 
 
-def own_frames(error: BaseException) -> "types.TracebackType | None":
+def own_frames(error: BaseException) -> types.TracebackType | None:
     """Return an error's traceback from the first line of the program on."""
     shown = error.__traceback__
     while shown is not None:
         file = shown.tb_frame.f_code.co_filename
         if file not in (__file__, runpy.__file__, "<frozen runpy>"):
-            return shown
+            break
         shown = shown.tb_next
-    return error.__traceback__
+    return shown
 
 
 class Reporter:
@@ -289,7 +296,7 @@ class Reporter:
     The program's `own` package is left out: it may read what differs between rollouts.
     """
 
-    def __init__(self, control: int, own: "list[str]") -> None:
+    def __init__(self, control: int, own: list[str]) -> None:
         self._control, self._own = control, own
         self._known = set(sys.modules)
         self._process = os.getpid()
@@ -307,7 +314,7 @@ class Reporter:
         for name, module in list(sys.modules.items()):
             if name not in self._known:
                 self._known.add(name)
-                spec = getattr(module, "__spec__", None)
+                spec: Any = getattr(module, "__spec__", None)
                 file = getattr(spec, "origin", None)
                 if file and spec.name == name and self._is_shared(name, file):
                     found.append((name, file))

@@ -11,10 +11,10 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from io import FileIO
 from pathlib import Path
 from signal import SIGKILL
 from threading import Lock
-from typing import BinaryIO
 
 from adapters.calls import Example, JsonObject
 from adapters.clients.current_rollout import Roles, role_variables
@@ -51,6 +51,9 @@ server's. Later they begin with what is known."""
 
 IMPORT_SECONDS = 120.0
 """Time in which a server must have imported what it was told to."""
+
+THREAD_SECONDS = 15.0
+"""Time in which a thread that an import has started may end, such as one that asks for a file."""
 
 MOST_DEATHS = 2
 """Servers that may die as they import, before no further one imports anything."""
@@ -177,12 +180,12 @@ class _Ends:
         self.stdin, self.outputs = stdin[1], (stdout[0], stderr[0], control[0])
         self._theirs = (stdin[0], stdout[1], stderr[1], control[1])
 
-    def _pipe(self) -> tuple[BinaryIO, BinaryIO]:
+    def _pipe(self) -> tuple[FileIO, FileIO]:
         read, write = os.pipe()
-        return tuple(
-            self._closing.enter_context(open(end, mode, buffering=0))
-            for end, mode in ((read, "rb"), (write, "wb"))
-        )
+        opened = os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0)
+        for end in opened:
+            self._closing.enter_context(end)
+        return opened
 
     def send(self, channel: socket.socket) -> None:
         with self._locked:  # they are closed by the thread of another loop
@@ -224,7 +227,7 @@ class _ForkServer(AnsweringProgram):
     async def _import(self, modules: Sequence[tuple[str, str]], known: _Known) -> None:
         try:
             async with asyncio.timeout(IMPORT_SECONDS):
-                said = await self.ask({"import": modules})
+                said = await self.ask({"import": modules, "seconds": THREAD_SECONDS})
         except CommandFailed as error:
             known.deaths += 1
             if known.deaths >= MOST_DEATHS:
@@ -275,14 +278,18 @@ async def _fork(
     """Have a server fork, and another if it dies of that or before."""
     known = _known[command]
     await known.begin()
-    for left in reversed(range(MOST_SERVERS)):
+    left = MOST_SERVERS
+    while left:
+        left -= 1
         server = await _servers.running(command)
         try:
             await _whole(server.learn(known))
-            return await server.fork(request, ends, keys)
+            await server.fork(request, ends, keys)
         except CommandFailed:
             if not left:
                 raise
+        else:
+            return
 
 
 async def _whole(work: Coroutine[None, None, None]) -> None:

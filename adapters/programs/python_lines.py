@@ -40,7 +40,7 @@ def read_python_line(line: str, words: Sequence[str]) -> PythonLine:
     first = str(Path(shutil.which(words[0]) or words[0]).absolute())
     if INTERPRETER.fullmatch(Path(first).name):
         return _of_interpreter(line, first, words[1:])
-    with open(first, "rb") as file:
+    with Path(first).open("rb") as file:
         beginning = file.read(2)
         text = file.read().decode(errors="replace") if beginning == b"#!" else ""
     python = _of_shebang(text)

@@ -1,7 +1,7 @@
 """Agents that are resident programs: a program that is started once and plays all rollouts.
 
-It is started for the first rollout that a process plays. It reads
-{id: …, example: …, roles: …}, with a place in a recipe that gives places, and writes {id: …, reward: …} or {id: …, error: …}, for
+It is started for the first rollout that a process plays. It reads {id: …, example: …, roles: …},
+with a place in a recipe that gives places, and writes {id: …, reward: …} or {id: …, error: …}, for
 several rollouts at once and in any order.
 """
 
