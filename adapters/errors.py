@@ -14,6 +14,7 @@ UserError               an error that its user can mend
     AgentError          an agent's name
     NameTaken           a module that is called as a package of Ratchet's
     NoCommand           an agent's command line
+    NoCage              a cage that this machine cannot make
     NoEnvironment       an environment's name
     ScriptError         a function that answers a role
     LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed

@@ -55,6 +55,8 @@ class Rerun:
     recorded: RecordedRollout
     end: str
     answered: int
+    place: Path | None
+    """The place of the recorded rollout, if it is kept."""
 
     def lines(self) -> dict[str, str]:
         """Say by label what was played, and how it has ended."""
@@ -62,7 +64,13 @@ class Rerun:
         answers = counted(len(one.calls), "call")
         same = "the same" if self.end == one.end else self.end
         played = f"{one.id}, attempt {one.attempt}, {self.answered} of {answers}"
-        return {"played": f"{played} answered from the record", "was": one.end, "now": same}
+        kept = {} if self.place is None else {"place": str(self.place)}
+        return {
+            "played": f"{played} answered from the record",
+            "was": one.end,
+            "now": same,
+            **kept,
+        }
 
 
 def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rerun:
@@ -98,7 +106,8 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
             f"{name} was played up to the request above, which differs, and then ended by {end}; "
             "give --sample to have the run's model answer from there"
         )
-    return Rerun(recorded, end, sum(backend.recalled for backend in backends))
+    answered = sum(backend.recalled for backend in backends)
+    return Rerun(recorded, end, answered, run.kept_place(name))
 
 
 @dataclass(frozen=True)

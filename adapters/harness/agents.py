@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from adapters.calls import Example

@@ -10,11 +10,11 @@ from pathlib import Path
 from adapters.harness.agents import contained_task
 from adapters.harness.player import Batch, failure_of, load_for_roles
 from adapters.harness.players_door import door_at
-from adapters.process.program import MORE_VARIABLES
 from adapters.places.filling import fill
 from adapters.places.place import Place
 from adapters.places.scoring import score
 from adapters.player_protocol import Outcome
+from adapters.process.program import MORE_VARIABLES
 
 HOOK = "ratchet_breakpoint"
 """Module that a Python program finds by its `PYTHONPATH`, and its `breakpoint()` by its name."""

@@ -44,7 +44,7 @@ from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.program import CommandFailed, Program, mask, running_program
 from adapters.process.running_clock import running_clock
-from adapters.rewards import Reward, RewardError
+from adapters.rewards import Reward
 from durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "adapters.harness.isolated_program"
@@ -52,7 +52,7 @@ ISOLATED_PROGRAM = "adapters.harness.isolated_program"
 
 @asynccontextmanager
 async def own_process(
-    agent: str, example: Example, endpoints: Roles, place: Place | None
+    agent: str, example: Example, endpoints: Roles, place: Place | None = None
 ) -> AsyncIterator[Coroutine[None, None, Outcome]]:
     """Start a process with the agent loaded; yield the outcome of its rollout, to be awaited.
 
@@ -213,7 +213,7 @@ class _Player:
                 outcome = await play(rollout, endpoints)
             else:
                 place = Place(settings, rollout.id, rollout.example)
-                outcome = await _play_in(place, endpoints, partial(play, rollout, endpoints, place))
+                outcome = await play_in(place, endpoints, partial(play, rollout, endpoints, place))
         end = RolloutEnd(outcome, time.monotonic() - started)
         if (await self._door.end(rollout.id, self._batch.attempt, end)).closed:
             raise BatchClosed
@@ -263,20 +263,28 @@ class _Player:
         )
 
 
-async def _play_in(
+async def play_in(
     place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
 ) -> Outcome:
     """Fill a place, play a rollout in it, and score it; keep the place if the recipe says so."""
     outcome: Outcome | None = None
     try:
+        outcome = await _outcome_in(place, endpoints, play)
+        return outcome
+    finally:
+        await asyncio.to_thread(leave, place, outcome)
+
+
+async def _outcome_in(
+    place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    try:
         await asyncio.to_thread(fill, place, place.variables(endpoints))
         outcome = await play()
         if place.settings.reward and not isinstance(outcome, Failure):
-            outcome = await score(place)
-    except (CommandFailed, RewardError, OSError) as error:
-        outcome = failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
-    finally:
-        await asyncio.to_thread(leave, place, outcome)
+            return await score(place)
+    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
+        return failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
     return outcome
 
 

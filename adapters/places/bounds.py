@@ -27,14 +27,14 @@ BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Usage:
+class DiskUsage:
     """Bytes on disk and files of a folder."""
 
     bytes: int
     files: int
 
 
-def usage_of(folder: Path) -> Usage:
+def usage_of(folder: Path) -> DiskUsage:
     """Measure a folder, without following links; what vanishes meanwhile does not count."""
     size = files = 0
     left = [str(folder)]
@@ -46,7 +46,7 @@ def usage_of(folder: Path) -> Usage:
                     size += entry.stat(follow_symlinks=False).st_blocks * BLOCK
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
-    return Usage(size, files)
+    return DiskUsage(size, files)
 
 
 def check_files(place: Place) -> None:
@@ -54,8 +54,8 @@ def check_files(place: Place) -> None:
     bounds, usage = place.settings.bounds, usage_of(place.folder)
     if usage.bytes > bounds.most_bytes:
         raise PlaceError(
-            f"the place holds {usage.bytes >> 20} MiB, and may hold {bounds.most_bytes >> 20}; look "
-            "at what the program writes, or give a larger place.most_mib"
+            f"the place holds {usage.bytes >> 20} MiB, and may hold {bounds.most_bytes >> 20}; "
+            "look at what the program writes, or give a larger place.most_mib"
         )
     if usage.files > bounds.most_files:
         raise PlaceError(

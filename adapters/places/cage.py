@@ -6,12 +6,13 @@ hands it out of the cage, where each connection is passed on to the door.
 
 import asyncio
 import json
+import logging
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -19,33 +20,42 @@ from urllib.parse import SplitResult, urlsplit
 from adapters.clients.current_rollout import Roles
 from adapters.clients.libraries import tls
 from adapters.errors import UserError
-from adapters.places.place import CAGED, HOME, SCORE, TEMPORARY, WORK, Place, PlaceError, door_port
+from adapters.places.place import (
+    CAGED,
+    CAGED_PORT,
+    HOME,
+    SCORE,
+    TEMPORARY,
+    WORK,
+    Place,
+    PlaceError,
+)
 from adapters.process.event_loop import cancel_and_wait
 
 BUBBLEWRAP = "bwrap"
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", sys.base_prefix)
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", sys.base_prefix)
 """Folders that every caged program may read: the system's, and this Python's."""
 
-SETTINGS = (
+SYSTEM_SETTINGS = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "nsswitch.conf", "localtime"),
     *("ssl", "ca-certificates", "pki", "mime.types", "protocols", "services", "hosts"),
 )
 """Files and folders of /etc that a caged program may read."""
 
-USER = 1000
+CAGED_USER = 1000
 """User and group of a caged program, as it sees them."""
 
 ACCOUNTS = {
-    "passwd": f"rollout:x:{USER}:{USER}::{CAGED / HOME}:/bin/sh\n",
-    "group": f"rollout:x:{USER}:\n",
+    "passwd": f"rollout:x:{CAGED_USER}:{CAGED_USER}::{CAGED / HOME}:/bin/sh\n",
+    "group": f"rollout:x:{CAGED_USER}:\n",
 }
 """Files of /etc that a cage has of its own, by which a program finds its user's name."""
 
 APART = (
     *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
     *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-    *("--uid", str(USER), "--gid", str(USER), "--hostname", "rollout"),
+    *("--uid", str(CAGED_USER), "--gid", str(CAGED_USER), "--hostname", "rollout"),
 )
 """Options by which a cage shares nothing with the machine and has no rights in it."""
 
@@ -53,6 +63,9 @@ FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 
 PASSED_ON = 2**16
 """Bytes of a connection that are passed on at once."""
+
+
+log = logging.getLogger(__name__)
 
 
 class NoCage(UserError):
@@ -97,9 +110,7 @@ async def caged(
                 await cancel_and_wait(handed)
 
 
-def _words(
-    place: Place, words: Sequence[str], channel: int, door: SplitResult | None
-) -> list[str]:
+def _words(place: Place, words: Sequence[str], channel: int, door: SplitResult | None) -> list[str]:
     """Return the words by which bubblewrap starts a program; PlaceError if the cage hides it."""
     _check_shown(place, words[0])
     bounds = place.settings.bounds
@@ -109,18 +120,14 @@ def _words(
         "RLIMIT_NPROC": bounds.most_processes,
         "RLIMIT_CORE": 0,
     }
-    told = {"channel": channel, "port": door_port(door) if door else None, "limits": limits}
+    told = {"channel": channel, "port": CAGED_PORT if door else None, "limits": limits}
     python = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", FIRST_PROCESS.read_text()]
     return [check_cage(), *APART, *_shown(place), "--", *python, json.dumps(told), *words]
 
 
 def _shown(place: Place) -> list[str]:
     """Return the options that say what a caged program sees, and where it begins."""
-    options = [
-        word
-        for path in (*SYSTEM, *(f"/etc/{name}" for name in SETTINGS), *_reads(place))
-        for word in ("--ro-bind-try", path, path)
-    ]
+    options = _readable([*SYSTEM_FOLDERS, *(f"/etc/{name}" for name in SYSTEM_SETTINGS)])
     for name, text in ACCOUNTS.items():
         (file := place.folder / name).write_text(text)
         options += ["--ro-bind", str(file), f"/etc/{name}"]
@@ -130,7 +137,12 @@ def _shown(place: Place) -> list[str]:
         own[CAGED / SCORE] = place.scored
     for shown, path in {**own, "/tmp": place.temporary, "/dev/shm": place.temporary}.items():
         options += ["--bind", str(path), str(shown)]
+    options += _readable(_reads(place))  # they may lie below /tmp
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(CAGED / WORK)]
+
+
+def _readable(paths: Sequence[str]) -> list[str]:
+    return [word for path in paths for word in ("--ro-bind-try", path, path)]
 
 
 def _reads(place: Place) -> list[str]:
@@ -141,7 +153,7 @@ def _check_shown(place: Place, program: str) -> None:
     path = shutil.which(program)
     if path is None or Path(path).is_relative_to(place.folder):
         return
-    shown = (*SYSTEM, *_reads(place))
+    shown = (*SYSTEM_FOLDERS, *_reads(place))
     for link in (Path(path).absolute(), Path(path).resolve()):
         if not any(link.is_relative_to(folder) for folder in shown):
             raise PlaceError(
@@ -165,9 +177,14 @@ async def _pass_on(channel: socket.socket, door: SplitResult) -> None:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         secure = tls() if door.scheme == "https" else None
-        with suppress(OSError):
-            out, into = await asyncio.open_connection(door.hostname, door_port(door), ssl=secure)
+        port = door.port or (443 if secure else 80)
+        try:
+            out, into = await asyncio.open_connection(door.hostname, port, ssl=secure)
             await asyncio.gather(_copy(reader, into), _copy(out, writer))
+        except OSError as error:
+            log.warning("a caged program could not reach the door: %s", error)
+        finally:
+            writer.close()
 
     listener = socket.socket(fileno=descriptors[0])
     async with await asyncio.start_server(connected, sock=listener) as server:

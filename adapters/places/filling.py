@@ -1,5 +1,6 @@
 """What fills a place: a template, and the files, the folder or the commit of its example."""
 
+import logging
 import os
 import shutil
 import stat
@@ -15,17 +16,18 @@ from adapters.player_protocol import Failure, Outcome
 from adapters.project.modules import locate
 from durable.files import appearing_folder
 
-FILES, FOLDER, REPOSITORY, COMMIT = "files", "folder", "repository", "commit"
+TEXTS, FOLDER, REPOSITORY, COMMIT = "files", "folder", "repository", "commit"
 """Columns of an example that say what its place holds."""
 
 FILLED_IN = ".template"
 """Ending of a template's file in which `${NAME}` is filled in; the place's file lacks it."""
 
-SOURCES = ".sources"
+COMMITS = ".sources"
 """Folder beside the places with the commits that fill them."""
 
 UPLOAD = "git -c uploadpack.allowAnySHA1InWant=true -c uploadpack.allowTipSHA1InWant=true"
 
+log = logging.getLogger(__name__)
 _fetching = Lock()
 
 
@@ -41,7 +43,7 @@ def fill(place: Place, variables: Mapping[str, str]) -> None:
         _copy_folder(_existing(str(example[FOLDER]), FOLDER), place.work)
     if REPOSITORY in example:
         _copy_folder(_committed(place, example), place.work)
-    for path, content in _files_of(example.get(FILES, {}), FILES):
+    for path, content in _files_of(example.get(TEXTS, {}), TEXTS):
         lay(place.work, path, content)
 
 
@@ -51,17 +53,28 @@ def leave(place: Place, outcome: Outcome | None) -> None:
     A rollout without an outcome is played again.
     """
     kept = place.settings.kept
-    if outcome is None or not (kept == "always" or (kept == "failed" and isinstance(outcome, Failure))):
-        empty(place)
+    if outcome is None or not (
+        kept == "always" or (kept == "failed" and isinstance(outcome, Failure))
+    ):
+        try:
+            empty(place)
+        except PlaceError as error:
+            log.warning("%s", error)
 
 
 def empty(place: Place) -> None:
-    """Remove a place, whatever its program has made of it."""
+    """Remove a place, whatever its program has made of it; PlaceError if the system refuses."""
     if not place.folder.exists():
         return
-    # Neither the depth of the folders nor their permissions stop these programs.
-    subprocess.run(["chmod", "-R", "u+rwX", "--", place.folder], capture_output=True)
-    subprocess.run(["rm", "-rf", "--", place.folder], capture_output=True, check=True)
+    try:
+        shutil.rmtree(place.folder)
+    except (OSError, RecursionError):  # locked folders, or more of them than Python can descend
+        subprocess.run(["chmod", "-R", "u+rwX", "--", place.folder], capture_output=True)
+        ended = subprocess.run(["rm", "-rf", "--", place.folder], capture_output=True, text=True)
+        if ended.returncode:
+            raise PlaceError(
+                f"the place {place.folder} cannot be removed: {ended.stderr.strip()}; remove it"
+            ) from None
 
 
 def lay_tests(place: Place) -> str | None:
@@ -150,7 +163,7 @@ def _committed(place: Place, example: Example) -> Path:
     """Return a folder with a commit of a repository, and nothing of what came after it."""
     repository, commit = str(example[REPOSITORY]), str(example.get(COMMIT, "HEAD"))
     name = sha256(f"{repository}\0{commit}".encode()).hexdigest()[:24]
-    folder = Path(place.settings.folder) / SOURCES / name
+    folder = Path(place.settings.folder) / COMMITS / name
     local = locate(Path(repository))
     source = str(local.resolve()) if local.exists() else repository
     with _fetching:

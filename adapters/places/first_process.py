@@ -1,6 +1,6 @@
 """The first process in a cage: makes the socket of the door, sets limits, becomes the program.
 
-It is run as a text, by a Python without its site packages, since the cage shows no file of Ratchet's.
+It is run as a text, by a Python without its site packages: the cage shows no file of Ratchet's.
 """
 
 import json

@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from adapters.calls import Example
 from adapters.clients.current_rollout import Endpoint, Roles, role_variables
-from adapters.network.addresses import LOOPBACK
 from adapters.player_protocol import PlaceSettings, Record
 from adapters.process.program import CommandFailed, program_environment
 
@@ -20,10 +19,14 @@ WORK, HOME, TEMPORARY, SCORE = "work", "home", "tmp", "score"
 CAGED = Path("/place")
 """The folder of a place as a caged program sees it."""
 
+CAGED_PORT = 8600
+CAGED_DOOR = f"http://127.0.0.1:{CAGED_PORT}"
+"""The door as a caged program sees it."""
+
 TESTS = "tests"
 """Column with files that only the reward command sees."""
 
-LOG = "program.log"
+PROGRAM_LOG = "program.log"
 """File of a kept place with the end of what the agent's program said."""
 
 PROJECT = "PROJECT"
@@ -90,13 +93,15 @@ class Place(Record):
         if not self.settings.caged:
             return roles
         return {
-            role: Endpoint({**endpoint, "base_url": _in_cage(endpoint["base_url"])})
+            role: Endpoint(
+                {**endpoint, "base_url": f"{CAGED_DOOR}{urlsplit(endpoint['base_url']).path}"}
+            )
             for role, endpoint in roles.items()
         }
 
     def log(self, said: str) -> None:
         """Keep what the agent's program said, beside what it made."""
-        (self.folder / LOG).write_text(said, encoding="utf-8")
+        (self.folder / PROGRAM_LOG).write_text(said, encoding="utf-8")
 
     def fill_in(self, text: str, variables: Mapping[str, str], where: str) -> str:
         """Put the value of a variable, or of a column of the example, for each `${NAME}`.
@@ -122,12 +127,3 @@ class Place(Record):
             )
 
         return NAMED.sub(value_of, text)
-
-
-def _in_cage(base_url: str) -> str:
-    door = urlsplit(base_url)
-    return door._replace(scheme="http", netloc=f"{LOOPBACK}:{door_port(door)}").geturl()
-
-
-def door_port(door: SplitResult) -> int:
-    return door.port or (443 if door.scheme == "https" else 80)

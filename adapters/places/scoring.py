@@ -20,7 +20,7 @@ from adapters.process.program import Program
 from adapters.rewards import Reward, read_reward
 
 REPORT = "REPORT"
-"""Variable of the reward command: the file to which it may write a report of tests in JUnit's XML."""
+"""Variable of the reward command: the file for a report of tests in JUnit's XML."""
 
 MOST_REPORT = 16 * 2**20
 """Bytes of a report; the program's own code may write a longer one."""
@@ -48,8 +48,8 @@ async def score(place: Place) -> Reward:
             ended = await _run(place, shlex.split(place.settings.reward or ""))
     except TimeoutError:
         log.warning(
-            "the reward command of %s took longer than %g s, so that its reward is 0; look for what "
-            "it waits for, or give a larger place.reward_seconds",
+            "the reward command of %s took longer than %g s, so that its reward is 0; look for "
+            "what it waits for, or give a larger place.reward_seconds",
             place.rollout_id,
             place.settings.reward_seconds,
         )
@@ -117,7 +117,11 @@ def _read_report(path: Path) -> float | None:
             return 0.0
         content = file.read(MOST_REPORT + 1)
     try:
-        cases = [] if len(content) > MOST_REPORT else [*ElementTree.fromstring(content).iter("testcase")]
+        cases = (
+            []
+            if len(content) > MOST_REPORT
+            else [*ElementTree.fromstring(content).iter("testcase")]
+        )
     except ElementTree.ParseError:
         return 0.0
     passed = [case for case in cases if not NOT_PASSED & {child.tag for child in case}]

@@ -188,9 +188,9 @@ class _Ends:
         return opened
 
     def send(self, channel: socket.socket) -> None:
-        with self._locked:  # they are closed by the thread of another loop
+        with self._locked:  # the thread of another loop closes them if the rollout is cancelled
             if self._theirs[0].closed:
-                raise CommandFailed("the rollout was cancelled before its program began")
+                raise asyncio.CancelledError
             socket.send_fds(channel, [b"."], [end.fileno() for end in self._theirs])
 
     def hand_over(self) -> None:
@@ -241,7 +241,7 @@ class _ForkServer(AnsweringProgram):
             raise CommandFailed(f"the server imported {said['spoiled']}, and {said['reason']}")
 
     async def fork(self, request: JsonObject, ends: _Ends, keys: Sequence[str]) -> None:
-        """Have it fork; CommandFailed if it ends before it says that it has."""
+        """Have it fork; CommandFailed if it ends before it says that it has, OSError if it cannot."""
         async with self._asking:
             try:
                 ends.send(self._channel)
@@ -249,7 +249,7 @@ class _ForkServer(AnsweringProgram):
                 raise CommandFailed(f"no fork could be asked for: {error}") from error
             said = await self.ask({"fork": request}, keys)
         if "failed" in said:
-            raise CommandFailed(f"the fork of a rollout failed: {said['failed']}")
+            raise OSError(f"a rollout's program cannot be forked: {said['failed']}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -286,6 +286,8 @@ async def _fork(
             await _whole(server.learn(known))
             await server.fork(request, ends, keys)
         except CommandFailed:
+            server.kill()
+            await server.exited.wait()
             if not left:
                 raise
         else:

@@ -1,8 +1,8 @@
 """Agents that are resident programs: a program that is started once and plays all rollouts.
 
-It is started for the first rollout that a process plays. It reads {id: …, example: …, roles: …},
-with a place in a recipe that gives places, and writes {id: …, reward: …} or {id: …, error: …}, for
-several rollouts at once and in any order.
+It is started for the first rollout that a process plays. It reads
+{id: …, example: …, roles: …}, with the `place` of a rollout that has one, and writes
+{id: …, reward: …} or {id: …, error: …}, for several rollouts at once and in any order.
 """
 
 import asyncio

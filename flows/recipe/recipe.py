@@ -270,7 +270,7 @@ class Recipe(RunRecipe):
             "agent": self.agent,
             "roles": roles,
             "dataset": self.dataset.model_dump(mode="json", include=HELD_OUT),
-            **({"place": self.place.model_dump(mode="json")} if self.place != PlaceOfRollouts() else {}),
+            **({"place": self.place.model_dump(mode="json")} if self.place.is_given else {}),
             "rollouts": {
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,

@@ -16,6 +16,7 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.harness.agents import load_agent
 from adapters.network.addresses import check_listener
+from adapters.places.cage import check_cage
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
@@ -402,7 +403,10 @@ def _check_agent(recipe: Recipe) -> None:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
         create_backends(recipe.roles, recipe.seed)
-    load_agent(recipe.agent, sorted(role for role in asked if role != POLICY))
+    others = sorted(role for role in asked if role != POLICY)
+    load_agent(recipe.agent, others, placed=recipe.place.is_given)
+    if recipe.place.caged:
+        check_cage()
     for judge in recipe.judges():
         load_agent(judge.agent or "")
 

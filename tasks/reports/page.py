@@ -90,6 +90,8 @@ class ReportedRun:
     rollouts: Sequence[MarkedRollout]
     tokens_are_numbers: bool
     failures: Sequence[RecordedFailure]
+    places: Sequence[Path]
+    """Places of its rollouts that are kept."""
     example: BeforeAndAfter | None
     measured: Sequence[HeldOutMeasure]
     """Measures on held-out texts or pairs, by checkpoint, of a run that learns them."""
@@ -195,6 +197,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             rollouts=marked,
             tokens_are_numbers=text_of is None,
             failures=find_failures(views)[:MOST_FAILURES],
+            places=run.kept_places(),
             example=find_before_and_after(views),
             measured=facts.measures(),
             texts=_count_texts(run),

@@ -157,7 +157,7 @@ class MarkedTrajectory:
 
 @dataclass(frozen=True)
 class MarkedRollout:
-    """Rollout of a step: its rank in words, its tokens, and the calls of other roles."""
+    """Rollout of a step: its rank in words, its tokens, the calls of other roles, and its place."""
 
     title: str
     step: int
@@ -166,6 +166,8 @@ class MarkedRollout:
     example: str | None
     trajectories: Sequence[MarkedTrajectory]
     others: Sequence[Mapping[str, Any]]
+    place: Path | None
+    """Its place, if that is kept."""
 
 
 def read_marked_rollouts(
@@ -184,7 +186,16 @@ def read_marked_rollouts(
         row for row in found if any(one.advantage is not None for one in by_rollout.get(row[0], []))
     ]
     return [
-        MarkedRollout(title, step, rollout, reward, example, by_rollout.get(rollout, []), others)
+        MarkedRollout(
+            title,
+            step,
+            rollout,
+            reward,
+            example,
+            by_rollout.get(rollout, []),
+            others,
+            run.kept_place(rollout),
+        )
         for title, (rollout, reward, example, others) in best_middle_worst(trained or found)
     ]
 

@@ -70,12 +70,17 @@ class PlaceOfRollouts(Section):
         yield _is_unreadable(self.reward), f"reward {self.reward!r} is no command line; quote it"
 
     @property
+    def is_given(self) -> bool:
+        """Whether rollouts have places."""
+        return self != PlaceOfRollouts()
+
+    @property
     def caged(self) -> bool:
         return self.cage != "none"
 
     def of(self, folder: Path) -> PlaceSettings | None:
         """Return the settings of the places in a folder; None if rollouts have none."""
-        if self == PlaceOfRollouts():
+        if not self.is_given:
             return None
         return PlaceSettings(
             folder=str(folder),
@@ -87,7 +92,10 @@ class PlaceOfRollouts(Section):
             reward=self.reward,
             reward_seconds=self.reward_seconds,
             bounds=PlaceBounds(
-                self.most_mib * MIB, self.most_files, self.most_memory_mib * MIB, self.most_processes
+                self.most_mib * MIB,
+                self.most_files,
+                self.most_memory_mib * MIB,
+                self.most_processes,
             ),
         )
 

@@ -170,8 +170,11 @@ class RunFolder:
 
     def kept_place(self, rollout: str) -> Path | None:
         """Return the place of a rollout, if it is kept."""
-        place = self.places / rollout
-        return place if place.is_dir() else None
+        return next((place for place in self.kept_places() if place.name == rollout), None)
+
+    def kept_places(self) -> list[Path]:
+        """List the places of rollouts that are kept; those in a run that is open are in use."""
+        return [path for path in sorted(self.places.glob("[!.]*")) if path.is_dir()]
 
     def exists(self) -> bool:
         """Return whether a run was ever opened here."""

@@ -35,6 +35,7 @@ SHORT = {
         ("--rollouts", "4", "--calls", "2", "--batches", "2", "--rounds", "1", "--doors", "0", "1"),
         "| a door apart |",
     ),
+    "places": (("--rounds", "1", "--rollouts", "4"), "| a place, and its reward |"),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
     "ticks.loops": (

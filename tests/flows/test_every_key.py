@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.attempts": (3,),
     "rollouts.quorum": (0.5,),
     "rollouts.most_failed": (0.5,),
+    "place.kept": ("always", "never"),
+    "place.template": ("flows/cli/template",),
+    "place.variables": ({"NAME": "value"},),
+    "place.cage": ("bwrap",),
+    "place.reads": (["/srv"],),
+    "place.reward": ("sh tests/check.sh",),
+    "place.reward_seconds": (7,),
+    "place.most_mib": (7,),
+    "place.most_files": (7,),
+    "place.most_memory_mib": (7,),
+    "place.most_processes": (7,),
     "judge.agent": ("other_judge", "judge:pairs"),
     "judge.role": ("critic",),
     "judge.sees": ("pair", "rollout"),
@@ -185,6 +197,8 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "falling share": merge_values(
         EXPERT, {"algorithm": {"expert": {"final_share": 0.01, "decay_steps": 2}}}
     ),
+    "command": {"agent": "command:true", "place": {"kept": "failed"}},
+    "cage": {"agent": "command:true", "place": {"cage": "bwrap", "reward": "true"}},
     "judge": {"judge": {"agent": "some_judge"}},
     "opponent": {"roles": {"opponent": "policy"}},
     "pairs": {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "checkpoint:run@3"}},
@@ -318,6 +332,8 @@ def consumed(recipe: Recipe, key: str) -> Any:
     if section in ("evaluation", "checkpoints"):
         due = [find_value(values, section), getattr(recipe, section).due]
         return [*due[:1], [due[1](step, recipe.steps) for step in steps]]
+    if section == "place":
+        return recipe.place.of(Path("places"))
     if section == "judge":
         return values["judge"], recipe.judge.sampling()
     if section == "rollouts":

@@ -57,7 +57,8 @@ class RunRow:
         ]
 
     def explanation(self) -> str:
-        """Say what stands below the table: why the run cannot be read, or its last error, whole."""
+        """Say what stands below the table: why the run cannot be read, or its last error, whole,
+        and where the places of its rollouts are kept."""
         if self.trouble:
             return f"{self.name}: {self.trouble}"
         failed = self.facts.sum("rollouts/failed")
@@ -68,7 +69,11 @@ class RunRow:
         except BROKEN as damage:
             return f"{self.name}: {explain(damage)}"
         lost = f"{counted(failed, 'rollout')} failed, " if failed else ""
-        return hanging(f"{self.name}, {lost}the last error in {failure}") if failure else ""
+        kept = self.facts.run.kept_places()
+        place = (
+            f"\n{counted(len(kept), 'place')} of rollouts kept in {kept[0].parent}" if kept else ""
+        )
+        return hanging(f"{self.name}, {lost}the last error in {failure}{place}") if failure else ""
 
 
 def read_runs() -> list[RunFacts]:

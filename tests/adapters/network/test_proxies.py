@@ -10,13 +10,13 @@ from threading import Thread
 import pytest
 
 from adapters.errors import UserError
-from adapters.process.program import program_environment
 from adapters.network.addresses import (
     check_listener,
     check_proxies,
     exempt_loopback,
     spare_loopback,
 )
+from adapters.process.program import program_environment
 from tests.support.processes import ROOT
 
 LOOPBACK = "127.0.0.1,localhost,::1"

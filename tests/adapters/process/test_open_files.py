@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from adapters.process.program import Program, running_program
 from adapters.process.open_files import (
     HIGHEST_OF_MACOS,
     LIMIT,
@@ -22,6 +21,7 @@ from adapters.process.open_files import (
     most_rollouts,
     raise_limit,
 )
+from adapters.process.program import Program, running_program
 from tests.support.processes import ROOT
 
 LIMITED = 'ulimit -S -n 200; ulimit -H -n 400; exec "$@"'

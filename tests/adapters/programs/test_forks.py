@@ -18,7 +18,7 @@ import pytest
 from adapters.clients.current_rollout import Endpoint
 from adapters.harness.agents import load_agent
 from adapters.places.filling import fill
-from adapters.places.place import LOG, Place, PlaceError
+from adapters.places.place import PROGRAM_LOG, Place, PlaceError
 from adapters.player_protocol import PlaceBounds, PlaceSettings
 from adapters.process.program import LONGEST_OUTPUT, CommandFailed, NoCommand
 from adapters.programs.lasting import kill_programs
@@ -498,7 +498,7 @@ print(place.name.removeprefix("r"))
         place = Place(given, f"r{number}", {"task": f"task {number}"})
         assert play_in(place, name).value == number
         assert [path.name for path in place.work.iterdir()] == ["made"]
-        assert "ended with exit status 0" in (place.folder / LOG).read_text()
+        assert "ended with exit status 0" in (place.folder / PROGRAM_LOG).read_text()
     assert len(imports.read_text().split()) == 2
 
 
@@ -521,7 +521,7 @@ def test_a_server_has_the_recipe_s_variables_and_not_the_user_s_home(
     for rollout in ("r0", "r1"):
         place = Place(given, rollout, {"task": "x"})
         play_in(place, name)
-    said = (place.folder / LOG).read_text()
+    said = (place.folder / PROGRAM_LOG).read_text()
     assert json.dumps(["1", None, str(tmp_path / "places" / ".server"), None]) in said
 
 

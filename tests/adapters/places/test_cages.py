@@ -1,0 +1,159 @@
+"""Cages: what a program that has learned to use a shell can reach from inside, and what not."""
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from adapters.door.door import Door
+from adapters.places import cage
+from adapters.places.cage import NoCage, check_cage
+from adapters.player_protocol import Failure
+from adapters.rewards import Reward
+from tests.support.agents.placed_batch import CURL, play_in_places, rollout_id, shell
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="the system's package bubblewrap is not installed"
+)
+
+
+def play(door: Door, program: str, folder: Path, examples: Any = ({},), **place: Any) -> list[Any]:
+    """Play programs of a shell in cages; return what each rollout ended with."""
+    ends = play_in_places(door, shell(program), examples, folder, cage="bwrap", **place)
+    return [end.outcome for end in ends]
+
+
+def test_a_caged_program_finds_the_door_and_nothing_else(open_door: Door, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        program = f"""{CURL}
+        ask > answer || exit 7
+        curl --silent --max-time 2 http://127.0.0.1:{port}/ && exit 8
+        curl --silent --max-time 2 http://192.0.2.1/ && exit 9
+        grep -q choices answer && echo 1
+        """
+        assert play(open_door, program, tmp_path, [{}] * 4) == [Reward(1.0)] * 4
+
+
+def test_places_in_cages_have_the_same_paths(open_door: Door, tmp_path: Path) -> None:
+    paths = "/place/work /place/home /place/tmp rollout"
+    program = f'test "$(pwd) $HOME $TMPDIR $(id -un)" = "{paths}" && echo 1'
+    assert play(open_door, program, tmp_path, [{}] * 2) == [Reward(1.0)] * 2
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "cat {places}/other/work/file",
+        "cat {places}/{own}/../other/work/file",
+        "cat /place/../place/score/report.xml",
+        "cat {outside}",
+        "ls {places}",
+        "cat $HOME/../../other/work/file",
+        "ls /proc/{pid}",
+        "cat /etc/shadow",
+        "echo x > /usr/file",
+        "echo x > /file",
+        "echo x > /dev/file",
+        "echo x > /etc/passwd",
+        "mount -t tmpfs none /place/work",
+        "kill -9 {pid}",
+        "grep -r {key} /proc/*/environ",
+        "cat /root/.bashrc",
+    ],
+)
+def test_a_caged_program_reaches_nothing_outside_its_place(
+    open_door: Door, tmp_path: Path, attempt: str
+) -> None:
+    places, outside = tmp_path / "places", tmp_path / "outside"
+    other = places / "other" / "work" / "file"
+    other.parent.mkdir(parents=True)
+    other.write_text("another rollout's")
+    outside.write_text("the reward's")
+    with subprocess.Popen(["sleep", "60"], env={"KEY": "another-key"}) as beside:
+        named = attempt.format(
+            places=places, own=rollout_id(0), outside=outside, pid=beside.pid, key="another-key"
+        )
+        reached = play(open_door, f"({named}) && exit 9; echo 1", places)
+        assert beside.poll() is None
+        beside.kill()
+    assert reached == [Reward(1.0)]
+
+
+def test_ten_thousand_processes_are_refused(open_door: Door, tmp_path: Path) -> None:
+    before = len(psutil.pids())
+    bomb = "import os, time\nfor _ in range(10000):\n    if os.fork() == 0: time.sleep(60)"
+    [outcome] = play(open_door, f'python3 -c "{bomb}"; sleep 5', tmp_path, most_processes=50)
+    said = cast(Failure, outcome).message
+    assert "processes, and may have 50" in said or "Resource temporarily unavailable" in said
+    wait_until("the end of the processes", lambda: len(psutil.pids()) < before + 40)
+
+
+def test_memory_beyond_the_bound_is_refused(open_door: Door, tmp_path: Path) -> None:
+    eats = "held = [bytearray(2**20) for _ in range(4000)]"
+    program = f'python3 -c "{eats}" || echo 1'
+    assert play(open_door, program, tmp_path, most_memory_mib=256) == [Reward(1.0)]
+    holds = "import time; held = bytearray(100 * 2**20); time.sleep(30)"
+    many = f'for n in 1 2 3 4; do python3 -c "{holds}" & done; wait'
+    [outcome] = play(open_door, many, tmp_path, most_memory_mib=256)
+    assert "MiB of memory, and may use 256" in cast(Failure, outcome).message
+
+
+@pytest.mark.parametrize("where", [".", "$HOME", "$TMPDIR", "/tmp", "/dev/shm"])
+def test_a_disk_that_a_caged_program_fills_is_its_place(
+    open_door: Door, tmp_path: Path, where: str
+) -> None:
+    fills = (
+        f"cd {where} && i=0; while :; do head -c 900000 /dev/zero > $i || exit; i=$((i+1)); done"
+    )
+    [outcome] = play(open_door, fills, tmp_path, most_mib=16)
+    assert "MiB, and may hold 16" in cast(Failure, outcome).message
+
+
+def test_no_process_outlives_its_cage(open_door: Door, tmp_path: Path) -> None:
+    program = "setsid sh -c 'while :; do date >> alive; sleep 0.1; done' & sleep 0.3; echo 1"
+    assert play(open_door, program, tmp_path, kept="always") == [Reward(1.0)]
+    alive = tmp_path / rollout_id(0) / "work" / "alive"
+    lines = alive.read_text()
+    subprocess.run(["sleep", "0.4"], check=True)
+    assert alive.read_text() == lines
+
+
+def test_the_reward_command_is_caged_too_and_reaches_no_door(
+    open_door: Door, tmp_path: Path
+) -> None:
+    checks = 'test -z "$OPENAI_BASE_URL" && test "$(cat file)" = 1 && ! cat /root/.bashrc'
+    example = {"tests": {"check.sh": f'{checks}; echo $? > result; test "$(cat result)" = 0'}}
+    options: dict[str, Any] = {"reward": "sh check.sh", "kept": "always"}
+    assert play(open_door, "echo 1 > file", tmp_path, [example], **options) == [Reward(1.0)]
+
+
+def test_a_program_that_the_cage_does_not_show_is_refused_by_its_path(
+    open_door: Door, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "bin" / "program"
+    hidden.parent.mkdir()
+    hidden.write_text("#!/bin/sh\necho 1\n")
+    hidden.chmod(0o755)
+    given: dict[str, Any] = {"cage": "bwrap", "kept": "never"}
+    [end] = play_in_places(open_door, f"command:{hidden}", [{}], tmp_path / "places", **given)
+    said = cast(Failure, end.outcome).message
+    assert f"the cage does not show {hidden}; add a folder that holds it to place.reads" in said
+    given["reads"] = [str(hidden.parent)]
+    [end] = play_in_places(open_door, f"command:{hidden}", [{}], tmp_path / "places", **given)
+    assert end.outcome == Reward(1.0)
+
+
+def test_a_machine_without_bubblewrap_refuses_a_cage_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_cage.cache_clear()
+    monkeypatch.setattr(cage, "BUBBLEWRAP", "no-such-bwrap")
+    with pytest.raises(NoCage, match="install the system's package bubblewrap, or give"):
+        check_cage()
+    check_cage.cache_clear()
