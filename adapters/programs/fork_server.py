@@ -310,14 +310,14 @@ class Reporter:
     def report(self) -> None:
         """Tell of the modules since the last report, in the order in which their imports began."""
         self._next = inf
-        found = []
+        found = {}
         for name, module in list(sys.modules.items()):
             if name not in self._known:
                 self._known.add(name)
                 spec: Any = getattr(module, "__spec__", None)
                 file = getattr(spec, "origin", None)
                 if file and spec.name == name and self._is_shared(name, file):
-                    found.append((name, file))
+                    found[name] = file
         if found and os.getpid() == self._process and self._is_open():
             tell(self._control, {"modules": found})
         self._next = time.monotonic() + REPORT_SECONDS

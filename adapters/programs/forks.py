@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from io import FileIO
+from itertools import takewhile
 from pathlib import Path
 from signal import SIGKILL
 from threading import Lock
@@ -41,6 +42,8 @@ from adapters.programs.lasting import (
 from adapters.programs.python_lines import PythonLine, read_python_line
 
 SERVER = Path(__file__).with_name("fork_server.py")
+
+SERVERS_HOME = ".server"
 
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 """Variables of a server, so that no library for numbers starts threads as it is imported."""
@@ -118,7 +121,7 @@ def _of_every_rollout(place: Place) -> Mapping[str, str]:
 
     Its HOME and TMPDIR are a folder beside the places, so that no library reads the user's.
     """
-    folder = Path(place.settings.folder) / ".server"
+    folder = Path(place.settings.folder) / SERVERS_HOME
     folder.mkdir(parents=True, exist_ok=True)
     given = {name: value for name, value in place.settings.variables.items() if "${" not in value}
     return {"HOME": str(folder), "TMPDIR": str(folder), **given}
@@ -145,9 +148,9 @@ class _Known:
         self._begun = True
         asyncio.get_running_loop().call_later(LEARN_SECONDS, self.learned.set)
 
-    def add(self, modules: Sequence[tuple[str, str]]) -> None:
+    def add(self, modules: Mapping[str, str]) -> None:
         if not self._closed:
-            self.modules |= {name: file for name, file in modules if name not in self.modules}
+            self.modules = {**self.modules, **modules} | self.modules
 
     def leave_out(self, name: str, line: str, reason: str) -> None:
         """Have every rollout import a module, and what came after it, for itself."""
@@ -158,8 +161,7 @@ class _Known:
             name,
             reason,
         )
-        names = [*self.modules]
-        self.modules = {one: self.modules[one] for one in names[: names.index(name)]}
+        self.modules = dict(takewhile(lambda known: known[0] != name, self.modules.items()))
         self._closed = True
 
 
@@ -241,7 +243,7 @@ class _ForkServer(AnsweringProgram):
             raise CommandFailed(f"the server imported {said['spoiled']}, and {said['reason']}")
 
     async def fork(self, request: JsonObject, ends: _Ends, keys: Sequence[str]) -> None:
-        """Have it fork; CommandFailed if it ends before it says that it has, OSError if it cannot."""
+        """Have it fork; CommandFailed if it ends before it has, OSError if it cannot."""
         async with self._asking:
             try:
                 ends.send(self._channel)
@@ -338,7 +340,7 @@ class _Stream(asyncio.Protocol):
 class _ForkedProgram(Program):
     """A program in a fork, which tells `learn` of the modules that it has imported."""
 
-    def __init__(self, learn: Callable[[Sequence[tuple[str, str]]], object]) -> None:
+    def __init__(self, learn: Callable[[Mapping[str, str]], object]) -> None:
         super().__init__()
         self.ready = asyncio.Event()
         """Set when the fork waits to begin, or was lost."""
@@ -406,9 +408,8 @@ class _ForkedProgram(Program):
             case {"program": int(pid), "keeper": int(keeper)} if self._pid is None:
                 self._pid, self._keeper = pid, keeper
                 self.ready.set()
-            case {"modules": [*modules]}:
-                named = [(name, file) for name, file in modules if isinstance(name, str)]
-                self._learn(named)
+            case {"modules": {**files}}:
+                self._learn({name: file for name, file in files.items() if isinstance(file, str)})
             case {"status": int(status)}:
                 self._end(status)
             case _:
