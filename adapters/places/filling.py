@@ -112,15 +112,19 @@ def lay(root: Path, name: str, content: bytes, mode: int = 0o644) -> None:
 
 
 def _files_of(files: object, column: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a column by their names; PlaceError if it holds something else."""
+    """Yield the files of a column by their names; PlaceError if it holds something else.
+
+    Null is no file: in Parquet the objects of all rows have the same names.
+    """
     if not isinstance(files, Mapping):
         raise PlaceError(
             f"the column {column!r} is {type(files).__name__}; give an object of texts by path"
         )
     for name, text in files.items():
-        if not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise PlaceError(f"the file {name!r} of the column {column!r} is no text; give one")
-        yield str(name), text.encode()
+        if text is not None:
+            yield str(name), text.encode()
 
 
 def _copy_template(place: Place, template: Path, variables: Mapping[str, str]) -> None:

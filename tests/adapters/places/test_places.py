@@ -43,7 +43,8 @@ def test_a_template_and_an_example_fill_a_place(open_door: Door, tmp_path: Path)
         path = tmp_path / "template" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    example = {"task": "Tidy up", "n": 3, "files": {"src/a.py": "print(1)\n", "b": "ä"}}
+    files = {"src/a.py": "print(1)\n", "b": "ä", "of another row": None}
+    example = {"task": "Tidy up", "n": 3, "files": files}
     program = 'test "$TASK" = "Tidy up!" && test "$1" = "Tidy up" && echo 1'
     agent = f"command:sh -c '{program}' sh ${{example.task}}"
     template = str(tmp_path / "template")
