@@ -30,7 +30,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-PATH, MODULE, TEXT = "path", "module", "text"
+BY_PATH, BY_MODULE, BY_TEXT = "path", "module", "text"
 """How a program is named: a file, a module, or its own text."""
 
 LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
@@ -263,12 +263,12 @@ def run(how: str, name: str, arguments: list[str]) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        first = {PATH: Path(name).resolve().parent, MODULE: Path.cwd(), TEXT: ""}[how]
+        first = {BY_PATH: Path(name).resolve().parent, BY_MODULE: Path.cwd(), BY_TEXT: ""}[how]
         sys.path.insert(0, str(first))
-    if how == MODULE:
+    if how == BY_MODULE:
         sys.argv = ["-m", *arguments]
         runpy._run_module_as_main(name)  # pyright: ignore[reportAttributeAccessIssue]
-    elif how == PATH:
+    elif how == BY_PATH:
         sys.argv = [name, *arguments]
         main.__dict__["__file__"] = name
         with io.open_code(str(Path(name).absolute())) as file:

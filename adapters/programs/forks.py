@@ -31,7 +31,7 @@ from adapters.process.program import (
     start_program,
 )
 from adapters.programs.commands import answer_of
-from adapters.programs.fork_server import MODULE
+from adapters.programs.fork_server import BY_MODULE
 from adapters.programs.lasting import (
     LONGEST_LINE,
     AnsweringProgram,
@@ -103,7 +103,7 @@ async def _started(
         "how": python.how,
         "name": name,
         "arguments": arguments,
-        "own": [*python.own, *([name.partition(".")[0]] if python.how == MODULE else [])],
+        "own": [*python.own, *([name.partition(".")[0]] if python.how == BY_MODULE else [])],
         "variables": variables,
         "folder": str(Path.cwd() if place is None else place.work),
         "most_bytes": None if place is None else place.settings.bounds.most_bytes,
@@ -128,7 +128,7 @@ def _of_every_rollout(place: Place) -> Mapping[str, str]:
 
 
 class _Known:
-    """What is known of a program's imports, whichever of its servers lives."""
+    """Modules that a program is known to import, whichever of its servers lives."""
 
     def __init__(self) -> None:
         self.modules: dict[str, str] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.process.program import NoCommand
-from adapters.programs.fork_server import MODULE, PATH, TEXT
+from adapters.programs.fork_server import BY_MODULE, BY_PATH, BY_TEXT
 
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*")
 """Name of an interpreter of Python."""
@@ -49,7 +49,7 @@ def read_python_line(line: str, words: Sequence[str]) -> PythonLine:
             f"{first} begins with no line that names an interpreter of Python, and the agent "
             f"'forks:{line}' is a program in Python; write forks:PYTHON -m MODULE, or command:"
         )
-    return PythonLine(python, PATH, (first, *words[1:]), (*_imported(text),))
+    return PythonLine(python, BY_PATH, (first, *words[1:]), (*_imported(text),))
 
 
 def _of_interpreter(line: str, python: str, words: Sequence[str]) -> PythonLine:
@@ -57,13 +57,13 @@ def _of_interpreter(line: str, python: str, words: Sequence[str]) -> PythonLine:
     while left:
         word = left.popleft()
         if word in ("-m", "-c") and left:
-            return PythonLine((*options,), MODULE if word == "-m" else TEXT, (*left,))
+            return PythonLine((*options,), BY_MODULE if word == "-m" else BY_TEXT, (*left,))
         if word in WITH_A_WORD and left:
             options += [word, left.popleft()]
         elif re.fullmatch(r"-[A-Za-z]+", word) and not {"m", "c"} & {*word}:
             options.append(word)
         elif not word.startswith("-"):
-            return PythonLine((*options,), PATH, (word, *left))
+            return PythonLine((*options,), BY_PATH, (word, *left))
         else:
             break
     raise NoCommand(
