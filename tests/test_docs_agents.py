@@ -18,6 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
 from adapters.clients.current_rollout import Endpoint
+from adapters.door.door import Door
 from adapters.harness.agents import load_agent
 from adapters.process.program import CommandFailed
 from adapters.rewards import Reward
@@ -26,6 +27,7 @@ from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.server.prefect_server import POOL
 from tasks.examples.reading import Source
+from tests.support.agents.placed_batch import play_in_places
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 from tests.support.processes import ROOT
 
@@ -121,6 +123,19 @@ def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
         assert client.read_deployment_by_name(f"train/{AGENT}")
     assert deployed.work_pool_name == POOL
     assert deployed.parameters == DEPLOYMENT[0]["parameters"]
+
+
+def test_a_place_is_filled_and_scored_as_it_is_written(project: Path, open_door: Door) -> None:
+    (project / "places" / "my-program" / "work").mkdir(parents=True)
+    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | PLACED)
+    program = project / "my-program"
+    program.write_text('#!/bin/sh\ntest "$MY_PROGRAM_URL" = "$OPENAI_BASE_URL" && echo "$2" > done')
+    program.chmod(0o755)
+    example = {"task": "tidy up", "tests": {"tests/check.sh": 'test "$(cat done)" = "tidy up"'}}
+    agent = recipe.agent.replace("my-program ", f"{program} ")
+    place = recipe.place.model_dump(exclude_unset=True)
+    [end] = play_in_places(open_door, agent, [example], project / "runs", **place)
+    assert end.outcome == Reward(1.0)
 
 
 def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
