@@ -230,10 +230,11 @@ class _ForkServer(AnsweringProgram):
         try:
             async with asyncio.timeout(IMPORT_SECONDS):
                 said = await self.ask({"import": modules, "seconds": THREAD_SECONDS})
-        except CommandFailed as error:
+        except CommandFailed:
             known.deaths += 1
             if known.deaths >= MOST_DEATHS:
-                known.leave_out(modules[0][0], self._agent, str(error))
+                reason = f"a server that imported it, or what comes after it, {self.end()}, twice"
+                known.leave_out(modules[0][0], self._agent, reason)
             raise
         except TimeoutError:
             said = {"spoiled": modules[0][0], "reason": f"that takes over {IMPORT_SECONDS:g} s"}
