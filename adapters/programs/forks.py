@@ -275,18 +275,25 @@ async def _start(command: LastingCommand) -> _ForkServer:
 _servers = LastingPrograms(_start)
 
 
+async def _await_imports(command: LastingCommand) -> None:
+    """Wait until a server has imported what is known, or has died of that."""
+    known = _known[command]
+    await known.begin()
+    server = await _servers.running(command)
+    with suppress(CommandFailed):
+        await _whole(server.learn(known))
+
+
 async def _fork(
     command: LastingCommand, request: JsonObject, ends: _Ends, keys: Sequence[str]
 ) -> None:
     """Have a server fork, and another if it dies of that or before."""
-    known = _known[command]
-    await known.begin()
     left = MOST_SERVERS
     while left:
         left -= 1
         server = await _servers.running(command)
         try:
-            await _whole(server.learn(known))
+            await _whole(server.learn(_known[command]))
             await server.fork(request, ends, keys)
         except CommandFailed:
             server.kill()
@@ -311,18 +318,25 @@ async def _forked(
     """Have a program begin in a fork, with `told` on its stdin; the program ends with the block."""
     loop, known = lasting_loop(), _known.setdefault(command, _Known())
     program = _ForkedProgram(lambda modules: loop.call_soon_threadsafe(known.add, modules))
-    with closing(_Ends()) as ends:
-        try:
-            await program.connect(ends)
-            asked = asyncio.run_coroutine_threadsafe(_fork(command, request, ends, keys), loop)
-            await asyncio.wrap_future(asked)
-            ends.hand_over()
-            await program.ready.wait()
-            program.begin(told)
-            yield program
-        finally:
-            await program.stop()
-            loop.call_soon_threadsafe(known.learned.set)
+    try:
+        await _on_loop(_await_imports(command))  # without a descriptor
+        with closing(_Ends()) as ends:
+            try:
+                await program.connect(ends)
+                await _on_loop(_fork(command, request, ends, keys))
+                ends.hand_over()
+                await program.ready.wait()
+                program.begin(told)
+                yield program
+            finally:
+                await program.stop()
+    finally:
+        loop.call_soon_threadsafe(known.learned.set)
+
+
+async def _on_loop(work: Coroutine[None, None, None]) -> None:
+    """Await work on the servers' loop; it is cancelled if this is."""
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, lasting_loop()))
 
 
 class _Stream(asyncio.Protocol):
