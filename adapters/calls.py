@@ -16,6 +16,9 @@ JsonObject = dict[str, object]
 Example = Mapping[str, object]
 """A row of the dataset."""
 
+PATHS = ("/chat/completions", "/responses", "/messages", "/models")
+"""The paths below a base URL at which models are asked, one of each API; Google's goes on."""
+
 POLICY = "policy"
 """The name of the main policy, which every recipe has, and of the role that it answers."""
 
@@ -194,6 +197,9 @@ class Request:
     thinking: Thinking | None = None
     continues: bool = False
     """Whether the answer goes on with the last message, which is the assistant's."""
+    left_out: Sequence[str] = ()
+    """Types of tools that the model is not shown: the API's service runs them, or finds more by
+    them."""
 
     @property
     def may_call_tools(self) -> bool:

@@ -98,7 +98,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
                 replayed.sampling.max_tokens,
                 onward.get(role),
             )
-            for role in replayed.roles
+            for role in (*replayed.roles, *(calls.role for calls in recipe.sent_calls()))
         ]
         end = _play(replayed, chat, backends, stop)
     if not sample and any(backend.difference for backend in backends):
@@ -147,8 +147,12 @@ class _Replay:
 def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], stop: bool) -> str:
     """Play a rollout at a door of its own; return its end."""
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
+    sent = replayed.recipe.sent_calls()
     answers = {one.role: _always(one.answer) for one in backends}
-    with TemporaryDirectory() as places, Door(chat, answers, seed, most_calls) as door:
+    with (
+        TemporaryDirectory() as places,
+        Door(chat, answers, seed, most_calls, sent=sent) as door,
+    ):
         place = None if replayed.judge else replayed.recipe.place.of(Path(places))
         settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0, place)
         recorder, sampled = _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling)
@@ -205,7 +209,7 @@ def _onward(
         }
         tokenizer, context = service.tokenizer_of(main), service.context(model.base)
         chat = Chat(tokenizer, model.renderer, context, model.thinking)
-        backends = {POLICY: POLICY, **create_backends(recipe.roles, recipe.seed)}
+        backends = {POLICY: POLICY, **create_backends(recipe.answerers, recipe.seed)}
         if parse_rollout(replayed.recorded.id).split not in TRAINED_SPLITS:
             backends |= recipe.evaluation.roles
         yield (

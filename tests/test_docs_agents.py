@@ -42,7 +42,9 @@ def snippets(language: str) -> list[str]:
 
 
 FUNCTION, TEST, ROLES, CREW, RESIDENT = snippets("python")
-DEPLOYMENT, JUDGE, APART, DUEL, PLACED, GEM, VERIFIERS = map(yaml.safe_load, snippets("yaml"))
+DEPLOYMENT, JUDGE, HELPERS, APART, DUEL, PLACED, GEM, VERIFIERS = map(
+    yaml.safe_load, snippets("yaml")
+)
 [EXAMPLES] = snippets("json")
 NODE, RESIDENT_NODE = snippets("js")
 BY_HAND, SEEDS = snippets("sh")
@@ -123,6 +125,13 @@ def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
         assert client.read_deployment_by_name(f"train/{AGENT}")
     assert deployed.work_pool_name == POOL
     assert deployed.parameters == DEPLOYMENT[0]["parameters"]
+
+
+def test_a_program_with_one_address_has_helpers_that_train_nothing() -> None:
+    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | HELPERS)
+    assert recipe.policies() == {"policy": ("policy",)}
+    assert [calls.role for calls in recipe.sent_calls()] == ["title", "small"]
+    assert recipe.plays()[1] == ["policy"]
 
 
 def test_a_place_is_filled_and_scored_as_it_is_written(project: Path, open_door: Door) -> None:

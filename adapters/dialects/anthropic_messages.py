@@ -1,6 +1,7 @@
 """Anthropic's messages: bodies read as requests, completions written as answers or streams."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from adapters.calls import (
@@ -31,11 +32,14 @@ from adapters.dialects.fields import (
     write_named,
     write_token_ids,
 )
+from adapters.dialects.tool_types import check_some_left, find_function
 from adapters.rendering.chat import Chat, stop_string
 from adapters.rendering.messages import create_tool_call, read_tool
 
 MODE_OF_CHOICE = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+DATE = re.compile(r"_\d{8}$")
+"""End of a type of tools, which dates it."""
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -53,7 +57,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
     streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
     if streams and asks_token_ids:
         raise bad_field(RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream.")
-    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
+    tools, left_out = _read_tools(sent)
     request = Request(
         model=model,
         messages=[*_read_system(sent), *_read_messages(sent)],
@@ -64,6 +68,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
         thinking=read_thinking(sent) or _read_disabled(sent),
+        left_out=left_out,
     )
     check_fields(sent, Api.MESSAGES, passed)
     return request
@@ -171,15 +176,35 @@ def _read_call(block: Fields) -> ToolCall:
     return create_tool_call(name, arguments, block.get("id"))
 
 
-def _read_tool(tool: object, path: str) -> Tool:
-    """Read a tool into the form of chat completions, in which models are trained."""
+def _read_tools(sent: Fields) -> tuple[list[Tool], list[str]]:
+    """Read the tools: those that the client runs, and the types of the others."""
+    tools, left_out = list[Tool](), list[str]()
+    for tool, path in sent.read_list("tools"):
+        read, kind = _read_tool(tool, path), type_of(tool)
+        if read is None:
+            left_out.append(str(kind))
+        else:
+            tools.append(read)
+    check_some_left(tools, left_out)
+    return tools, left_out
+
+
+def _read_tool(tool: object, path: str) -> Tool | None:
+    """Read a tool into the form of chat completions, in which models are trained.
+
+    None if the client does not run it.
+    """
     sent = Fields(tool, path)
     name, kind = sent.get("name"), sent.get("type")
+    if kind not in (None, "custom"):
+        undated = DATE.sub("", kind) if isinstance(kind, str) else kind
+        defined = find_function(Api.MESSAGES, undated, path)
+        if defined is None:
+            return None
+        function = {**defined, "name": name if isinstance(name, str) else defined["name"]}
+        return read_tool({"type": "function", "function": function}, path)
     if not isinstance(name, str):
         raise bad_field(path, "is not an object with a name and an input_schema.")
-    if kind not in (None, "custom"):
-        problem = f"is of type {kind!r}, which only Anthropic runs; "
-        raise bad_field(path, f"{problem}send a tool with an input_schema and run it yourself.")
     function: ToolFunction = {"name": name}
     if description := sent.read("description", str):
         function["description"] = description

@@ -17,6 +17,7 @@ class Api(StrEnum):
     CHAT = "chat completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    GOOGLE = "generateContent"
 
 
 class Fate(StrEnum):
@@ -83,7 +84,8 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|"
     for rule in RULES:
         names = ", ".join(f"`{name}`" for name in rule.names)
-        apis = "all" if len(rule.apis) == len(Api) else ", ".join(rule.apis)
+        others = [api for api in Api if api not in rule.apis]
+        apis = ", ".join(rule.apis) if others[1:] else f"all but {others[0]}" if others else "all"
         but = " or ".join(f"`{json.dumps(value)}`" for value in rule.unless)
         said = {Fate.SAMPLING: rule.why, Fate.HONOURED: f"honoured: {rule.why}"}
         told = said.get(rule.fate, f"{rule.fate}: {rule.why}")

@@ -129,15 +129,20 @@ def check_object(value: object, path: str, name: str) -> Fields:
     return Fields(value, path)
 
 
-def check_offered(mode: str, names: Sequence[str], tools: Sequence[Tool]) -> None:
-    """Refuse a choice of a function that is not among `tools`, or a required call without tools."""
+def check_offered(
+    mode: str, names: Sequence[str], tools: Sequence[Tool], where: str = "tool_choice"
+) -> None:
+    """Refuse a choice of a function that is not among `tools`, or a required call without tools.
+
+    `where` is the path of the choice.
+    """
     offered = [tool["function"]["name"] for tool in tools]
     if mode == "required" and not offered:
-        raise bad_field("tool_choice", "asks for a call, and there are no tools; send some.")
+        raise bad_field(where, "asks for a call, and there are no tools; send some.")
     for name in names:
         if name not in offered:
             known = ", ".join(offered) or "none"
-            raise bad_field("tool_choice", f"names {name!r}; the tools are: {known}.")
+            raise bad_field(where, f"names {name!r}; the tools are: {known}.")
 
 
 def read_text(content: object, path: str, kinds: tuple[str, ...] = ("text",)) -> str:

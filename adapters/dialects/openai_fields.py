@@ -1,6 +1,6 @@
 """Fields that OpenAI's two dialects share: numbers, the tool choice, the answer's format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from adapters.calls import (
     Choice,
@@ -34,12 +34,25 @@ def check_sampling(sent: Fields) -> None:
     sent.read("top_logprobs", int)
 
 
-def read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
-    """Read the tool choice; it may name only `tools`."""
+def name_chosen(chosen: Fields) -> str:
+    """Return the name of a function, which chat completions have in an object of its own."""
+    kind, name = chosen.get("type", "function"), Fields(chosen.get("function", chosen)).get("name")
+    if kind != "function":
+        problem = f"is of type {kind!r}; only function and allowed_tools are known."
+        raise bad_field("tool_choice", problem)
+    if not isinstance(name, str):
+        raise bad_field("tool_choice", "names no function; give its name.")
+    return name
+
+
+def read_choice(
+    sent: Fields, tools: Sequence[Tool], name_chosen: Callable[[Fields], str] = name_chosen
+) -> Choice:
+    """Read the tool choice; it may name only `tools`, by the names that the model is shown."""
     chosen = sent.get("tool_choice")
     mode, names = "auto", ()
     if isinstance(chosen, dict):
-        mode, names = _read_named_choice(Fields(chosen, "tool_choice"))
+        mode, names = _read_named_choice(Fields(chosen, "tool_choice"), name_chosen)
     elif isinstance(chosen, str) and chosen in CHOICE_MODES:
         mode = chosen
     elif chosen is not None:
@@ -123,24 +136,17 @@ def _write_format(form: Format | None) -> JsonObject | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}
 
 
-def _read_named_choice(chosen: Fields) -> tuple[str, tuple[str, ...]]:
+def _read_named_choice(
+    chosen: Fields, name_chosen: Callable[[Fields], str]
+) -> tuple[str, tuple[str, ...]]:
     """Return the mode and the names of the only functions that may be called."""
-    kind = chosen.get("type")
-    if kind == "function":
-        return "required", (_name(chosen),)
-    if kind != "allowed_tools":
-        problem = f"is of type {kind!r}; only function and allowed_tools are known."
-        raise bad_field("tool_choice", problem)
+    if chosen.get("type") is None:
+        raise bad_field("tool_choice", "has no type; it is function or allowed_tools.")
+    if chosen.get("type") != "allowed_tools":
+        return "required", (name_chosen(chosen),)
     allowed = Fields(chosen.read_object("allowed_tools") or chosen, chosen.path)
     mode = allowed.get("mode", "auto")
     if mode not in ("auto", "required") or not isinstance(mode, str):
         raise bad_request(f"tool_choice.mode is {mode!r}; it is auto or required.", "tool_choice")
-    return mode, tuple(_name(Fields(tool)) for tool in allowed.read("tools", list) or ())
-
-
-def _name(tool: Fields) -> str:
-    """Return the name of a function, which chat completions have in an object of its own."""
-    name = Fields(tool.get("function", tool)).get("name")
-    if not isinstance(name, str):
-        raise bad_field("tool_choice", "names no function; give its name.")
-    return name
+    tools = allowed.read("tools", list) or ()
+    return mode, tuple(name_chosen(Fields(tool, "tool_choice")) for tool in tools)

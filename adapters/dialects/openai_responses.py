@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
-from adapters.calls import Completion, JsonObject, Message, Refused, Request, Tool, ToolCall
+from adapters.calls import Completion, JsonObject, Message, Refused, Request
 from adapters.dialects.field_rules import Api, check_fields
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
@@ -15,7 +15,6 @@ from adapters.dialects.fields import (
     check_object,
     read_text,
     read_thinking,
-    type_of,
     write_named,
     write_token_ids,
 )
@@ -27,13 +26,22 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
+from adapters.dialects.openai_tools import (
+    CALLS,
+    OUTPUTS,
+    PARTS,
+    name_chosen,
+    read_call,
+    read_output,
+    read_tools,
+    tools_named,
+    write_call,
+)
 from adapters.rendering.chat import Chat
-from adapters.rendering.messages import create_tool_call, read_tool
 
 __all__ = ["answer", "read", "stream", "wait", "write_error", "write_late_error"]
 
 RESPONSE_ROLES = ("system", "developer", "user", "assistant")
-PARTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"
 BEGINNING = "response.created", "response.in_progress"
 """Events with which a stream begins."""
@@ -57,17 +65,18 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
     _check_fields(sent)
-    tools = [_read_tool(tool, path) for tool, path in sent.read_list("tools")]
+    tools = read_tools(sent)
     request = Request(
         model=model,
         messages=[*_read_instructions(sent), *_read_messages(sent)],
-        tools=tools,
+        tools=tools.functions,
         max_tokens=sent.read_count("max_output_tokens"),
         stop=[],
         fields=sent.without("input", "model"),
         format=read_format(sent.read_object("text").get("format"), "text.format"),
-        choice=read_choice(sent, tools),
+        choice=read_choice(sent, tools.functions, name_chosen),
         thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
+        left_out=tools.left_out,
     )
     check_fields(sent, Api.RESPONSES, passed)
     return request
@@ -151,14 +160,13 @@ def _add(messages: list[Message], item: Fields) -> None:
             sent = item.read("content", list) or []
             thought = read_text(sent, item.path_of("content"), ("reasoning_text",))
             _turn(messages, begins=True)["reasoning_content"] = thought
-        case "function_call":
-            _turn(messages).setdefault("tool_calls", []).append(_read_call(item))
-        case "function_call_output":
-            content = read_text(item.get("output"), item.path_of("output"), PARTS)
-            name = item.read("call_id", str) or ""
+        case kind if kind in CALLS:
+            _turn(messages).setdefault("tool_calls", []).append(read_call(item))
+        case kind if kind in OUTPUTS:
+            content, name = read_output(item)
             messages.append({"role": "tool", "content": content, "tool_call_id": name})
         case other:
-            problem = f"is of type {other!r}; messages, reasoning, function calls and their outputs"
+            problem = f"is of type {other!r}; messages, reasoning, calls of tools and their outputs"
             raise bad_field(item.path, f"{problem} are read here.")
 
 
@@ -183,26 +191,6 @@ def _turn(messages: list[Message], *, begins: bool = False) -> Message:
     if begins or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
-
-
-def _read_call(item: Fields) -> ToolCall:
-    name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise bad_field(item.path, "has no name and arguments.")
-    return create_tool_call(name, arguments, item.get("call_id"))
-
-
-def _read_tool(tool: object, path: str) -> Tool:
-    """Read a tool into the form of chat completions, in which models are trained."""
-    sent, named = Fields(tool), type_of(tool)
-    if named != "function":
-        problem = f"is of type {named!r}; only functions, which the client runs, are known here."
-        raise bad_field(path, problem)
-    if not isinstance(sent.get("name"), str):
-        raise bad_field(path, "has no name.")
-    kept = ("name", "description", "parameters", "strict")
-    function = {name: sent[name] for name in kept if sent.get(name) is not None}
-    return read_tool({"type": "function", "function": function}, path)
 
 
 def _status(completion: Completion) -> str:
@@ -256,8 +244,9 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
     if message["content"]:
         text = _text(completion, chat)
         items.append({"type": "message", "role": "assistant", "content": [text]})
-    for call in message.get("tool_calls", ()):
-        items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
+    if calls := message.get("tool_calls", ()):
+        named = tools_named(completion.request)
+        items += [write_call(call, named) for call in calls]
     name, status = completion.id.name, _status(completion)
     return [
         {"id": name(f"item {i}"), "type": item["type"], "status": status, **item}
@@ -300,8 +289,9 @@ def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
 
 
 def _begun(item: JsonObject) -> JsonObject:
-    empty = {"arguments": ""} if "arguments" in item else {"content": []}
-    return {**item, **empty, "status": "in_progress"}
+    empty: JsonObject = {"arguments": "", "input": "", "content": []}
+    begun = {name: empty.get(name, value) for name, value in item.items()}
+    return {**begun, "status": "in_progress"}
 
 
 def _content_pieces(item: JsonObject, at: JsonObject, chat: Chat) -> Iterator[JsonObject]:
@@ -323,3 +313,10 @@ def _content_pieces(item: JsonObject, at: JsonObject, chat: Chat) -> Iterator[Js
             for piece in chat.pieces(str(arguments)):
                 yield {"type": f"{kind}.delta", **at, "delta": piece}
             yield {"type": f"{kind}.done", **at, "name": name, "arguments": arguments}
+        case {"input": text}:
+            kind = "response.custom_tool_call_input"
+            for piece in chat.pieces(str(text)):
+                yield {"type": f"{kind}.delta", **at, "delta": piece}
+            yield {"type": f"{kind}.done", **at, "input": text}
+        case _:
+            pass  # the item of another tool is told whole

@@ -1,14 +1,16 @@
 """The dialects of clients: each is a module that reads a body and writes the answer."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from adapters.calls import Completion, JsonObject, Refused, Request
+from adapters.calls import PATHS, Completion, JsonObject, Refused, Request
 from adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from adapters.dialects.google_generate import GenerateContent
 from adapters.redaction import redact
 from adapters.rendering.chat import Chat
 
@@ -36,19 +38,24 @@ class Dialect(Protocol):
 
 LONGEST_CAUSE = 300
 
-DIALECTS: dict[str, Dialect] = {
-    "/chat/completions": openai_chat,
-    "/responses": openai_responses,
-    "/messages": anthropic_messages,
-}
+*OTHERS, GOOGLE = PATHS
+MODULES: tuple[Dialect, ...] = (openai_chat, openai_responses, anthropic_messages)
+DIALECTS: dict[str, Dialect] = dict(zip(OTHERS, MODULES, strict=True))
+VERBS = ("generateContent", "streamGenerateContent", "countTokens")
+OF_GOOGLE = re.compile(rf"{GOOGLE}/(?P<model>[^/]+):(?P<verb>{'|'.join(VERBS)})$")
 
 
 def dialect_of(request: HttpRequest) -> Dialect:
     """Return the dialect of a request: by its path, or else by its headers."""
     asked = request.url.path.removesuffix("/count_tokens")
+    if named := OF_GOOGLE.search(asked):
+        streams = named["verb"] == "streamGenerateContent"
+        return GenerateContent(named["model"], streams, request.query_params.get("alt") == "sse")
     for path, dialect in DIALECTS.items():
         if asked.endswith(path):
             return dialect
+    if "x-goog-api-key" in request.headers:
+        return GenerateContent("")
     return anthropic_messages if "anthropic-version" in request.headers else openai_chat
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from typing import Self
 
 from starlette.applications import Starlette
@@ -18,10 +19,13 @@ from starlette.responses import JSONResponse, Response
 
 from adapters.calls import CallId, Completion, Refused
 from adapters.calls import Request as ChatRequest
-from adapters.dialects import anthropic_messages, openai_chat
+from adapters.dialects import openai_chat
 from adapters.dialects.fields import bad_request, refuse_constant
+from adapters.dialects.google_generate import GenerateContent
 from adapters.dialects.table import (
     DIALECTS,
+    GOOGLE,
+    VERBS,
     Dialect,
     dialect_of,
     refusal_of,
@@ -111,6 +115,8 @@ class ServedModel:
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
     passed: Collection[str] = ()
     """Fields that this model takes, and no policy does."""
+    by_content: Callable[[ChatRequest], "ServedModel"] | None = None
+    """Finds the model of a request whose address does not say which one it is."""
 
 
 class ChatApi(ABC):
@@ -146,7 +152,11 @@ class ChatApi(ABC):
     def _app(self) -> Starlette:
         app = Starlette()
         app.router.redirect_slashes = False
-        for prefix in (self.prefix, f"{self.prefix}/v1"):  # Anthropic's clients add a /v1
+        prefixes = (self.prefix, f"{self.prefix}/v1")  # Anthropic's clients add a /v1
+        for prefix, verb in product((*prefixes, f"{self.prefix}/v1beta"), VERBS):
+            answer = self._count if verb == "countTokens" else self.answer
+            app.add_route(f"{prefix}{GOOGLE}/{{model}}:{verb}", answer, methods=["POST"])
+        for prefix in prefixes:
             for path in DIALECTS:
                 app.add_route(prefix + path, self.answer, methods=["POST"])
             app.add_route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"])
@@ -186,6 +196,9 @@ class ChatApi(ABC):
         body, dialect = await read_body(request), dialect_of(request)
         async with model.order:
             asked = await run_aside(len(body), _read, dialect, body, model.passed)
+            if model.by_content is not None:
+                model = model.by_content(asked)
+                asked = await run_aside(len(body), _read, dialect, body, model.passed)
         await self.formats.check_schema(asked.format)
         retry = read_number(request.headers.get("x-stainless-retry-count", ""))
         calls: list[CallId] = []
@@ -206,14 +219,15 @@ class ChatApi(ABC):
         return write_response(dialect, answering.result(), self.chat)
 
     async def _count(self, request: Request) -> Response:
-        """Count the tokens of a prompt that is rendered whole, for Anthropic's clients."""
+        """Count the tokens of a prompt that is rendered whole, in Anthropic's API or Google's."""
         self.find_model(request)
-        body = await read_body(request)
-        asked = await run_aside(len(body), _read, anthropic_messages, body, ())
+        body, dialect = await read_body(request), dialect_of(request)
+        asked = await run_aside(len(body), _read, dialect, body, ())
         chat = chat_of(self.chat, asked)
         check_length(chat, asked.messages)
         prompt = await run_aside(asked.characters, KeptCalls(chat).prompt_of, asked)
-        return JSONResponse({"input_tokens": len(prompt.token_ids)})
+        name = "totalTokens" if isinstance(dialect, GenerateContent) else "input_tokens"
+        return JSONResponse({name: len(prompt.token_ids)})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(openai_chat.models(self.find_model(request).name))
@@ -232,6 +246,7 @@ class ChatApi(ABC):
             return await write_refusal(request, refused)
         route = f"{request.method} {request.url.path}"
         paths = ", ".join(f"POST …/v1{path}" for path in (*DIALECTS, "/messages/count_tokens"))
+        paths += f", POST …/v1beta{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
         text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
 

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +27,7 @@ from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.chat_api import ChatApi, ServedModel, check_key, read_body, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
 from adapters.door.role_calls import UNRECORDED_ERRORS, Answer, Memory, RequestMeta
+from adapters.door.roles import CallsOf
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
@@ -55,7 +56,9 @@ WRONG_KEY = "The API key does not open this path; use the one the agent was star
 class Door(ChatApi):
     """Proxy that answers for the open batches of a run, and for nothing else.
 
-    `backends` says who answers each role beside `policy`: a backend, or a policy by its name.
+    `backends` says who answers each role beside `policy`: a backend, or a policy by its name. A
+    call at the address of `policy` is of the first role, by its name, whose calls `sent` describes
+    so.
     Completions, beginnings and ends go to the recorder of their batch; no answer leaves before
     its completion is recorded.
     """
@@ -67,8 +70,10 @@ class Door(ChatApi):
         run_seed: int,
         max_calls: int | None = None,
         listener: Listener = ANY_PORT,
+        sent: Sequence[CallsOf] = (),
     ) -> None:
         self.roles = {POLICY: POLICY, **backends}
+        self._sent = sorted(sent, key=lambda calls: calls.role)
         self._run_seed = run_seed
         self._max_calls = max_calls
         self._secret = secrets.token_bytes(32)
@@ -112,6 +117,18 @@ class Door(ChatApi):
         check_key(token_of(request), expected, WRONG_KEY)
 
     def find_model(self, request: Request) -> ServedModel:
+        model = self._find_addressed(request)
+        if model.name != POLICY or not self._sent:
+            return model
+
+        def by_content(asked: ChatRequest) -> ServedModel:
+            fitting = (calls.role for calls in self._sent if calls.fit(asked, request.url.path))
+            request.path_params["role"] = next(fitting, POLICY)  # the role of a refusal, too
+            return self._find_addressed(request)
+
+        return replace(model, passed=PASSED_FIELDS, by_content=by_content)
+
+    def _find_addressed(self, request: Request) -> ServedModel:
         batch, attempt = self._find_attempt(request)
         role = request.path_params["role"]
         if role not in self.roles:

@@ -210,12 +210,12 @@ def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
     digest = sha256(canonical_json(list(tools))).digest()
     digests = [digest]
     for message in messages:
-        digest = sha256(digest + canonical_json(_normalize(message))).digest()
+        digest = sha256(digest + canonical_json(normalize(message))).digest()
         digests.append(digest)
     return digests
 
 
-def _normalize(message: Message) -> list[object]:
+def normalize(message: Message) -> list[object]:
     """Return the same value for all ways in which clients write the same message.
 
     Clients strip answers, write tool arguments and JSON answers anew and choose their own call ids;

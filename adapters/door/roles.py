@@ -1,10 +1,13 @@
 """The names of roles, and of those who answer them, in a recipe."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from random import Random
+from typing import Any
 
-from adapters.calls import POLICY
+from adapters.calls import POLICY, Request
 
 FUNCTION = "function:"
 ANOTHER = f"{POLICY}:"
@@ -33,6 +36,38 @@ class EarlierSelf:
         """Return the checkpoint that answers in rollouts that checkpoint `step` samples."""
         kept = range(0, step + 1, self.every)
         return Random(f"{seed}/{self.name}/{step}").choice(kept) if self.drawn else kept[-1]
+
+
+@dataclass(frozen=True)
+class CallsOf:
+    """Marks of a role's calls among those at the base URL of the policy.
+
+    Each pattern that is given must fit, that of the system message its first words.
+    """
+
+    role: str
+    model: str | None = None
+    system: str | None = None
+    path: str | None = None
+
+    def fit(self, request: Request, path: str) -> bool:
+        """Return whether a request at the path of a URL is a call of the role."""
+        first = request.messages[0]
+        system = first["content"].lstrip() if first["role"] == "system" else ""
+        return (
+            (self.model is None or _fits(self.model, request.model))
+            and (self.system is None or _fits(f"{self.system.lstrip()}*", system))
+            and (self.path is None or self.path in path)
+        )
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return fnmatchcase(text, pattern.replace("[", "[[]"))  # a bracket is itself
+
+
+def answerers(roles: Mapping[str, Any]) -> dict[str, str]:
+    """Return who answers each role, by a recipe's roles as JSON."""
+    return {role: who if isinstance(who, str) else who["who"] for role, who in roles.items()}
 
 
 def check_role(role: str, who: str) -> None:

@@ -28,7 +28,7 @@ def take_offline(recipe: Recipe) -> Recipe:
 
     Other roles must be scripted.
     """
-    for role, answerer in recipe.roles.items():
+    for role, answerer in recipe.answerers.items():
         if not (policy_of(answerer) or is_untrained(answerer) or answerer.startswith(FUNCTION)):
             raise OfflineError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "

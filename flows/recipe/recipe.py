@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from adapters.calls import POLICY, Sampling
 from adapters.door.roles import (
+    CallsOf,
     check_role,
     checkpoint_of,
     earlier_of,
@@ -20,6 +21,7 @@ from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from tasks.examples.reading import Source
 from tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
+from tasks.settings.asked_roles import Answerer
 from tasks.settings.given import EXPERT, TEST, TRAIN
 from tasks.settings.places import PlaceOfRollouts
 from tasks.settings.presets import expand_preset
@@ -55,11 +57,12 @@ class Recipe(RunRecipe):
     """Agent: a file of `agents/`, `package.module:function`, `command:`, `forks:` or `resident:`
     and a command line, or `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
-    roles: dict[str, str] = Field(default_factory=dict[str, str])
+    roles: dict[str, Answerer] = Field(default_factory=dict[str, Answerer])
     """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
     trained beside it, as `policy:name`, a scripted `function:package.module:name`, or a model of
     LiteLLM's, such as `openai/gpt-4o-mini`. In self-play, `earlier:N` is the policy as it was at
-    the last multiple of N steps, and `pool:N` one that each step draws of those until then."""
+    the last multiple of N steps, and `pool:N` one that each step draws of those until then. With
+    `who` and `when` a role has the calls that say so (docs/agents.md)."""
 
     # What each section is for, its own docstring says.
     dataset: Dataset
@@ -86,10 +89,26 @@ class Recipe(RunRecipe):
 
     @field_validator("roles")
     @classmethod
-    def _roles_can_be_answered(cls, roles: dict[str, str]) -> dict[str, str]:
-        for role, who in roles.items():
-            check_role(role, who)
+    def _roles_can_be_answered(cls, roles: dict[str, Answerer]) -> dict[str, Answerer]:
+        for role, asked in roles.items():
+            check_role(role, asked if isinstance(asked, str) else asked.who)
+            if role == POLICY and not isinstance(asked, str):
+                raise ValueError(
+                    f"the role {POLICY} has the calls that no other role has, and needs no `when`; "
+                    "give the other roles one"
+                )
         return roles
+
+    @property
+    def answerers(self) -> dict[str, str]:
+        """Who answers each role."""
+        named = self.roles.items()
+        return {role: asked if isinstance(asked, str) else asked.who for role, asked in named}
+
+    def sent_calls(self) -> list[CallsOf]:
+        """List the roles whose calls are known by what they say."""
+        named = self.roles.items()
+        return [asked.calls(role) for role, asked in named if not isinstance(asked, str)]
 
     def refusals(self) -> Refusals:
         yield from super().refusals()
@@ -107,7 +126,7 @@ class Recipe(RunRecipe):
                 checkpoint_of(who) is None or not self._is_a_player(role),
                 f"evaluation.roles.{role} {who}: a role that a policy answers in training is "
                 f"given checkpoint:base or checkpoint:RUN@STEP, and roles.{role} is "
-                f"{self.roles.get(role)}; leave it out, or mend one of them",
+                f"{self.answerers.get(role)}; leave it out, or mend one of them",
             )
         policies = self.policies()
         yield (
@@ -179,10 +198,17 @@ class Recipe(RunRecipe):
             )
         yield (
             examiner.judges and self._is_a_player(examiner.role),
-            f"roles.{examiner.role} {self.roles.get(examiner.role)} judges evaluations, and "
+            f"roles.{examiner.role} {self.answerers.get(examiner.role)} judges evaluations, and "
             "changes as it is trained; give checkpoint:RUN@STEP, or a model of LiteLLM",
         )
-        who = self.roles.get(judge.role)
+        sent = {calls.role for calls in self.sent_calls()}
+        for one in self.judges():
+            yield (
+                one.role in sent,
+                f"roles.{one.role} has the calls of the agent that say so, and a judge asks it at "
+                "an address of its own; leave out its `when`, or give the judge another role",
+            )
+        who = self.answerers.get(judge.role)
         yield (
             judge.judges and policy_of(who or POLICY) not in (None, POLICY),
             f"roles.{judge.role} {who} would be a policy that nothing trains; give policy, "
@@ -234,7 +260,7 @@ class Recipe(RunRecipe):
         update changes. A door whose URL is given is one.
         """
         rollouts = self.rollouts
-        saved = all(policy_of(who) or is_untrained(who) for who in self.roles.values())
+        saved = all(policy_of(who) or is_untrained(who) for who in self.answerers.values())
         if cores <= 2 or not saved or rollouts.weights == "inflight":
             return 0
         if rollouts.door is not None:
@@ -259,8 +285,12 @@ class Recipe(RunRecipe):
         sampling = rollouts.greedy_sampling() if select == "greedy" else rollouts.sampling()
         asked = {*self.plays()[1], *(self.plays(judge)[1] if judge.judges else ())}
         fixed = self.evaluation.roles
-        roles = {role: who for role, who in self.roles.items() if role in asked - fixed.keys()}
-        by_base = BASE in map(checkpoint_of, (*roles.values(), *fixed.values()))
+        asked |= {calls.role for calls in self.sent_calls()}
+        answering = {
+            role: self.answerers[role] for role in self.roles if role in asked - fixed.keys()
+        }
+        said = self.model_dump(mode="json", include={"roles"})["roles"]
+        by_base = BASE in map(checkpoint_of, (*answering.values(), *fixed.values()))
         beside_start = select != "greedy" and judge.judges and judge.shown() == "pair"
         weights = {"base"} if by_base else set[str]()
         weights |= {"base", "start"} if beside_start else set()
@@ -268,7 +298,7 @@ class Recipe(RunRecipe):
         return {
             "evaluation": self.evaluation.model_dump(mode="json"),
             "agent": self.agent,
-            "roles": roles,
+            "roles": {role: said[role] for role in answering},
             "dataset": self.dataset.model_dump(mode="json", include=HELD_OUT),
             **({"place": self.place.model_dump(mode="json")} if self.place.is_given else {}),
             "rollouts": {
@@ -325,11 +355,11 @@ class Recipe(RunRecipe):
         yield from self.algorithm.expert.runs
 
     def plays(self, judge: Judge | None = None) -> tuple[str, list[str]]:
-        """Return the agent that plays rollouts, or a judge, and the roles that it asks."""
+        """Return the agent that plays rollouts, or a judge, and the roles with an address."""
         if judge is not None:
             return judge.agent or self.agent, [judge.role if judge.role in self.roles else POLICY]
-        asked, judges = {POLICY: POLICY, **self.roles}, {one.role for one in self.judges()}
-        return self.agent, [role for role in asked if role not in judges]
+        others = {one.role for one in (*self.judges(), *self.sent_calls())}
+        return self.agent, [role for role in {POLICY: POLICY, **self.roles} if role not in others]
 
     def judges(self) -> list[Judge]:
         """List the judges of training and of evaluations that there are."""
@@ -337,7 +367,7 @@ class Recipe(RunRecipe):
 
     def policies(self) -> dict[str, tuple[str, ...]]:
         trained: dict[str, list[str]] = {POLICY: [POLICY]}
-        for role, who in sorted(self.roles.items(), key=lambda item: (item[1], item[0])):
+        for role, who in sorted(self.answerers.items(), key=lambda item: (item[1], item[0])):
             name = policy_of(who)
             asks = self.judge.judges and role == self.judge.role
             if name is not None and role != POLICY and not asks:
@@ -346,7 +376,7 @@ class Recipe(RunRecipe):
 
     def _is_a_player(self, role: str) -> bool:
         """Return whether the policy, or an earlier one, answers a role in training."""
-        who = self.roles.get(role, "")
+        who = self.answerers.get(role, "")
         return policy_of(who) is not None or earlier_of(who) is not None
 
     def earlier(self, step: int) -> dict[str, int]:
@@ -354,12 +384,12 @@ class Recipe(RunRecipe):
 
         It is that of rollouts which checkpoint `step` samples.
         """
-        found = filter(None, map(earlier_of, self.roles.values()))
+        found = filter(None, map(earlier_of, self.answerers.values()))
         return {one.name: one.checkpoint(step, self.seed) for one in found}
 
     def answering(self) -> dict[str, str]:
         """Map the keys that say who answers a role to who does."""
-        trained = {f"roles.{role}": who for role, who in self.roles.items()}
+        trained = {f"roles.{role}": who for role, who in self.answerers.items()}
         held_out = {f"evaluation.roles.{role}": who for role, who in self.evaluation.roles.items()}
         return {**trained, **held_out}
 

@@ -402,7 +402,7 @@ def _check_agent(recipe: Recipe) -> None:
     if recipe.roles:
         from adapters.door.backends import create_backends  # imports LiteLLM's parts
 
-        create_backends(recipe.roles, recipe.seed)
+        create_backends(recipe.answerers, recipe.seed)
     others = sorted(role for role in asked if role != POLICY)
     load_agent(recipe.agent, others, placed=recipe.place.is_given)
     if recipe.place.caged:

@@ -90,7 +90,7 @@ class EvalTarget:
 
     @classmethod
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None, as_given: bool) -> Self:
-        found = folder_of(run) if run else latest_run(recipe.agent, recipe.roles)
+        found = folder_of(run) if run else latest_run(recipe.agent, recipe.answerers)
         bound = read_recipe(found)
         as_given |= isinstance(bound, Recipe) and recipe.agent != bound.agent
         if isinstance(bound, Recipe) and not (as_given and _play_differently(recipe, bound)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from adapters.door.roles import policy_of
+from adapters.door.roles import answerers, policy_of
 from adapters.errors import counted
 from adapters.tinker.engines import saved_files
 from durable.files import link_or_copy
@@ -206,7 +206,7 @@ def _refuse(
 
 def _refuse_new_policies(parent: RunFolder, recipe: dict[str, Any], step: int) -> None:
     """Refuse (RunError) a policy that the parent has not trained, if any step is shared."""
-    roles: dict[str, str] = recipe.get("roles", {})
+    roles = answerers(recipe.get("roles", {}))
     asked = {policy for who in roles.values() if (policy := policy_of(who))}
     for policy in sorted(asked) if step > 0 else ():
         checkpoints = Ledger(parent.checkpoints(policy)).checkpoints()

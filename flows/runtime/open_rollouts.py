@@ -258,10 +258,10 @@ def _hosts(run: OpenRun, recipe: Recipe, door: BatchDoor, concurrency: int) -> H
 def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]:
     """Open a run's doors in processes of their own, or else one door in this process."""
     rollouts, seed = recipe.rollouts, recipe.seed
-    roles, listener = create_backends(recipe.roles, seed), door_listener(rollouts)
-    number = recipe.doors(usable_cores())
+    roles, listener = create_backends(recipe.answerers, seed), door_listener(rollouts)
+    number, sent = recipe.doors(usable_cores()), recipe.sent_calls()
     if not number:
-        with Door(chat, roles, seed, rollouts.max_calls, listener) as door:
+        with Door(chat, roles, seed, rollouts.max_calls, listener, sent) as door:
             yield DoorHere(door, run.folder, run.service)
         return
     owned, service = run.folder.ownership, run.service
@@ -274,6 +274,7 @@ def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]
         seed=seed,
         max_calls=rollouts.max_calls,
         listener=listener,
+        sent=sent,
     )
     with DoorProcesses(order, service, number) as doors:
         yield doors

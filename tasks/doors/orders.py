@@ -1,7 +1,7 @@
 """What a door's process is told, as JSON: which door it opens, and who answers a batch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from adapters.calls import Sampling
+from adapters.door.roles import CallsOf
 from adapters.network.addresses import Listener
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import Service
@@ -41,7 +42,8 @@ class ChatOrder:
 class DoorOrder:
     """Order of a door: the run and its owner, the service, and who answers each role.
 
-    `roles` names the policy that answers a role beside the main one.
+    `roles` names the policy that answers a role beside the main one, and `sent` describes the calls
+    of roles that are asked at its address.
     """
 
     run: Path
@@ -52,6 +54,7 @@ class DoorOrder:
     seed: int
     max_calls: int | None
     listener: Listener
+    sent: Sequence[CallsOf] = ()
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class DoorProgram:
         server = TinkerServer(asked.url, asked.key, self._died, None)
         self._service = self._opened.enter_context(open_session(server, asked.patience))
         chat = open_chat(self._service, order.chat)
-        door = Door(chat, order.roles, order.seed, order.max_calls, order.listener)
+        door = Door(chat, order.roles, order.seed, order.max_calls, order.listener, order.sent)
         self._opened.enter_context(door)
         owners = RunFolder(order.run).owners
         owned = None if order.owner is None else Ownership(owners, order.owner)

@@ -120,6 +120,7 @@ def call_span(completion: Completion) -> Span:
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)})
         | ({"instructions": said} if said else {})
+        | ({"left_out_tools": [*request.left_out]} if request.left_out else {})
         | dict(completion.outcomes)
         | ({} if completion.usage is None else {"cost": completion.usage.cost}),
         "request_sha": completion.request_sha,

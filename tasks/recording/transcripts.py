@@ -17,7 +17,8 @@ class Transcript(TypedDict):
     `error` is None unless the rollout failed. `turn_index` counts the policy's answers that called
     no tool, and `num_tool_calls` its tool calls. An interaction has the `role`, the last `question`
     and the `response`, with its tool calls as `name(arguments)`; a conversation has the `role`, the
-    `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`.
+    `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`. The models
+    were not shown `left_out_tools`.
     """
 
     rollout_id: str
@@ -30,6 +31,7 @@ class Transcript(TypedDict):
     interactions: Sequence[Mapping[str, str | None]]
     refused: Sequence[Mapping[str, str]]
     conversations: Sequence[Mapping[str, str]]
+    left_out_tools: Sequence[str]
 
 
 def describe_end(row: Transcript) -> str:
@@ -37,6 +39,12 @@ def describe_end(row: Transcript) -> str:
     if row["error"] is not None:
         return row["error"]
     return "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
+
+
+def tell_left_out(row: Transcript) -> list[str]:
+    """Return a sentence about the tools that were left out; no sentence if none was."""
+    left = ", ".join(row["left_out_tools"])
+    return [f"tools that the model was not shown: {left}"] if left else []
 
 
 def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:

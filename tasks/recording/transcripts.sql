@@ -28,7 +28,8 @@ calls as (
         messages ->> '$[#-1].content' as question,
         spoken(reply) as response,
         coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
-        list(kept_call) over (partition by rollout_id, role) as continued
+        list(kept_call) over (partition by rollout_id, role) as continued,
+        coalesce(from_json(attributes -> '$.left_out_tools', '["varchar"]'), []) as left_out_tools
 
     from kept
     where kind = 'llm' and error_type is null
@@ -49,7 +50,8 @@ conversations as (
         list(
             {'role': role, 'messages': messages::varchar, 'reply': reply::varchar}
             order by role, call
-        ) filter (where not list_contains(continued, call)) as conversations
+        ) filter (where not list_contains(continued, call)) as conversations,
+        list_sort(list_distinct(flatten(list(left_out_tools)))) as left_out_tools
 
     from calls
     group by rollout_id
@@ -79,7 +81,8 @@ select
     coalesce(turn_index, 0) as turn_index,
     coalesce(num_tool_calls, 0)::bigint as num_tool_calls,
     coalesce(interactions, []) as interactions,
-    coalesce(conversations, []) as conversations
+    coalesce(conversations, []) as conversations,
+    coalesce(left_out_tools, []) as left_out_tools
 
 from ends
 left join conversations using (rollout_id)

@@ -12,7 +12,13 @@ from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from tasks.algorithm.advantages import find_advantage, is_uniform
-from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
+from tasks.recording.broken_prefixes import find_broken_prefixes
+from tasks.recording.transcripts import (
+    Transcript,
+    describe_end,
+    read_transcripts,
+    tell_left_out,
+)
 from tasks.reports.facts import read_failures
 from tasks.reports.tables import aligned, fitted
 from tasks.settings.algorithm import CreditAssignment
@@ -23,6 +29,8 @@ from tasks.storage.tables import arrays, query_beside, read_table, select
 QUERY = query_beside(__file__)
 KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
 MOST_SPANS = 40
+MOST_BROKEN = 5
+"""Calls of which it is said why their prompts have not kept tokens."""
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
     "The tiny base model has played: its words check that agent, door and rewards fit together,\n"
@@ -86,7 +94,7 @@ def describe_dryrun(
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
     parts = {
         "spans": _list_spans(spans, read_context),
-        "kept tokens": "\n".join(map(str, kept)) or "no policy answered a rollout with a reward",
+        "kept tokens": _describe_kept(kept, spans),
         "rewards": _list_rewards(rollouts),
         "datums": "\n".join(_count_datums(n, learned[n], credit, rollouts) for n in learned),
         "transcript": (f"{ONLY_GLUE}\n\n" if tiny else "") + _show_best(rollouts),
@@ -98,6 +106,18 @@ def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     """Return the turns of every role that is trained, by the role's name."""
     rows = select(KEPT_TOKENS_QUERY, trajectories=verified(trajectories))
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
+
+
+def _describe_kept(kept: Sequence[KeptTokens], spans: Sequence[Path]) -> str:
+    """Count the turns that kept their tokens, and say why the first others have not."""
+    if not kept:
+        return "no policy answered a rollout with a reward"
+    roles = {of.role for of in kept}
+    broken = [one for one in find_broken_prefixes(spans) if one.role in roles]
+    left = len(broken) - MOST_BROKEN
+    more = [f"… and {counted(left, 'other call')}"] if left > 0 else []
+    told = [hanging(str(one)) for one in broken[:MOST_BROKEN]]
+    return "\n".join([*map(str, kept), *told, *more])
 
 
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
@@ -196,4 +216,6 @@ def _show_best(rollouts: Sequence[Transcript]) -> str:
         lines.append(hanging(f"{turn['role']} answered: {turn['response']}"))
     for call in best["refused"]:
         lines += ["", hanging(f"{call['role']} was refused: {call['why']}")]
+    for told in tell_left_out(best):
+        lines += ["", hanging(told)]
     return "\n".join(lines)

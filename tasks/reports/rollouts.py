@@ -13,7 +13,12 @@ import numpy as np
 from adapters.calls import POLICY, JsonObject, Message
 from adapters.tinker.token_texts import TokenText
 from tasks.recording.spans import cause_of
-from tasks.recording.transcripts import Transcript, describe_end, read_transcripts
+from tasks.recording.transcripts import (
+    Transcript,
+    describe_end,
+    read_transcripts,
+    tell_left_out,
+)
 from tasks.recording.views import Views
 from tasks.storage.arrivals import batches_of
 from tasks.storage.durability import durable
@@ -114,6 +119,7 @@ def _markdown(title: str, row: Transcript) -> str:
         f"*a call of the {call['role']} was refused*\n\n{_fenced(call['why'])}\n"
         for call in row["refused"]
     ]
+    parts += [f"*{told}*\n" for told in tell_left_out(row)]
     return "\n".join(parts)
 
 

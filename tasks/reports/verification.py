@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from adapters.calls import POLICY
-from adapters.door.roles import policy_of
+from adapters.door.roles import answerers, policy_of
 from adapters.errors import UserError, counted
 from adapters.tinker.engines import LOCAL, needs_engine, weights_record
 from tasks.algorithm.advantages import find_advantage
@@ -141,7 +141,8 @@ class _Recorded:
 
     @cached_property
     def policies(self) -> list[str]:
-        trained = (policy_of(who) for who in self.manifest["recipe"].get("roles", {}).values())
+        roles = answerers(self.manifest["recipe"].get("roles", {}))
+        trained = (policy_of(who) for who in roles.values())
         return [*dict.fromkeys([POLICY, *filter(None, trained)])]
 
     @cached_property

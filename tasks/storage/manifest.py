@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from adapters.door.roles import policy_of
+from adapters.door.roles import answerers, policy_of
 from adapters.errors import did_you_mean
 from adapters.project.hub import locate_dataset
 from adapters.tinker.bases import read_origin
@@ -208,7 +208,7 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
         except (RunError, Damaged):
             continue
         recipe = manifest["recipe"]
-        if recipe.get("agent") == agent and _trained(recipe["roles"]) == _trained(roles):
+        if recipe.get("agent") == agent and _trained(answerers(recipe["roles"])) == _trained(roles):
             created[manifest["created"]] = run
     if not created:
         having = f" with the roles {', '.join(roles)}" if roles else ""

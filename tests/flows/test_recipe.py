@@ -1,10 +1,13 @@
 """The recipe: unknown keys, and knobs that would do nothing, are refused."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from adapters.door.roles import CallsOf
 from flows.recipe.loading import RecipeError
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import differing
@@ -276,3 +279,41 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
 def test_a_role_that_nobody_can_answer_is_refused() -> None:
     with pytest.raises(ValidationError, match="the role judge is answered by 'polcy'; give policy"):
         small_recipe(roles={"judge": "polcy"})
+
+
+TITLES = {"who": "earlier:1", "when": {"system": "You write titles"}}
+
+
+def test_a_role_known_by_what_its_calls_say_has_no_address_of_its_own() -> None:
+    recipe = small_recipe(roles={"title": TITLES, "teller": "policy"})
+    assert recipe.answerers == {"title": "earlier:1", "teller": "policy"}
+    assert recipe.sent_calls() == [CallsOf("title", system="You write titles")]
+    assert recipe.plays() == (recipe.agent, ["policy", "teller"])
+    assert recipe.policies() == {"policy": ("policy", "teller")}
+    assert recipe.earlier(5) == {"earlier:1": 5}, "it is the policy as it is, and is not trained"
+    again = Recipe.model_validate(recipe.model_dump(mode="json"))
+    assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
+
+
+@pytest.mark.parametrize(
+    ("roles", "refusal"),
+    [
+        ({"title": {"who": "earlier:1"}}, "roles.title.asked.when"),
+        ({"title": {**TITLES, "when": {}}}, "nothing is said of the calls; give model, system"),
+        ({"title": {**TITLES, "when": {"model": " ", "system": "x"}}}, "model is empty"),
+        ({"title": {**TITLES, "when": {"path": "/embeddings"}}}, "path '/embeddings' is of no API"),
+        ({"title": {**TITLES, "who": "gpt"}}, "the role title is answered by 'gpt'"),
+        ({"policy": {**TITLES, "who": "policy"}}, "the role policy has the calls that no other"),
+    ],
+)
+def test_a_role_whose_calls_say_nothing_is_refused(roles: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(refusal)):
+        small_recipe(roles=roles)
+
+
+def test_a_judge_asks_at_an_address_of_its_own() -> None:
+    judged = {"agent": "judge:pairs"}
+    with pytest.raises(
+        ValidationError, match=r"roles.judge has the calls of the agent that say so"
+    ):
+        small_recipe(judge=judged, roles={"judge": {**TITLES, "who": "checkpoint:base"}})

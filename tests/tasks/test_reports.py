@@ -75,6 +75,13 @@ def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> N
     assert "**assistant**\n\n```text\nI am 2\n```" in text
 
 
+def test_a_transcript_names_the_tools_that_the_model_was_not_shown(tmp_path: Path) -> None:
+    left = {"attributes": {"left_out_tools": ["web_search", "mcp"]}}
+    calls = said("?", "yes", **left), said("?", "no", call=1), said("?", "", call=2, **left)
+    text = transcripts([sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))])
+    assert "*tools that the model was not shown: mcp, web_search*" in text
+
+
 @pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])
 def test_few_rollouts_are_each_shown_once(tmp_path: Path, count: int, titles: list[str]) -> None:
     rollouts = [rollout(k, said("?", "!"), ended(float(k))) for k in range(count)]

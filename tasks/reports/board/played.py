@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from pydantic import BaseModel, ConfigDict, Field
 
 from adapters.calls import POLICY
-from adapters.door.roles import policy_of
+from adapters.door.roles import answerers, policy_of
 from adapters.tinker.token_texts import TokenText
 from tasks.recording.views import Views, open_views
 from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
@@ -200,7 +200,7 @@ def compare_examples(run: RunFolder, search: ExampleSearch) -> list[ViewRow]:
 
 
 def _trained_roles(run: RunFolder) -> Sequence[str]:
-    roles = recipe_of(run).get("roles", {})
+    roles = answerers(recipe_of(run).get("roles", {}))
     return [POLICY, *(role for role, who in roles.items() if policy_of(who))]
 
 

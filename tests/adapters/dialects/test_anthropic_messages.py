@@ -206,6 +206,17 @@ def test_tools_become_functions() -> None:
     assert read(body(tools=[described])).tools == [{"type": "function", "function": function}]
 
 
+def test_tools_of_the_api_that_the_client_runs_become_functions_and_others_are_left_out() -> None:
+    bash = {"type": "bash_20250124", "name": "bash"}
+    editor = {"type": "text_editor_20250124", "name": "str_replace_editor"}
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    request = read(body(tools=[bash, search, editor]))
+    assert [one["function"]["name"] for one in request.tools] == ["bash", "str_replace_editor"]
+    parameters: Any = request.tools[0]["function"].get("parameters")
+    assert "command" in parameters["properties"]
+    assert request.left_out == ["web_search_20250305"]
+
+
 @pytest.mark.parametrize(
     ("chosen", "choice"),
     [
@@ -240,7 +251,10 @@ def test_output_format_is_read_from_both_fields() -> None:
         (content("assistant", {"type": "tool_use"}), "messages[1].content[0]"),
         (content("user", {"type": "tool_result", "content": 0}), "messages[1].content[0].content"),
         (body(system=3), "system"),
-        (body(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
+        (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools"),
+        (body(tools=[{"type": "computer_20250124", "name": "computer"}]), "tools[0]"),
+        (body(tools=[{"type": "memory_20250818", "name": "memory"}]), "tools[0]"),
+        (body(tools=[{"type": 3, "name": "look"}]), "tools[0]"),
         (body(tools=["look"]), "tools[0]"),
         (body(tool_choice={"type": "any"}), "tool_choice"),
         (body(tool_choice={"type": "tool"}, tools=[TOOL]), "tool_choice"),

@@ -14,6 +14,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from adapters.calls import Refused
 from adapters.clients.litellm import PASSED_FIELDS
 from adapters.dialects.field_rules import RULES, Api, Fate, rules_of, write_table
+from adapters.dialects.google_generate import GenerateContent
 from adapters.dialects.table import DIALECTS
 from tests.support.door.opened_door import ASK, Opened
 
@@ -25,13 +26,15 @@ CLIENTS = [
     (Api.MESSAGES, MessageCountTokensParams),
     (Api.MESSAGES, anthropic_beta.MessageCreateParamsNonStreaming),
 ]
-READERS = dict(zip(Api, DIALECTS.values(), strict=True))
+READERS: dict[Api, Any] = dict(zip(Api, [*DIALECTS.values(), GenerateContent("m")], strict=True))
 REFUSED = [
     (api, name) for api in Api for name, r in rules_of(api).items() if r.fate is Fate.REFUSED
 ]
 
 
 def body(api: Api, **fields: Any) -> dict[str, Any]:
+    if api is Api.GOOGLE:
+        return {"contents": [{"parts": [{"text": "hello"}]}], **fields}
     return {"model": "m", "input" if api is Api.RESPONSES else "messages": ASK, **fields}
 
 
@@ -71,7 +74,7 @@ def test_false_is_not_taken_for_the_number_that_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("value", [-2, True, 2.5, "5"])
 def test_a_top_k_that_is_none_is_refused(value: object) -> None:
-    for api in Api:
+    for api in (Api.CHAT, Api.RESPONSES, Api.MESSAGES):
         with pytest.raises(Refused, match="top_k is "):
             READERS[api].read(body(api, top_k=value))
 

@@ -1,5 +1,6 @@
 """The door's responses endpoint, called by OpenAI's client."""
 
+import json
 from itertools import chain, groupby, pairwise
 from typing import Any
 
@@ -10,12 +11,21 @@ from pydantic import BaseModel
 
 from adapters.calls import Choice, Format, Refused
 from adapters.dialects.openai_responses import read, write_error
+from adapters.dialects.openai_tools import Offered, write_call
+from adapters.rendering.messages import create_tool_call
 from tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
 TOOL: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+GROUP: Any = {"type": "namespace", "name": "eyes", "description": "Eyes.", "tools": [TOOL]}
+EDIT: Any = {
+    "type": "custom",
+    "name": "edit",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: patch"},
+}
+SEARCHED = {"type": "web_search"}
 NAMES = ("reasoning_text", "output_text")
 
 
@@ -117,6 +127,126 @@ def test_a_stream_holds_the_same_answer_token_by_token(opened: Opened) -> None:
     assert whole.usage.output_tokens == len(opened.spans[0].response_token_ids)
 
 
+def call_of(name: str, **arguments: Any) -> str:
+    """Return what a policy says that calls a tool."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+
+
+SHOWN = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+OF_TOOLS: list[tuple[Any, str, dict[str, Any], dict[str, Any]]] = [
+    (
+        EDIT,
+        "edit",
+        {"input": "*** patch\n"},
+        {"type": "custom_tool_call", "name": "edit", "input": "*** patch\n"},
+    ),
+    (
+        {**GROUP, "tools": [EDIT]},
+        "eyes__edit",
+        {"input": "{}"},
+        {"type": "custom_tool_call", "name": "edit", "namespace": "eyes", "input": "{}"},
+    ),
+    (
+        GROUP,
+        "eyes__look",
+        {"at": "x"},
+        {
+            "type": "function_call",
+            "name": "look",
+            "namespace": "eyes",
+            "arguments": '{"at": "x"}',
+        },
+    ),
+    (
+        {"type": "shell"},
+        "shell",
+        {"commands": ["ls"]},
+        {"type": "shell_call", "action": {"commands": ["ls"]}},
+    ),
+    (
+        {"type": "local_shell"},
+        "local_shell",
+        {"command": ["ls"]},
+        {
+            "type": "local_shell_call",
+            "action": {"type": "exec", "env": {}, "command": ["ls"]},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("tool", "name", "arguments", "expected"), OF_TOOLS)
+def test_a_call_has_the_form_of_its_tool_and_keeps_its_tokens(
+    opened: Opened,
+    tool: Any,
+    name: str,
+    arguments: dict[str, Any],
+    expected: dict[str, Any],
+    stream: bool,
+) -> None:
+    opened.say(call_of(name, **arguments))
+    tools = [tool, {"type": "web_search"}]
+    if stream:
+        *_, last = ask(opened, tools=tools, stream=True)
+        (item,) = last.response.output
+    else:
+        (item,) = ask(opened, tools=tools).output
+    assert expected.items() <= item.to_dict().items()
+    result = {"type": f"{item.type}_output", "call_id": item.call_id, "output": "a cat"}
+    result |= {"output": [SHOWN]} if item.type == "shell_call" else {}
+    ask(opened, input=[*ASK, item, result], tools=tools)
+    assert [span.kept_how for span in opened.spans] == ["new", "messages"]
+    first = opened.spans[0]
+    assert [one["function"]["name"] for one in first.request.tools] == [name]
+    assert call_span(first)["attributes"]["left_out_tools"] == ["web_search"]
+
+
+def test_a_patch_is_the_operation_of_its_item_and_its_status_the_output() -> None:
+    patch = {"type": "delete_file", "path": "a"}
+    named = {"apply_patch": Offered("apply_patch", "apply_patch")}
+    call = create_tool_call("apply_patch", json.dumps(patch), "c")
+    item = write_call(call, named)
+    assert item == {"type": "apply_patch_call", "call_id": "c", "operation": patch}
+    done = {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"}
+    said, heard = read(body(input=[item, done])).messages
+    assert said.get("tool_calls") == [call]
+    assert heard == {"role": "tool", "content": "completed", "tool_call_id": "c"}
+
+
+def test_a_custom_tool_that_is_called_with_other_arguments_gets_them_as_its_text(
+    opened: Opened,
+) -> None:
+    opened.say(call_of("edit", patch=3))
+    (item,) = ask(opened, tools=[EDIT]).output
+    assert (item.type, item.input) == ("custom_tool_call", '{"patch": 3}')
+    result = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "no patch"}
+    ask(opened, input=[*ASK, item, result], tools=[EDIT])
+    assert opened.spans[1].kept_how == "unknown", "they come back as an input"
+
+
+def test_the_input_of_a_custom_tool_is_streamed_by_its_own_pieces(opened: Opened) -> None:
+    opened.say(call_of("edit", input="*** a patch"))
+    pieces = list(ask(opened, tools=[EDIT], stream=True))
+    kind = "response.custom_tool_call_input"
+    assert [p.delta for p in pieces if p.type == f"{kind}.delta"] == CHAT.pieces("*** a patch")
+    assert [p.input for p in pieces if p.type == f"{kind}.done"] == ["*** a patch"]
+    (added,) = [p.item for p in pieces if p.type == "response.output_item.added"]
+    assert (added.type, added.name, added.input) == ("custom_tool_call", "edit", "")
+
+
+def test_the_model_reads_of_a_namespace_once_and_of_a_custom_tool_s_grammar() -> None:
+    group = {**GROUP, "tools": [{**TOOL, "description": "Looks."}, {**TOOL, "name": "see"}, EDIT]}
+    look, see, edit = (tool["function"] for tool in read(body(tools=[group])).tools)
+    assert (look.get("description"), "description" in see) == ("Eyes.\n\nLooks.", False)
+    parameters: Any = edit.get("parameters")
+    assert (
+        parameters["properties"]["input"]["description"]
+        == "A text of this lark grammar:\nstart: patch"
+    )
+
+
 def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     opened: Opened,
 ) -> None:
@@ -178,6 +308,12 @@ def test_items_become_messages() -> None:
     [
         ("required", Choice("required")),
         ({"type": "function", "name": "look"}, Choice("required", ("look",))),
+        ({"type": "custom", "name": "edit"}, Choice("required", ("edit",))),
+        ({"type": "shell"}, Choice("required", ("shell",))),
+        (
+            {"type": "function", "name": "look", "namespace": "eyes"},
+            Choice("required", ("eyes__look",)),
+        ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]},
             Choice("required", ("look",)),
@@ -185,10 +321,10 @@ def test_items_become_messages() -> None:
     ],
 )
 def test_tool_choice_is_read(chosen: Any, choice: Choice) -> None:
-    request = read(body(tools=[TOOL], tool_choice=chosen))
+    request = read(body(tools=[TOOL, EDIT, GROUP, {"type": "shell"}], tool_choice=chosen))
     assert request.choice == choice
     function = {"name": "look", "parameters": {"type": "object"}}
-    assert request.tools == [{"type": "function", "function": function}]
+    assert request.tools[0] == {"type": "function", "function": function}
 
 
 def test_text_format_is_read() -> None:
@@ -217,7 +353,14 @@ def test_text_format_is_read() -> None:
         (body(input=[{"type": "function_call", "name": "f"}]), "input[0]"),
         (body(input=[{"type": "function_call_output", "output": 3}]), "input[0].output"),
         (body(instructions=3), "instructions"),
-        (body(tools=[{"type": "web_search"}]), "tools[0]"),
+        (body(tools=[{"type": "web_search"}]), "tools"),
+        (body(tools=[{"type": "telepathy"}, TOOL]), "tools[0]"),
+        (body(tools=[{"type": "computer"}, TOOL]), "tools[0]"),
+        (body(tools=[{"type": "namespace", "tools": [TOOL]}]), "tools[0]"),
+        (body(tools=[{**GROUP, "tools": [GROUP]}]), "tools[0].tools[0]"),
+        (body(tools=[GROUP, {**TOOL, "name": "eyes__look"}]), "tools[1]"),
+        (body(tools=[{"type": "web_search"}, TOOL], tool_choice=SEARCHED), "tool_choice"),
+        (body(input=[{"type": "custom_tool_call", "name": "edit", "input": 3}]), "input[0]"),
         (body(tools=[{"type": "function"}]), "tools[0]"),
         (body(tool_choice="required"), "tool_choice"),
         (body(tool_choice={"type": "function", "name": "x"}), "tool_choice"),

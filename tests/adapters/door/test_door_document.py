@@ -1,11 +1,13 @@
 """The door, by the OpenAPI document that its requests are drawn from."""
 
+import re
 from typing import cast
 
 from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 from starlette.routing import Route
 
 from adapters.calls import POLICY
+from adapters.dialects.table import GOOGLE
 from tests.support.door.opened_door import ASK, TOKENS, TOOLS, Opened
 from tests.support.door.requests_from_document import CHECKS, DOCUMENT, operations
 
@@ -21,13 +23,17 @@ BODIES = {
     "/messages": {"model": "m", "messages": ASK, "max_tokens": 9},
     "/messages/count_tokens": {"model": "m", "messages": ASK},
 }
+GENERATED = {"contents": [{"parts": [{"text": "hello"}]}]}
 PARAMETERS = {"/models/{name}": {"name": POLICY}}
 
 
 def test_all_that_the_door_answers_is_in_it(opened: Opened) -> None:
     routes = cast(list[Route], opened.door._app().routes)
     served = {
-        (route.path.removeprefix(opened.door.prefix).removeprefix("/v1"), method.lower())
+        (
+            re.sub("^/v1(beta)?(?=/)", "", route.path.removeprefix(opened.door.prefix)),
+            method.lower(),
+        )
         for route in routes
         for method in (route.methods or set()) - {"HEAD"}  # it is answered wherever GET is
     }
@@ -39,9 +45,12 @@ def test_each_operation_answers_as_it_says_and_only_with_the_key(opened: Opened)
     opened.say("It is an *x*.<|im_end|>")
     headers = {"Authorization": f"Bearer {opened.key}"}
     for operation in operations():
-        case = operation.Case(path_parameters=PARAMETERS.get(operation.path, {}))
-        if operation.method == "post":
-            case = operation.Case(body=BODIES[operation.path], media_type="application/json")
+        of_google = operation.path.startswith(f"{GOOGLE}/{{model}}")
+        named = {"model": "m"} if of_google else PARAMETERS.get(operation.path, {})
+        query = {"alt": "sse"} if operation.path.endswith(":streamGenerateContent") else {}
+        body = {"body": GENERATED if of_google else BODIES.get(operation.path)}
+        sent = {**body, "media_type": "application/json"} if operation.method == "post" else {}
+        case = operation.Case(path_parameters=named, query=query, **sent)
         checks = [*CHECKS, ignored_auth, unsupported_method]
         response = case.call_and_validate(base_url=opened.url, headers=headers, checks=checks)
         assert response.status_code == 200, operation.label

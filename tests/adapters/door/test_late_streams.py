@@ -15,15 +15,18 @@ from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, CHAT, Opened
 
 SAID = "Let me see."
+GENERATE = "/v1beta/models/m:streamGenerateContent?alt=sse"
 BODIES: dict[str, dict[str, Any]] = {
     "/chat/completions": {"model": "m", "messages": ASK},
     "/responses": {"model": "m", "input": ASK},
     "/messages": {"model": "m", "messages": ASK, "max_tokens": 100},
+    GENERATE: {"contents": [{"parts": [{"text": "hello"}]}]},
 }
 WORDS = {
     "/chat/completions": ": sampling",
     "/responses": '"type": "keepalive"',
     "/messages": 'data: {"type": "ping"}',
+    GENERATE: '"parts": [{"text": ""}]',
 }
 
 
@@ -41,7 +44,7 @@ def slow(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 def stream(slow: Opened, path: str) -> httpx.Response:
-    body = {**BODIES[path], "stream": True}
+    body = BODIES[path] if path == GENERATE else {**BODIES[path], "stream": True}
     return httpx.post(slow.url + path, json=body, headers=bearer(slow.key), timeout=60)
 
 
@@ -91,6 +94,7 @@ def test_the_stream_helpers_of_clients_put_a_late_answer_together(
         ("/chat/completions", '"type": "server_error"'),
         ("/responses", '"type": "response.failed"'),
         ("/messages", '"type": "error"'),
+        (GENERATE, '"status": "INTERNAL"'),
     ],
 )
 def test_a_late_refusal_ends_the_stream_and_is_recorded(slow: Opened, path: str, last: str) -> None:

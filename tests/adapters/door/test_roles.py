@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import openai
 import pytest
 from openai import AsyncOpenAI
 
@@ -14,7 +15,7 @@ from adapters.door.backends import ScriptError, create_backends
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
 from adapters.door.role_calls import KeptCalls, Memory
-from adapters.door.roles import check_role
+from adapters.door.roles import CallsOf, check_role
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.metrics import StepFiles, measure_step
@@ -26,7 +27,7 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
-from tests.support.door.opened_door import Opened
+from tests.support.door.opened_door import Opened, opened_batch
 from tests.support.door.played_batch import (
     BATCH,
     SHARD,
@@ -64,9 +65,10 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-async def ask(role: dict[str, str], messages: list[Any]) -> dict[str, str]:
+async def ask(role: dict[str, str], messages: list[Any], **fields: Any) -> dict[str, str]:
     async with AsyncOpenAI(base_url=role["base_url"], api_key=role["api_key"]) as client:
-        answer = await client.chat.completions.create(model=role["model"], messages=messages)
+        asked = {"model": role["model"], "messages": messages, **fields}
+        answer = await client.chat.completions.create(**asked)
     return {"role": "assistant", "content": answer.choices[0].message.content or ""}
 
 
@@ -94,6 +96,21 @@ def leaves(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
     raise SystemExit(3)
 
 
+async def has_one_address(
+    example: dict[str, Any], *, base_url: str, api_key: str, model: str
+) -> float:
+    """A program that asks for a title beside, and a smaller model, at the only address it has."""
+    place, titled = {"base_url": base_url, "api_key": api_key}, system("You write titles. Short!")
+    await ask({**place, "model": model}, [system("Play."), user("begin")])
+    await ask({**place, "model": model}, [titled, user("what is this?")])
+    await ask({**place, "model": "small-model"}, [user("is it polite?")], logit_bias={"5": 1})
+    return 1.0
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
     judged.clear()
@@ -104,16 +121,22 @@ def forgotten() -> None:
 def collect(tmp_path: Path) -> Collect:
     """Return a function that plays the rollouts one after the other."""
 
-    def collected(roles: dict[str, str] = ROLES, group_size: int = 3) -> list[Span]:
+    def collected(
+        roles: dict[str, str] = ROLES,
+        group_size: int = 3,
+        agent: str = "tells_and_listens",
+        sent: Sequence[CallsOf] = (),
+    ) -> list[Span]:
         """Return the journal's spans; `policy` says anything, and another policy, fox, its name."""
         run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, group_size)
         shard = write_examples(run, [{"secret": "otter"}])
         policy: Any = StandIn(lambda chosen, *_: turn(chosen))
         fox: Any = StandIn(lambda *_: [*letters("I am a fox"), END])
         policies = {POLICY: Policy(policy, "00000"), "fox": Policy(fox, "fox@00000")}
-        agent = "tests.adapters.door.test_roles:tells_and_listens"
-        with Door(CHAT, create_backends(roles, run_seed=0), run_seed=0) as door:
-            settings = PlaySettings(agent, list(door.roles), concurrency=1, timeout_seconds=60.0)
+        name, backends = f"tests.adapters.door.test_roles:{agent}", create_backends(roles, 0)
+        with Door(CHAT, backends, run_seed=0, sent=sent) as door:
+            asked = [role for role in door.roles if role not in {calls.role for calls in sent}]
+            settings = PlaySettings(name, asked, concurrency=1, timeout_seconds=60.0)
             server = host_at(door, run, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
@@ -377,3 +400,64 @@ def test_a_function_that_is_not_there_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ScriptError, match=lacks):
         create_backends({"judge": f"function:{name}"}, run_seed=0)
+
+
+SENT = (CallsOf("title", system="You write titles*"), CallsOf("judge", model="small-*"))
+
+
+def test_a_program_with_one_address_has_helpers_by_what_it_sends(
+    collect: Collect, tmp_path: Path
+) -> None:
+    spans = collect({"title": "policy:fox", "judge": JUDGE}, 2, "has_one_address", SENT)
+    calls = [span for span in spans if span["kind"] == "llm"]
+    assert [(call["role"], call["call"]) for call in calls] == [
+        (role, 0) for role in ("policy", "title", "judge")
+    ] * 2
+    assert {call["policy_version"] for call in calls} == {"00000", "fox@00000", JUDGE}
+    assert all(call["status"] == "ok" for call in calls), "the judge's model takes a logit_bias"
+    datums, _ = made(tmp_path)
+    assert datums == [], "equal rewards train nothing"
+
+
+def test_a_call_that_is_a_helper_s_by_what_it_says_is_recalled_in_the_next_attempt() -> None:
+    asked: Any = [system("You write titles."), user("what is this?")]
+    with (
+        Door(CHAT, {"title": POLICY}, run_seed=7, sent=SENT[:1]) as door,
+        opened_batch(door) as opened,
+    ):
+        opened.ask(messages=asked)
+        client = opened.begin_again([*opened.spans])
+        client.chat.completions.create(model="any", messages=asked)
+        told = [(one.id.role, one.id.number, one.recalled) for one in opened.spans]
+    assert told == [("title", 0, False), ("title", 0, True)]
+
+
+def test_a_field_that_only_a_helper_takes_is_refused_of_the_policy(opened: Opened) -> None:
+    opened.door._sent = [CallsOf("nobody", model="small-*")]
+    try:
+        with pytest.raises(openai.BadRequestError, match="logit_bias is not honoured here"):
+            opened.ask(logit_bias={"5": 1})
+        with pytest.raises(openai.NotFoundError, match="Nobody answers the role 'nobody'"):
+            opened.ask(model="small-model")
+    finally:
+        opened.door._sent = []
+    assert [refused.role for refused in opened.refusals] == ["policy", "nobody"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "fits"),
+    [
+        (CallsOf("x", model="m"), True),
+        (CallsOf("x", model="M"), False),
+        (CallsOf("x", system="You are [a]"), True),
+        (CallsOf("x", system="are [a]"), False),
+        (CallsOf("x", system="*titler"), True),
+        (CallsOf("x", path="/messages"), True),
+        (CallsOf("x", path="/responses"), False),
+        (CallsOf("x", model="m", system="You", path="/responses"), False),
+    ],
+)
+def test_a_role_has_the_calls_of_which_everything_fits(calls: CallsOf, fits: bool) -> None:
+    messages = [system("You are [a] titler.\nBe short."), user("hello")]
+    request = Request("m", messages, [], None, [], {})
+    assert calls.fit(request, "/batch/b/role/policy/v1/messages") is fits

@@ -24,11 +24,12 @@ from schemathesis.specs.openapi.checks import (
 from adapters.dialects.field_rules import Api, Fate, rules_of
 from adapters.yaml_text import read_yaml
 
-PARTS = ("frame", "openai_chat", "openai_responses", "anthropic_messages")
+PARTS = ("frame", "openai_chat", "openai_responses", "anthropic_messages", "google_generate")
 BODIES = {
     "ChatRequest": Api.CHAT,
     "ResponsesRequest": Api.RESPONSES,
     "MessagesRequest": Api.MESSAGES,
+    "GenerateRequest": Api.GOOGLE,
 }
 """The schema of each API's bodies."""
 
