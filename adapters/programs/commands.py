@@ -36,16 +36,24 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     ) -> object:
         async with _started(words, example, roles, place) as program:
             await program.silent.wait()
-        keys = [of_role["api_key"] for of_role in roles.values()]
-        if place is not None:
-            await asyncio.to_thread(place.log, program.said(keys))
-            if place.settings.reward:
-                return None
-        if program.status == 0 and (found := program.stdout.last_json()):
-            return found[0]
-        raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
+        return await answer_of(program, line, roles, place)
 
     return play
+
+
+async def answer_of(program: Program, line: str, roles: Roles, place: Place | None) -> object:
+    """Return the answer of a program that has ended; CommandFailed if it gave none.
+
+    It is None if the recipe has a command that scores the place.
+    """
+    keys = [of_role["api_key"] for of_role in roles.values()]
+    if place is not None:
+        await asyncio.to_thread(place.log, program.said(keys))
+        if place.settings.reward:
+            return None
+    if program.status == 0 and (found := program.stdout.last_json()):
+        return found[0]
+    raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
 
 
 @asynccontextmanager
