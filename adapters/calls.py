@@ -200,6 +200,8 @@ class Request:
     left_out: Sequence[str] = ()
     """Types of tools that the model is not shown: the API's service runs them, or finds more by
     them."""
+    dialect: str = ""
+    """The name of the API by which the call was made."""
 
     @property
     def may_call_tools(self) -> bool:

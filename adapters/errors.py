@@ -17,6 +17,7 @@ UserError               an error that its user can mend
     NoCage              a cage that this machine cannot make
     NoEnvironment       an environment's name
     ScriptError         a function that answers a role
+    SayError            a file of what a stand-in says
     LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed
     NoProvider          a role's provider
     ChatTemplateError   a chat template

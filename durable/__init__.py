@@ -1,1 +1,1 @@
-"""What lasts: files that outlive a crash, and servers that outlive strangers."""
+"""What lasts: files that outlive a crash, servers that outlive strangers, and short pauses."""

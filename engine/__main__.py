@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
+from durable.collector import settle_collector
 from durable.cores import usable_cores
 from engine.disk import lock_state
 from engine.errors import RequestRefused
@@ -268,7 +269,7 @@ def _load_libraries() -> None:
     gc.disable()
     import engine.api.server  # noqa: F401
 
-    gc.freeze()
+    settle_collector()
     gc.enable()
 
 

@@ -27,6 +27,11 @@ def protobuf_answer(body: bytes) -> Response:
     return Response(body, media_type="application/x-protobuf")
 
 
+Kept = tuple[bytes, str]
+"""Body and media type of an answer. The garbage collector passes over a plain tuple of such values,
+and would look through tens of thousands of tasks and responses."""
+
+
 class Futures:
     """Running requests and, for a while, the answers of finished requests, on one event loop.
 
@@ -44,52 +49,68 @@ class Futures:
         self._keep_seconds = keep_seconds
         self._keep_bytes = keep_bytes
         self._clock = clock
-        self._tasks: dict[str, asyncio.Task[Response]] = {}
+        self._running: dict[str, asyncio.Task[Response]] = {}
+        self._answers: dict[str, Kept] = {}
         self._finished: deque[tuple[float, str]] = deque()
         """Times and ids of finished requests, oldest first."""
         self._held_bytes = 0
         self._namespace = uuid4()
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._running) + len(self._answers)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is running."""
+        return not self._running
 
     def knows(self, key: Hashable) -> bool:
         """Return True if a request was submitted under this key and its answer is not dropped."""
-        return self._id_of(key) in self._tasks
+        return self._has(self._id_of(key))
 
     def submit(self, work: Callable[[], Awaitable[Response]], key: Hashable = None) -> str:
         """Begin the work unless this key has begun it; return the id to poll for."""
         self._drop_old()
         request_id = self._id_of(key)
-        if request_id not in self._tasks:
+        if not self._has(request_id):
             task = asyncio.create_task(_run(work))
-            self._tasks[request_id] = task
+            self._running[request_id] = task
             task.add_done_callback(lambda done: self._finish(request_id, done))
         return request_id
 
     async def answer(self, request_id: str, seconds: float = POLL_SECONDS) -> Response | None:
         """Return the answer, or None if it did not arrive within `seconds`."""
-        task = self._tasks.get(request_id)
-        if task is None:
+        if not self._has(request_id):
             raise Gone(
                 f"there is no request {request_id!r}: the engine restarted, or the answer is "
                 f"older than {self._keep_seconds:.0f} s and was dropped; submit the request again"
             )
-        await asyncio.wait({task}, timeout=seconds)
-        return task.result() if task.done() and not task.cancelled() else None
+        if running := self._running.get(request_id):
+            await asyncio.wait({running}, timeout=seconds)  # `_finish` is called before it ends
+        kept = self._answers.get(request_id)
+        return None if kept is None else Response(kept[0], media_type=kept[1])
 
     def close(self) -> None:
         """Cancel all running work, so that no client waits for it."""
-        for task in self._tasks.values():
+        for task in self._running.values():
             task.cancel()
+
+    def _has(self, request_id: str) -> bool:
+        return request_id in self._running or request_id in self._answers
 
     def _id_of(self, key: Hashable) -> str:
         """Return the id that only this process gives to a key; without a key, a new id."""
         return uuid4().hex if key is None else uuid5(self._namespace, repr(key)).hex
 
     def _finish(self, request_id: str, task: asyncio.Task[Response]) -> None:
+        del self._running[request_id]
+        if task.cancelled():
+            return
+        answer = task.result()
+        body = bytes(answer.body)
+        self._answers[request_id] = body, str(answer.media_type)
         self._finished.append((self._clock(), request_id))
-        self._held_bytes += _size(task)
+        self._held_bytes += len(body)
         self._drop_old()
 
     def _drop_old(self) -> None:
@@ -99,11 +120,7 @@ class Futures:
             self._finished[0][0] < oldest_kept or self._held_bytes > self._keep_bytes
         ):
             _, request_id = self._finished.popleft()
-            self._held_bytes -= _size(self._tasks.pop(request_id))
-
-
-def _size(task: asyncio.Task[Response]) -> int:
-    return 0 if task.cancelled() else len(task.result().body)
+            self._held_bytes -= len(self._answers.pop(request_id)[0])
 
 
 async def _run(work: Callable[[], Awaitable[Response]]) -> Response:

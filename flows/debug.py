@@ -40,7 +40,7 @@ from tasks.settings.rollouts import Judge
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 
-OTHER_PROCESSES = ("command:", "resident:", "verifiers:")
+OTHER_PROCESSES = ("command:", "forks:", "resident:", "verifiers:")
 """Prefixes of agents whose code runs in another process."""
 
 

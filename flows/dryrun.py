@@ -1,25 +1,41 @@
 """Play a handful of examples through everything but the update."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from prefect import flow
 from pydantic import BaseModel
 
+from adapters.door.backends import create_backends
+from adapters.door.roles import roles_of_policies
+from adapters.door.stand_in import StandIn, StandInDoor, read_turns
+from adapters.rendering.chat import Chat
+from adapters.tinker.token_texts import find_context, open_tokenizer
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_references
 from flows.runtime.checks import check_start
-from flows.runtime.extras import Extras
+from flows.runtime.extras import Extras, judge_step
 from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_rollouts import open_rollouts, training_groups
-from flows.runtime.open_run import open_run
+from flows.runtime.open_rollouts import (
+    RolloutRunner,
+    open_rollouts,
+    open_told_rollouts,
+    training_groups,
+)
+from flows.runtime.open_run import open_run, staying
 from tasks.datums import build_datums
 from tasks.evaluations import score_spans
 from tasks.reports.dryruns import LearnedFrom, describe_dryrun
+from tasks.reports.programs import Played
 from tasks.rewards import compute_rewards
 from tasks.settings.run import Model
 from tasks.shards import ShardSize, draw_shard
+from tasks.storage.manifest import bind_run
 from tasks.storage.names import shard_name
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.tracking.prefect_pages import publish_tag
 from tasks.trajectories import assemble_trajectories
 
@@ -32,42 +48,100 @@ class DryRun(BaseModel, frozen=True):
     report: str
 
 
+@dataclass(frozen=True)
+class _Open:
+    """An open dry run: its folder, its rollouts, and what is computed of them."""
+
+    folder: RunFolder
+    chat: Chat
+    runner: RolloutRunner
+    verdicts: Callable[[Sequence[Path]], Path | None]
+    logprobs: Callable[[str, Sequence[Path], Path], Mapping[str, Path]]
+    """Log-probabilities of a policy's trajectories by others, by their source."""
+    stand_in: StandIn | None = None
+
+
 @flow(name="dryrun", flow_run_name=name_of_run)
-def dryrun(recipe: Recipe, run: str) -> DryRun:
+def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
     """Play the first step's examples with the untrained model, as far as datums.
 
     Args:
         recipe: How many examples, and how often each is played, is its `rollouts`.
         run: The name of the folder that is left, such as dryruns/hello.
+        said: A file of what is said in place of the model, which then is not needed.
     """
     recipe = check_start(recipe, folder_of(run))
-    with (
-        open_run(recipe, run) as opened,
-        open_rollouts(opened, recipe) as runners,
-        open_references(recipe, opened.folder, opened.service) as references,
-    ):
+    with _played_by_model(recipe, run) if said is None else _told(recipe, run, said) as opened:
         at, source = opened.folder, recipe.train_split()
         size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)
         groups = replace(training_groups(recipe), quorum=1.0)
-        runner = replace(runners.evaluation, check=lambda _: None)  # what fails is shown
+        runner = replace(opened.runner, check=lambda _: None)  # what fails is shown
         spans = runner.wait_for(runner.submit_shard(shard, 0, groups).values())
-        extras = Extras(opened, recipe, runners.judging, references)
-        learned, verdicts = dict[str, LearnedFrom](), extras.verdicts(0, spans)
-        for policy in opened.policies:
-            name, query = policy.name, recipe.algorithm.rewards
-            trajectories = assemble_trajectories(at.trajectories(name, 0), spans, policy.roles)
-            rewards = compute_rewards(at.rewards(name, 0), trajectories, query, verdicts)
-            logprobs = extras.logprobs(policy, 0, spans, trajectories)
-            datums = build_datums(
-                at.datums(name, 0), trajectories, rewards, recipe.credit(), logprobs
-            )
-            learned[name] = LearnedFrom(trajectories, rewards, datums)
-    context, tiny = runners.chat.read_context, recipe.model.base == Model().base
+        learned = _learn(opened, recipe, spans)
     score = score_spans(spans, shard)
     publish_tag("dryrun")
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
-        report=describe_dryrun(spans, learned, recipe.credit(), context, tiny=tiny),
+        report=describe_dryrun(spans, learned, recipe.credit(), _describe_model(opened, recipe)),
     )
+
+
+def _learn(opened: _Open, recipe: Recipe, spans: Sequence[Path]) -> dict[str, LearnedFrom]:
+    """Build what each policy would learn from, by its name."""
+    at, query, credit = opened.folder, recipe.algorithm.rewards, recipe.credit()
+    learned, verdicts = dict[str, LearnedFrom](), opened.verdicts(spans)
+    for name, roles in recipe.policies().items():
+        trajectories = assemble_trajectories(at.trajectories(name, 0), spans, roles)
+        rewards = compute_rewards(at.rewards(name, 0), trajectories, query, verdicts)
+        logprobs = opened.logprobs(name, spans, trajectories)
+        datums = build_datums(at.datums(name, 0), trajectories, rewards, credit, logprobs)
+        learned[name] = LearnedFrom(trajectories, rewards, datums)
+    return learned
+
+
+def _describe_model(opened: _Open, recipe: Recipe) -> Played:
+    chat, base = opened.chat, recipe.model.base
+    told = None if opened.stand_in is None else opened.stand_in.report()
+    return Played(base, chat.context, chat.read_context, told, tiny=base == Model().base)
+
+
+@contextmanager
+def _played_by_model(recipe: Recipe, run: str) -> Iterator[_Open]:
+    """Open a dry run that the recipe's model plays."""
+    with (
+        open_run(recipe, run) as opened,
+        open_rollouts(opened, recipe) as runners,
+        open_references(recipe, opened.folder, opened.service) as references,
+    ):
+        extras = Extras(opened, recipe, runners.judging, references)
+        policies = {policy.name: policy for policy in opened.policies}
+
+        def logprobs(name: str, spans: Sequence[Path], trajectories: Path) -> Mapping[str, Path]:
+            return extras.logprobs(policies[name], 0, spans, trajectories)
+
+        verdicts = partial(extras.verdicts, 0)
+        yield _Open(opened.folder, runners.chat, runners.evaluation, verdicts, logprobs)
+
+
+@contextmanager
+def _told(recipe: Recipe, run: str, said: Path) -> Iterator[_Open]:
+    """Open a dry run that a file plays: of the model, only the tokenizer and the config are read.
+
+    Other models read none of its tokens.
+    """
+    stand_in = StandIn(read_turns(said, roles_of_policies(recipe.answerers)))
+    model, seed, most = recipe.model, recipe.seed, recipe.rollouts.max_calls
+    tokenizer = open_tokenizer(model.base)
+    chat = Chat(tokenizer, model.renderer, find_context(tokenizer), model.thinking)
+    backends, sent = create_backends(recipe.answerers, seed), recipe.sent_calls()
+    door = StandInDoor(chat, backends, seed, most, stand_in, sent)
+    values = recipe.model_dump(mode="json")
+    with (
+        bind_run(run, values, recipe.fingerprint()) as folder,
+        staying(folder),
+        open_told_rollouts(folder, recipe, door) as runners,
+    ):
+        verdicts = partial(judge_step, folder, recipe, runners.judging, 0)
+        yield _Open(folder, chat, runners.evaluation, verdicts, lambda *_: {}, stand_in)

@@ -17,7 +17,7 @@ from adapters.door.batches import SampledBy
 from adapters.errors import UserError, counted
 from adapters.player_protocol import PlaySettings
 from adapters.process.event_loop import run_event_loop
-from adapters.tinker.service import Service
+from adapters.tinker.service import Lifeline
 from tasks.doors.here import BatchDoor, HeldBatch
 from tasks.doors.recorder import BatchOrder
 from tasks.recording.journal import seal
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class RolloutHost:
-    """Host of a run's rollouts: the door that answers the agents, and the service behind it.
+    """Host of a run's rollouts: the door that answers the agents, and the lifeline behind it.
 
     `judged` rollouts need no reward from the agent.
     """
@@ -51,13 +51,13 @@ class RolloutHost:
         self,
         run: RunFolder,
         door: BatchDoor,
-        service: Service,
+        lifeline: Lifeline,
         settings: PlaySettings,
         *,
         judged: bool = False,
     ) -> None:
         self.run = run
-        self.service = service
+        self.lifeline = lifeline
         self._door = door
         self._settings = settings
         self._judged = judged
@@ -90,7 +90,7 @@ class RolloutHost:
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
-            await self.service.while_alive(_play(batch, play))
+            await self.lifeline.while_alive(_play(batch, play))
         finally:
             self._cancels.discard(cancel)
 
@@ -123,7 +123,7 @@ def collect_rollouts(
             try:
                 host.play(batch, play)
             except UserError as error:
-                host.service.check()
+                host.lifeline.check()
                 raise batch.state().fault or error from error
             if (state := batch.state()).stuck and state.fault is not None:
                 raise state.fault

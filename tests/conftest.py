@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from adapters.process.collector import settle_collector
+from durable.collector import settle_collector
 
 if TYPE_CHECKING:
     from adapters.door.door import Door

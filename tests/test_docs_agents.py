@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -223,6 +224,15 @@ def test_the_resident_programs_play_many_rollouts(
         assert rewarded == [1.0, 0.0]
         assert isinstance(failed, CommandFailed)
         assert door.said(1)[-1] == "A piano!"
+
+
+def test_the_recipe_of_a_program_that_forks_is_one() -> None:
+    [stanza] = re.findall(r"^ {4}agent: forks:.*\n(?: {4}.*\n)+", DOCUMENT, re.M)
+    recipe = DEPLOYMENT[0]["parameters"]["recipe"] | yaml.safe_load(dedent(stanza))
+    assert Recipe.model_validate(recipe).place.variables["OPENAI_API_BASE"] == "${OPENAI_BASE_URL}"
+    caged = recipe | {"place": recipe["place"] | {"cage": "bwrap"}}
+    with pytest.raises(ValueError, match="only the program of a command: can be caged"):
+        Recipe.model_validate(caged)
 
 
 def test_the_environment_s_examples_are_a_line_of_shell(project: Path) -> None:

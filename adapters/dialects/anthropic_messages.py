@@ -69,6 +69,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         choice=_read_choice(sent, tools),
         thinking=read_thinking(sent) or _read_disabled(sent),
         left_out=left_out,
+        dialect="messages",
     )
     check_fields(sent, Api.MESSAGES, passed)
     return request

@@ -80,6 +80,7 @@ class GenerateContent:
             choice=_read_choice(sent, tools),
             thinking=_read_thinking(config),
             left_out=left_out,
+            dialect="generateContent",
         )
         told = {name: value for name, value in sent.items() if name != GENERATION}
         told |= {f"{GENERATION}.{name}": value for name, value in config.items()}

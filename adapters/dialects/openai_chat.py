@@ -60,6 +60,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         answers=_count_answers(sent),
         thinking=read_thinking(sent) or (None if EFFORT in passed else read_effort(sent, EFFORT)),
         continues=_continues(sent),
+        dialect="chat completions",
     )
     check_fields(sent, Api.CHAT, passed)
     return request

@@ -77,6 +77,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         choice=read_choice(sent, tools.functions, name_chosen),
         thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
         left_out=tools.left_out,
+        dialect="responses",
     )
     check_fields(sent, Api.RESPONSES, passed)
     return request

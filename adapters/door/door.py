@@ -74,7 +74,7 @@ class Door(ChatApi):
     ) -> None:
         self.roles = {POLICY: POLICY, **backends}
         self._sent = sorted(sent, key=lambda calls: calls.role)
-        self._run_seed = run_seed
+        self.run_seed = run_seed
         self._max_calls = max_calls
         self._secret = secrets.token_bytes(32)
         self._openings: Counter[str] = Counter()
@@ -135,7 +135,7 @@ class Door(ChatApi):
             text = f"Nobody answers the role {role!r}; there is: {', '.join(self.roles)}."
             raise Refused(404, text, code="no_role")
         calls = batch.calls(attempt, role, self.chat, self._max_calls)
-        backend = self._find_answer(role, batch, attempt)
+        backend = self.find_answer(role, batch, attempt)
 
         async def answer(asked: ChatRequest, call: CallId, memory: Memory) -> Completion:
             completion = await backend(asked, call, memory)
@@ -156,13 +156,14 @@ class Door(ChatApi):
             batch, attempt = self._find_attempt(request)
             batch.record_refusal(attempt, request.path_params["role"], refused, started)
 
-    def _find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
+    def find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
+        """Return what answers a role in an attempt at a rollout."""
         sampled_by = batch.sampled_by
         backend = sampled_by.roles.get(role, self.roles[role])
         if not isinstance(backend, str):
             return backend(attempt.rollout.example)
         policy = sampled_by.policies[backend]
-        return PolicyBackend(self.chat, policy, sampled_by.sampling, self._run_seed).answer
+        return PolicyBackend(self.chat, policy, sampled_by.sampling, self.run_seed).answer
 
     def find_batch(self, name: str, token: str) -> OpenBatch:
         """Return a batch for its player; Refused (401, 410) without its token, or if it ended."""

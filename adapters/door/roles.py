@@ -100,6 +100,12 @@ def policy_of(who: str) -> str | None:
     return POLICY if who == POLICY else None
 
 
+def roles_of_policies(roles: Mapping[str, str]) -> list[str]:
+    """List the roles that a policy answers, trained or not, by a recipe's `roles`."""
+    answered = {POLICY: POLICY, **roles}
+    return [role for role, who in answered.items() if policy_of(who) or is_untrained(who)]
+
+
 def checkpoint_of(who: str) -> str | None:
     """Return the policy that answers and is not trained, `base` or RUN@STEP, if one does."""
     return who.removeprefix(CHECKPOINT) if who.startswith(CHECKPOINT) else None

@@ -25,6 +25,7 @@ PLACE_KEY = "place"
 
 AGENT_KINDS = {
     "command": "adapters.programs.commands",
+    "forks": "adapters.programs.forks",
     "gem": "adapters.harness.gem",
     "judge": "adapters.harness.judges",
     "resident": "adapters.programs.residents",

@@ -20,7 +20,7 @@ def main() -> None:
         from adapters.places.place import Place
         from adapters.player_protocol import Outcome, encode_json, read_record, write_outcome
         from adapters.process.event_loop import run_event_loop
-        from adapters.programs.residents import kill_programs
+        from adapters.programs.lasting import kill_programs
 
         endpoints = given["endpoints"]
         place = given["place"] and read_record(Place, given["place"].encode())

@@ -39,12 +39,12 @@ from adapters.player_protocol import (
     shorten_message,
     write_record,
 )
-from adapters.process.collector import settle_collector
 from adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.program import CommandFailed, Program, mask, running_program
 from adapters.process.running_clock import running_clock
 from adapters.rewards import Reward
+from durable.collector import settle_collector
 from durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "adapters.harness.isolated_program"

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from adapters.errors import UserError
 from adapters.network.addresses import Certificate, Listener
-from adapters.process.collector import settle_collector
 from adapters.process.event_loop import run_event_loop
+from durable.collector import settle_collector
 from durable.connections import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 600

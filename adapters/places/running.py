@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL
 
@@ -32,11 +32,20 @@ async def program_in(
         return
     blocks = str(place.settings.bounds.most_bytes // BLOCK)
     started = running_program([*LIMITED, blocks, *words], variables, line, folder=place.work)
+    async with bounded(place, started, variables["HOME"]) as program:
+        yield program
+
+
+@asynccontextmanager
+async def bounded(
+    place: Place, started: AbstractAsyncContextManager[Program], home: str
+) -> AsyncIterator[Program]:
+    """Hold the program of a block to the bounds of its place, and end what it leaves."""
     try:
         async with started as program, held_to_bounds(place, program):
             yield program
     finally:
-        _end_strays(variables["HOME"])
+        _end_strays(home)
 
 
 def _end_strays(home: str) -> None:

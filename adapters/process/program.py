@@ -81,8 +81,41 @@ def mask(text: str, secrets: Collection[str]) -> str:
     return text
 
 
-class Program(asyncio.SubprocessProtocol):
-    """A running program, what it writes and when it ends, as asyncio reports them.
+class Program:
+    """A running program, what it writes and when it ends."""
+
+    def __init__(self) -> None:
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()
+        """Set when the program has ended and all that it wrote has been read."""
+        self.status: int | None = None
+        self.stdout = StreamEnd("stdout")
+        self.stderr = StreamEnd("stderr")
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the program's process and of its process group."""
+        assert self._pid is not None, "the program has not begun"
+        return self._pid
+
+    def kill(self) -> None:
+        """Kill the program's process group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def said(self, secrets: Collection[str]) -> str:
+        """Return how the program ended and the end of what it wrote, without `secrets`."""
+        return f"{self.end()}{self.stdout.quote(secrets)}{self.stderr.quote(secrets)}\n"
+
+    def end(self) -> str:
+        if self.status is not None and self.status < 0:
+            return f"was ended by signal {-self.status}"
+        return f"ended with exit status {self.status}"
+
+
+class ChildProgram(Program, asyncio.SubprocessProtocol):
+    """A program that is a child process of this one, as asyncio reports it.
 
     asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
     open, such as a browser in a session of its own, since such a browser is not killed with the
@@ -90,22 +123,18 @@ class Program(asyncio.SubprocessProtocol):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.spoken = asyncio.Event()
         """Set when the program has written something, or has ended."""
-        self.exited = asyncio.Event()
-        self.silent = asyncio.Event()
-        """Set when the program has ended and all that it wrote has been read."""
-        self.status: int | None = None
-        self.stdout = StreamEnd("stdout")
-        self.stderr = StreamEnd("stderr")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
+        self._pid = transport.get_pid()
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         self.stdin = stdin
-        end_with_this_process(-transport.get_pid())
+        end_with_this_process(-self.pid)
         stdin.write(b"\n")  # the program starts, now that it cannot outlive this process
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -118,22 +147,13 @@ class Program(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         self.status = self._transport.get_returncode()
         self.kill()
-        has_ended(-self._transport.get_pid())
+        has_ended(-self.pid)
         self.exited.set()
         asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.spoken.set()
         self.silent.set()
-
-    @property
-    def pid(self) -> int:
-        return self._transport.get_pid()
-
-    def kill(self) -> None:
-        """Kill the program's process group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Kill what is left of the program, and wait for its end."""
@@ -142,17 +162,8 @@ class Program(asyncio.SubprocessProtocol):
             await self.exited.wait()
         self._transport.close()
 
-    def said(self, secrets: Collection[str]) -> str:
-        """Return how the program ended and the end of what it wrote, without `secrets`."""
-        return f"{self.end()}{self.stdout.quote(secrets)}{self.stderr.quote(secrets)}\n"
 
-    def end(self) -> str:
-        if self.status is not None and self.status < 0:
-            return f"was ended by signal {-self.status}"
-        return f"ended with exit status {self.status}"
-
-
-ProgramT = TypeVar("ProgramT", bound=Program)
+ProgramT = TypeVar("ProgramT", bound=ChildProgram)
 
 
 async def start_program(
@@ -181,12 +192,12 @@ async def running_program(
     *,
     folder: Path | None = None,
     inherited: Collection[int] = (),
-) -> AsyncIterator[Program]:
+) -> AsyncIterator[ChildProgram]:
     """Start a program with `line` on its stdin, or with nothing there if it is empty.
 
     The program's whole process group ends with the block.
     """
-    program = await start_program(Program, words, variables, folder, inherited)
+    program = await start_program(ChildProgram, words, variables, folder, inherited)
     try:
         if line:
             program.stdin.write(line.encode() + b"\n")

@@ -41,16 +41,24 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     ) -> object:
         async with _started(words, example, roles, place) as program:
             await program.silent.wait()
-        keys = [of_role["api_key"] for of_role in roles.values()]
-        if place is not None:
-            await asyncio.to_thread(place.log, program.said(keys))
-            if place.settings.reward and program.status not in NOT_STARTED:
-                return None
-        if program.status == 0 and (found := program.stdout.last_json()):
-            return found[0]
-        raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
+        return await answer_of(program, line, roles, place)
 
     return play
+
+
+async def answer_of(program: Program, line: str, roles: Roles, place: Place | None) -> object:
+    """Return the answer of a program that has ended; CommandFailed if it gave none.
+
+    It is None if the recipe has a command that scores the place.
+    """
+    keys = [of_role["api_key"] for of_role in roles.values()]
+    if place is not None:
+        await asyncio.to_thread(place.log, program.said(keys))
+        if place.settings.reward and program.status not in NOT_STARTED:
+            return None
+    if program.status == 0 and (found := program.stdout.last_json()):
+        return found[0]
+    raise CommandFailed(f"the command {line!r} {_failure(program, keys)}")
 
 
 @asynccontextmanager
@@ -66,10 +74,16 @@ async def _started(
     filled = [place.fill_in(word, variables, f"the agent's word {word!r}") for word in words]
     if os.sep in filled[0]:  # a path from the folder in which Ratchet runs, not from the place
         filled[0] = str(Path(filled[0]).absolute())
-    told = any(names_column(word) for word in words)  # many programs add their stdin to the prompt
-    line = "" if told else json.dumps(example)
-    async with program_in(place, filled, variables, line, roles) as program:
+    async with program_in(place, filled, variables, told(words, example), roles) as program:
         yield program
+
+
+def told(words: Sequence[str], example: Example) -> str:
+    """Return what a program finds on its stdin: nothing if its words have a column of the example.
+
+    Many programs add their stdin to the prompt.
+    """
+    return "" if any(names_column(word) for word in words) else json.dumps(example)
 
 
 def _failure(program: Program, secrets: Sequence[str]) -> str:

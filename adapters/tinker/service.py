@@ -263,7 +263,68 @@ class PatientSampler:
         return found
 
 
-class Service:
+class Lifeline:
+    """Notice of the death of what answers a run's calls, which may be an engine that it started.
+
+    While rollouts are played, a wait raises EngineDied as soon as the engine dies.
+    """
+
+    def __init__(self, died: Future[None]) -> None:
+        self.died = died
+        self.sampling: dict[object, float] = {}
+        """Start of each sampling call that is under way, by the running clock."""
+        self._telling = Lock()
+        self._next_word = FIRST_WORD_SECONDS
+
+    def check(self) -> None:
+        """Raise EngineDied if the run's engine has died.
+
+        Each raise is of a new error, since every rollout that raises one adds to its stack trace.
+        """
+        if self.died.done() and (death := self.died.exception()) is not None:
+            raise EngineDied(str(death))
+
+    async def while_alive(
+        self, work: Awaitable[T], what: str | None = None, limit: float | None = None
+    ) -> T:
+        """Return the result of `work`; if the engine dies, cancel it and raise EngineDied.
+
+        The log tells of a long wait if the wait has a name (`what`); after `limit` seconds a
+        TimeoutError is raised.
+        """
+        task, waiting = asyncio.ensure_future(work), Wait(what or "an answer", limit)
+        try:
+            while not task.done():
+                self.check()
+                if waiting.over:
+                    raise TimeoutError(f"no answer within {limit:.0f} s")
+                if what is not None and self.sampling:
+                    self._tell_of_sampling()
+                    waiting = Wait(what, limit)
+                elif what is not None:
+                    waiting.speak(", and no sampling call is under way")
+                await asyncio.wait([task], timeout=WATCH_SECONDS)
+        finally:
+            await cancel_and_wait(task)
+        if task.exception() is not None:
+            self.check()  # the engine's death is the cause, whatever it made fail
+        return task.result()
+
+    def _tell_of_sampling(self) -> None:
+        """Log, once for all rollouts, that the first of the sampling calls under way takes long."""
+        begun = list(self.sampling.values())
+        seconds = running_clock().seconds() - min(begun, default=float("inf"))
+        with self._telling:
+            if seconds < FIRST_WORD_SECONDS:
+                self._next_word = FIRST_WORD_SECONDS
+            elif seconds >= self._next_word:
+                first = self._next_word == FIRST_WORD_SECONDS
+                self._next_word, level = 2 * seconds, logging.WARNING if first else logging.INFO
+                text = "waiting for %d answers of the Tinker service, for the first for %.0f s"
+                log.log(level, text, len(begun), seconds)
+
+
+class Service(Lifeline):
     """A Tinker service and, if it is the engine of this run, the notice of the engine's death.
 
     The SDK retries a dead address for five minutes and waits for a silent one for ever, so every
@@ -275,14 +336,10 @@ class Service:
     def __init__(
         self, client: tinker.ServiceClient, server: TinkerServer, patience: float = PATIENCE_SECONDS
     ) -> None:
+        super().__init__(server.died)
         self.client = client
         self.server = server
-        self.died = server.died
         self.patience = patience
-        self.sampling: dict[object, float] = {}
-        """Start of each sampling call that is under way, by the running clock."""
-        self._telling = Lock()
-        self._next_word = FIRST_WORD_SECONDS
 
     def result(self, future: tinker.APIFuture[T], what: str) -> T:
         """Wait for a submitted operation; logs and errors call it `what`."""
@@ -377,53 +434,6 @@ class Service:
         name = name_for_clients(base_model)
         named = (m for m in capabilities.supported_models if m.model_name == name)
         return next((model.max_context_length for model in named), None)
-
-    def check(self) -> None:
-        """Raise EngineDied if the run's engine has died.
-
-        Each raise is of a new error, since every rollout that raises one adds to its stack trace.
-        """
-        if self.died.done() and (death := self.died.exception()) is not None:
-            raise EngineDied(str(death))
-
-    async def while_alive(
-        self, work: Awaitable[T], what: str | None = None, limit: float | None = None
-    ) -> T:
-        """Return the result of `work`; if the engine dies, cancel it and raise EngineDied.
-
-        The log tells of a long wait if the wait has a name (`what`); after `limit` seconds a
-        TimeoutError is raised.
-        """
-        task, waiting = asyncio.ensure_future(work), Wait(what or "an answer", limit)
-        try:
-            while not task.done():
-                self.check()
-                if waiting.over:
-                    raise TimeoutError(f"no answer within {limit:.0f} s")
-                if what is not None and self.sampling:
-                    self._tell_of_sampling()
-                    waiting = Wait(what, limit)
-                elif what is not None:
-                    waiting.speak(", and no sampling call is under way")
-                await asyncio.wait([task], timeout=WATCH_SECONDS)
-        finally:
-            await cancel_and_wait(task)
-        if task.exception() is not None:
-            self.check()  # the engine's death is the cause, whatever it made fail
-        return task.result()
-
-    def _tell_of_sampling(self) -> None:
-        """Log, once for all rollouts, that the first of the sampling calls under way takes long."""
-        begun = list(self.sampling.values())
-        seconds = running_clock().seconds() - min(begun, default=float("inf"))
-        with self._telling:
-            if seconds < FIRST_WORD_SECONDS:
-                self._next_word = FIRST_WORD_SECONDS
-            elif seconds >= self._next_word:
-                first = self._next_word == FIRST_WORD_SECONDS
-                self._next_word, level = 2 * seconds, logging.WARNING if first else logging.INFO
-                text = "waiting for %d answers of the Tinker service, for the first for %.0f s"
-                log.log(level, text, len(begun), seconds)
 
     def _first(self, future: Future[T], what: str) -> T:
         self.wait_for_any([future], what)

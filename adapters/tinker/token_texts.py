@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.errors import ServiceError
-from adapters.tinker.bases import base_folder, is_here
+from adapters.tinker.bases import base_folder, is_here, read_json
 from adapters.tinker.engines import LOCAL, prepare_base
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
+CONFIG_FILE = "config.json"
+CONTEXT_KEYS = ("max_position_embeddings", "max_served_positions")
+"""Keys of a model's config by which the engine knows the longest text that it serves."""
 SPACE = "\u2581"
 """Mark by which SentencePiece writes the space before a word."""
 
@@ -49,6 +52,29 @@ def find_token_texts(base_model: str) -> TokenText | None:
         return f" {text}" if begins_a_word and not text.startswith(" ") else text
 
     return text_of
+
+
+def has_tokenizer(base_model: str) -> bool:
+    """Tell whether the tokenizer of a base model is on this machine."""
+    return base_model.startswith(LOCAL) or _find_file(base_model) is not None
+
+
+def find_context(tokenizer: object) -> int | None:
+    """Return the most tokens of a prompt with its answer, by the config of a tokenizer's model.
+
+    None if its config is not to be had, or does not say it.
+    """
+    from huggingface_hub import hf_hub_download
+
+    place = Path(name := str(getattr(tokenizer, "name_or_path", "")))
+    try:
+        folder = place if place.is_dir() else Path(hf_hub_download(name, CONFIG_FILE)).parent
+    except (OSError, ValueError):  # the hub's client names no model so, or may not ask for it
+        return None
+    config = read_json(folder / CONFIG_FILE)
+    of_text = config.get("text_config", config)
+    found = [of_text.get(key) for key in CONTEXT_KEYS] if isinstance(of_text, dict) else []
+    return max((length for length in found if isinstance(length, int)), default=None)
 
 
 def open_tokenizer(base_model: str) -> object:

@@ -79,20 +79,21 @@ class TreeComputation:
             together = lots[start : start + workers.count]
             order = LotOrder()
             passes = [_Lot(self, nodes, order, number) for number, nodes in enumerate(together)]
-            workers.compute(_Lot.forward, passes)
-            self.model.pause()
-            following = [
-                lot
-                for nodes in together
-                for lot in pack((one for node in nodes for one in node.children), self.budget)
-            ]
-            self._run(following)
-            if self.asked.backward:
-                workers.compute(_Lot.backward, passes)
+            try:
+                workers.compute(_Lot.forward, passes)
                 self.model.pause()
-            for nodes in together:
-                for node in nodes:
-                    node.forget()
+                following = [
+                    lot
+                    for nodes in together
+                    for lot in pack((one for node in nodes for one in node.children), self.budget)
+                ]
+                self._run(following)
+                if self.asked.backward:
+                    workers.compute(_Lot.backward, passes)
+                    self.model.pause()
+            finally:
+                for one in passes:
+                    one.forget()
 
     def end(self, number: int, path: list[Node]) -> None:
         """Compute the loss of a datum whose log-probabilities are all known, and its gradient."""
@@ -122,8 +123,8 @@ class _Lot:
         self.nodes = nodes
         self.order = order
         self.number = number
-        self.known: torch.Tensor
-        self.attention: SegmentAttention
+        self.known: torch.Tensor | None = None
+        self.attention: SegmentAttention | None = None
 
     def forward(self) -> None:
         """Compute the log-probabilities, and the losses of the datums that end here."""
@@ -133,9 +134,9 @@ class _Lot:
         padding = np.zeros(rows - count, dtype=np.int64)
         turn = partial(self.order.take, self.number)
         read = [node for node in self.nodes if node.children]
-        self.attention = SegmentAttention(self.nodes, device, rows, read, turn)
+        self.attention = attention = SegmentAttention(self.nodes, device, rows, read, turn)
         sums = LotSums(run.sums, self.nodes, len(padding), turn)
-        current = TrainingPass(run.lora, self.attention, run.model.products, sums)
+        current = TrainingPass(run.lora, attention, run.model.products, sums)
         positions = [np.arange(node.start, node.stop) for node in self.nodes]
         tokens, places = (
             torch.from_numpy(np.concatenate([*parts, padding])).to(device)
@@ -143,8 +144,8 @@ class _Lot:
         )
         with torch.set_grad_enabled(run.asked.backward):
             logits = run.model.logits(tokens, places, current)
-            self.known = compute_target_logprobs(logits, *self._targets())
-        self._deliver()
+            self.known = known = compute_target_logprobs(logits, *self._targets(attention))
+        self._deliver(known.detach())
 
     def _members(self) -> Iterable[tuple[Node, int, np.ndarray]]:
         """Yield each node, each datum that has its tokens, and the datum's targets in it [n, K]."""
@@ -153,18 +154,18 @@ class _Lot:
                 targets = self.computation.asked.datums[number].inputs["target_tokens"]
                 yield node, number, targets[node.start : node.stop].reshape(node.length, -1)
 
-    def _targets(self) -> Iterable[torch.Tensor]:
+    def _targets(self, attention: SegmentAttention) -> Iterable[torch.Tensor]:
         """Return the row of each target, and the targets."""
-        members = [(self.attention.rows[node], targets) for node, _, targets in self._members()]
+        members = [(attention.rows[node], targets) for node, _, targets in self._members()]
         rows = [np.repeat(np.arange(first, first + len(of)), of.shape[1]) for first, of in members]
         columns = (np.concatenate(rows), np.concatenate([of.reshape(-1) for _, of in members]))
         device = self.computation.model.device
         return (torch.from_numpy(column).to(device) for column in columns)
 
-    def _deliver(self) -> None:
+    def _deliver(self, known: torch.Tensor) -> None:
         run = self.computation
         members = [*self._members()]
-        parts = self.known.detach().split([targets.size for *_, targets in members])
+        parts = known.split([targets.size for *_, targets in members])
         for (node, number, _), part in zip(members, parts, strict=True):
             run.logprobs[number][node] = part
         for node in self.nodes:
@@ -173,6 +174,8 @@ class _Lot:
 
     def backward(self) -> None:
         """Add the gradients of this lot's rows to the sums, and leave no graph of it."""
+        assert self.known is not None, "`forward` comes first"
+        assert self.attention is not None, "`forward` comes first"
         try:
             slopes = torch.cat(
                 [self.computation.slopes[number].pop(node) for node, number, _ in self._members()]
@@ -183,4 +186,20 @@ class _Lot:
             torch.autograd.grad(outputs, tensors, gradients, allow_unused=True)
         finally:
             self.order.end(self.number)
-        del self.known, self.attention
+        self._forget_graph()
+
+    def forget(self) -> None:
+        """Leave nothing of this lot, whose nodes nothing reads any more, also after an error."""
+        self._forget_graph()
+        for node in self.nodes:
+            node.forget()
+
+    def _forget_graph(self) -> None:
+        """Cut the circle in which the graph holds the attention, and that the keys of the graph.
+
+        The garbage collector sees no such circle, since it leads through nodes that are not
+        Python's.
+        """
+        if self.attention is not None:
+            self.attention.kept.clear()
+        self.known = self.attention = None

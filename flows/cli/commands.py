@@ -58,6 +58,18 @@ Name = Annotated[
 ]
 
 
+Examples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The examples to play, twice each, or the rows to show: 4, or 1 with --say."
+    ),
+]
+Said = Annotated[
+    Path | None,
+    typer.Option("--say", help="A file plays in place of the model: what it says, a line a turn."),
+]
+
+
 @app.command()
 def train(
     name: Name,
@@ -234,9 +246,8 @@ def evaluate(
 def dryrun(
     name: Name,
     set_: Overrides = None,
-    examples: Annotated[
-        int, typer.Option(min=1, help="The examples to play, twice each, or the rows to show.")
-    ] = 4,
+    examples: Examples = None,
+    say_: Said = None,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
         bool, typer.Option(help="Use the recipe's own model, service and helper models.")
@@ -244,19 +255,16 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
-    from flows.cli.dry_recipes import forget_service, shrink, take_offline
+    from flows.cli.dry_recipes import prepare_rollouts
     from flows.recipe.loading import named_recipe
     from flows.recipe.recipe import Recipe
     from flows.recipe.run_recipe import RunRecipe
 
     recipe = named_recipe(name, set_ or [], RunRecipe)
     if not isinstance(recipe, Recipe):
-        _show_given(recipe, examples, keep=keep, online=online)
+        _show_given(recipe, examples, say_, keep=keep, online=online)
         return
-    recipe = shrink(recipe, examples)
-    if not online:
-        recipe = take_offline(recipe)
-        forget_service()
+    recipe = prepare_rollouts(recipe, examples, say_, online=online)
     from flows.runtime.checks import check_start
 
     run = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
@@ -270,7 +278,7 @@ def dryrun(
         return f"stopped; {left}"
 
     try:
-        result = call_flow(flow, explain, recipe=recipe, run=run)
+        result = call_flow(flow, explain, recipe=recipe, run=run, said=say_)
     finally:
         if not keep and folder.exists():
             folder.delete()
@@ -415,15 +423,19 @@ def pretrain(
     say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
 
 
-def _show_given(recipe: "RunRecipe", examples: int, *, keep: bool, online: bool) -> None:
+def _show_given(
+    recipe: "RunRecipe", examples: int | None, said: Path | None, *, keep: bool, online: bool
+) -> None:
     """Print texts or pairs as they are trained."""
-    from flows.cli.dry_recipes import describe_given
+    from flows.cli.dry_recipes import EXAMPLES, describe_given
     from flows.recipe.given_examples import GivenRecipe
 
     assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
     if keep:
         raise UserError("--keep does nothing with texts and pairs, which leave no file")
-    show(describe_given(recipe, examples, online=online))
+    if said is not None:
+        raise UserError("--say does nothing with texts and pairs, which nobody plays")
+    show(describe_given(recipe, examples or EXAMPLES, online=online))
 
 
 def _now() -> str:

@@ -1,15 +1,20 @@
 """The recipe of a dry run: small enough to read, and played on this machine alone."""
 
 import os
+from pathlib import Path
 
-from adapters.door.roles import FUNCTION, is_untrained, policy_of
+from adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
 from adapters.errors import UserError
 from adapters.tinker.bases import is_here
 from adapters.tinker.engines import LOCAL
 from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.recipe import Recipe
+from tasks.settings.algorithm import Divergence, Teacher
 from tasks.settings.run import Model, Tracking
 from tasks.storage.run_folder import folder_of
+
+EXAMPLES = 4
+"""Examples that are played, or rows that are shown, by default."""
 
 
 class OfflineError(UserError):
@@ -23,10 +28,39 @@ def shrink(recipe: Recipe, examples: int) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def take_offline(recipe: Recipe) -> Recipe:
+def prepare_rollouts(
+    recipe: Recipe, examples: int | None, said: Path | None, *, online: bool
+) -> Recipe:
+    """Return the recipe by which an agent is tried, in this process's own place.
+
+    What a stand-in says is the same in all rollouts, so that it plays one example by default.
+    """
+    if said is not None:
+        from adapters.door.stand_in import read_turns  # imports the SDK
+
+        read_turns(said, roles_of_policies(recipe.answerers))
+    recipe = shrink(recipe, examples or (EXAMPLES if said is None else 1))
+    if said is not None:
+        recipe = leave_to_file(recipe)
+    if said is not None or not online:
+        forget_service()
+    return recipe if online else take_offline(recipe, told=said is not None)
+
+
+def leave_to_file(recipe: Recipe) -> Recipe:
+    """Return the recipe for a stand-in: no weights are needed to play it, or to read its tokens."""
+    algorithm = recipe.algorithm.model_copy(update={"kl": Divergence(), "teacher": Teacher()})
+    model = recipe.model.model_copy(update={"start": None, "start_optimizer": False})
+    here = {"runner": "threads", "cluster": None, "door": None}
+    rollouts = recipe.rollouts.model_copy(update=here)
+    changes = {"algorithm": algorithm, "model": model, "rollouts": rollouts}
+    return recipe.model_copy(update=changes)
+
+
+def take_offline(recipe: Recipe, *, told: bool = False) -> Recipe:
     """Return the recipe with the tiny model, unless its own is on this machine.
 
-    Other roles must be scripted.
+    If a file is `told`, the model's tokenizer is enough. Other roles must be scripted.
     """
     for role, answerer in recipe.answerers.items():
         if not (policy_of(answerer) or is_untrained(answerer) or answerer.startswith(FUNCTION)):
@@ -40,10 +74,18 @@ def take_offline(recipe: Recipe) -> Recipe:
                 f"the teacher {model} is of another service, which needs a network: allow it by "
                 "--online, or give --set algorithm.teacher.models=RUN@STEP"
             )
-    if recipe.model.base.startswith(LOCAL) or is_here(recipe.model.base):
+    base = recipe.model.base
+    if base.startswith(LOCAL) or is_here(base) or (told and _has_tokenizer(base)):
         return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
+
+
+def _has_tokenizer(base: str) -> bool:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
+    from adapters.tinker.token_texts import has_tokenizer
+
+    return has_tokenizer(base)
 
 
 def forget_service() -> None:

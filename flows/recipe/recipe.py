@@ -54,8 +54,8 @@ class Recipe(RunRecipe):
     """The flow that the recipe is for."""
 
     agent: str
-    """Agent: a file of `agents/`, `package.module:function`, `command:` or `resident:` and a
-    command line, or `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
+    """Agent: a file of `agents/`, `package.module:function`, `command:`, `forks:` or `resident:`
+    and a command line, or `gem:` or `verifiers:` and the id of an environment (docs/agents.md)."""
 
     roles: dict[str, Answerer] = Field(default_factory=dict[str, Answerer])
     """Backend of each role of the agent: `policy`, which is trained in it, another policy that is

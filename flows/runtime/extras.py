@@ -23,6 +23,7 @@ from tasks.references import References, compute_references
 from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.names import JUDGE, shard_name
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import flat_values, read_table
 
 
@@ -41,12 +42,7 @@ class Extras:
 
         If a trained policy answers the judge, it does so after `step` updates.
         """
-        judge, folder = self.recipe.judge, self.run.folder
-        if not judge.judges:
-            return None
-        path = folder.shard(shard_name(JUDGE, step))
-        shard = draw_groups(path, spans, judge, self.recipe.seed)
-        return record_verdicts(folder.verdicts(step), ask_judge(self.judge, judge, shard, step))
+        return judge_step(self.run.folder, self.recipe, self.judge, step, spans)
 
     def logprobs(
         self, policy: RunPolicy, step: int, spans: Sequence[Path], trajectories: Path
@@ -79,6 +75,17 @@ class Extras:
             verdicts, judged = folder.verdicts(step), folder.sealed(shard_name(JUDGE, step))
             measured |= measure_verdicts(verdicts, judged, spans, ancestors(folder))
         return measured
+
+
+def judge_step(
+    run: RunFolder, recipe: Recipe, runner: RolloutRunner, step: int, spans: Sequence[Path]
+) -> Path | None:
+    """Have the judge score the rollouts of a step; None without a judge."""
+    judge = recipe.judge
+    if not judge.judges:
+        return None
+    shard = draw_groups(run.shard(shard_name(JUDGE, step)), spans, judge, recipe.seed)
+    return record_verdicts(run.verdicts(step), ask_judge(runner, judge, shard, step))
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
 def _asked(recipe: Recipe, judge: Judge) -> tuple[Judge, list[str | None]]:
     """Return a judge and the backends of its roles; no backends if it judges nothing."""
     asked = recipe.plays(judge)[1] if judge.judges else []
-    return judge, [recipe.roles.get(role) for role in asked]
+    return judge, [recipe.answerers.get(role) for role in asked]
 
 
 def _roles_of_judges(*recipes: Recipe) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,13 @@ from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
 from adapters.door.near_door import near
+from adapters.door.stand_in import StandInDoor
 from adapters.errors import counted
 from adapters.harness.player import play_batch
 from adapters.network.addresses import Listener
 from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
+from adapters.tinker.service import Lifeline
 from durable.cores import usable_cores
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_checkpoints
@@ -42,6 +45,7 @@ from tasks.settings.rollouts import Judge, Rollouts
 from tasks.shards import read_shard
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.names import BASELINE
+from tasks.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +199,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
     ):
-        hosts = _hosts(run, recipe, door, concurrency)
+        hosts = _hosts(run.folder, run.service, recipe, door, concurrency)
         fixed = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
 
@@ -209,7 +213,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
         def trained_at(step: int) -> Mapping[str, Policy]:
             return {**policies(step), **frozen(step)}
 
-        try:
+        with _cancelled_by_errors(hosts):
             trained = partial(check_step, most_failed=rollouts.most_failed)
             judged = partial(check_rewards, most_failed=rollouts.most_failed)
             yield OpenRollouts(
@@ -219,10 +223,29 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
                 RolloutRunner(hosts.examiner, evaluations, play, at, judged),
                 chat,
             )
-        except BaseException:
-            for host in hosts:
-                host.cancel()
-            raise
+
+
+@contextmanager
+def open_told_rollouts(run: RunFolder, recipe: Recipe, door: StandInDoor) -> Iterator[OpenRollouts]:
+    """Play the rollouts of a run at a door with a stand-in: no service is asked, none can die."""
+    rollouts, lifeline = recipe.rollouts, Lifeline(Future())
+    play = partial(play_batch, reach=partial(near, door))
+    judged = partial(check_rewards, most_failed=rollouts.most_failed)
+    with door, ThreadPoolTaskRunner[Path](max_workers=rollouts.batches) as tasks:
+        concurrency, here = _concurrency(rollouts, rollouts.batches), DoorHere(door, run, lifeline)
+        hosts = _hosts(run, lifeline, recipe, here, concurrency)
+
+        def runner(host: RolloutHost, check: Callable[[Sequence[Path]], None]) -> RolloutRunner:
+            return RolloutRunner(host, tasks, play, lambda _: {}, check)
+
+        with _cancelled_by_errors(hosts):
+            yield OpenRollouts(
+                runner(hosts.agent, lambda _: None),
+                runner(hosts.judge, judged),
+                runner(hosts.held_out, lambda _: None),
+                runner(hosts.examiner, judged),
+                door.chat,
+            )
 
 
 class Hosts(NamedTuple):
@@ -235,16 +258,29 @@ class Hosts(NamedTuple):
     examiner: RolloutHost
 
 
-def _hosts(run: OpenRun, recipe: Recipe, door: BatchDoor, concurrency: int) -> Hosts:
+@contextmanager
+def _cancelled_by_errors(hosts: Hosts) -> Iterator[None]:
+    """Cancel the batches under way if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for host in hosts:
+            host.cancel()
+        raise
+
+
+def _hosts(
+    run: RunFolder, lifeline: Lifeline, recipe: Recipe, door: BatchDoor, concurrency: int
+) -> Hosts:
     """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
     judge, examiner = recipe.judge, recipe.evaluation.judge
 
-    places = recipe.place.of(run.folder.places.absolute())
+    places = recipe.place.of(run.places.absolute())
 
     def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
         roles, limit = recipe.plays(by), recipe.rollouts.timeout_seconds
         settings = PlaySettings(*roles, concurrency, limit, None if by else places)
-        return RolloutHost(run.folder, door, run.service, settings, judged=judged)
+        return RolloutHost(run, door, lifeline, settings, judged=judged)
 
     return Hosts(
         host_of(judged=judge.judges),

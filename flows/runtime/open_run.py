@@ -12,12 +12,12 @@ from typing import Any
 from prefect import get_run_logger
 
 from adapters.errors import UserError
-from adapters.process.collector import settle_collector
 from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.tracker import TrackedRun
+from durable.collector import settle_collector
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from adapters.door.batches import OpenBatch, SampledBy
 from adapters.door.door import Door
-from adapters.tinker.service import Service
+from adapters.tinker.service import Lifeline
 from tasks.doors.recorder import BatchOrder, BatchState, JournalRecorder
 from tasks.recording.journal import Journal
 from tasks.storage.run_folder import RunFolder
@@ -59,17 +59,17 @@ class BatchDoor(Protocol):
 
 
 class DoorHere:
-    """A run's door that is in this process, with the service behind it."""
+    """A run's door that is in this process, with what answers behind it."""
 
-    def __init__(self, door: Door, run: RunFolder, service: Service) -> None:
+    def __init__(self, door: Door, run: RunFolder, lifeline: Lifeline) -> None:
         self.door = door
-        self._run, self._service = run, service
+        self._run, self._lifeline = run, lifeline
 
     def hold(self, order: BatchOrder) -> "BatchHere":
         with ExitStack() as opened:
             journal = opened.enter_context(Journal(self._run.journal(order.plan.name)))
-            recorder = JournalRecorder(self._run, self._service, order, journal)
-            return BatchHere(self.door, self._service, order, recorder, opened.pop_all())
+            recorder = JournalRecorder(self._run, self._lifeline, order, journal)
+            return BatchHere(self.door, self._lifeline, order, recorder, opened.pop_all())
 
 
 class BatchHere:
@@ -78,13 +78,13 @@ class BatchHere:
     def __init__(
         self,
         door: Door,
-        service: Service,
+        lifeline: Lifeline,
         order: BatchOrder,
         recorder: JournalRecorder,
         held: ExitStack,
     ) -> None:
         self.name = order.plan.name
-        self._door, self._service, self._recorder = door, service, recorder
+        self._door, self._lifeline, self._recorder = door, lifeline, recorder
         self._settings = order.settings
         self._held = held
         self._opening = ExitStack()
@@ -99,7 +99,7 @@ class BatchHere:
     def start(self) -> Opening:
         """Answer for the batch until `stop`; meanwhile the log tells of long waits for answers."""
         token = self._opening.enter_context(self._door.opened(self._opened()))
-        asked = self._service.while_alive(asyncio.Event().wait(), f"the rollouts of {self.name}")
+        asked = self._lifeline.while_alive(asyncio.Event().wait(), f"the rollouts of {self.name}")
         telling = asyncio.run_coroutine_threadsafe(asked, self._door.server.loop)
         self._opening.callback(telling.cancel)
         return Opening(self._door.address, token)

@@ -14,7 +14,7 @@ from adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from adapters.errors import ServiceError
 from adapters.player_protocol import PlaySettings, RolloutEnd
 from adapters.rewards import Reward
-from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
+from adapters.tinker.service import Lifeline, ServiceFailed, ServiceRefused
 from tasks.recording.journal import Journal, read_journal
 from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import (
@@ -63,11 +63,11 @@ class JournalRecorder:
     """Recorder of a batch: what the door reports becomes spans in the batch's journal."""
 
     def __init__(
-        self, run: RunFolder, service: Service, order: BatchOrder, journal: Journal
+        self, run: RunFolder, lifeline: Lifeline, order: BatchOrder, journal: Journal
     ) -> None:
         plan = order.plan
         self._run = run
-        self._service = service
+        self._lifeline = lifeline
         self._attempts = plan.attempts
         self._judges = is_judging(parse_batch(plan.name).split)
         self._unrewarded = order.judged or self._judges  # a judge may abstain
@@ -140,7 +140,7 @@ class JournalRecorder:
         TakenOver if the run has another owner by now.
         """
         self._run.check_owner()
-        self._service.check()
+        self._lifeline.check()
         if self._closed or self._waits_for_service(end):
             return False
         now = datetime.now(UTC)

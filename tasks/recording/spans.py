@@ -119,6 +119,7 @@ def call_span(completion: Completion) -> Span:
         "reply": completion.message,
         "tools": list(request.tools),
         "attributes": without_secrets({"request": dict(request.fields)})
+        | ({"dialect": request.dialect} if request.dialect else {})
         | ({"instructions": said} if said else {})
         | ({"left_out_tools": [*request.left_out]} if request.left_out else {})
         | dict(completion.outcomes)

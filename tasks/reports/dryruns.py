@@ -1,18 +1,19 @@
-"""Report of a dry run: its spans, kept tokens, rewards, datums and one transcript."""
+"""Report of a dry run: its program, spans, kept tokens, rewards, datums and one transcript."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
 import pyarrow as pa
 
 from adapters.calls import POLICY
 from adapters.errors import counted
 from adapters.process.terminal import WIDTH, hanging, terminal_width
 from tasks.algorithm.advantages import find_advantage, is_uniform
-from tasks.recording.broken_prefixes import find_broken_prefixes
+from tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
 from tasks.recording.transcripts import (
     Transcript,
     describe_end,
@@ -20,6 +21,7 @@ from tasks.recording.transcripts import (
     tell_left_out,
 )
 from tasks.reports.facts import read_failures
+from tasks.reports.programs import Played, describe_program
 from tasks.reports.tables import aligned, fitted
 from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.files import verified
@@ -36,6 +38,10 @@ ONLY_GLUE = (
     "The tiny base model has played: its words check that agent, door and rewards fit together,\n"
     "and say nothing of how a real model would play."
 )
+ALL_EQUAL = "in each group all rewards are equal"
+ALIKE = "; every rollout was told the same, so that this says nothing of the program"
+SAMPLED = ("response_token_ids", "logprobs")
+"""Columns of an answered call that are trained."""
 
 
 class SpanLine(TypedDict):
@@ -81,43 +87,80 @@ def describe_dryrun(
     spans: Sequence[Path],
     learned: Mapping[str, LearnedFrom],
     credit: CreditAssignment,
-    read_context: int | None = None,
-    *,
-    tiny: bool = False,
+    played: Played,
 ) -> str:
-    """Describe the sealed batches of a dry run, and what each policy made of them, by its name.
-
-    `read_context` is the length of the longest text that the model has read; a `tiny` model is
-    the model of Ratchet's own engine.
-    """
-    rollouts = read_transcripts(spans)
-    kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
+    """Describe the sealed batches of a dry run, and what each policy made of them, by its name."""
+    rollouts, told = read_transcripts(spans), played.told is not None
+    datums = [_count_datums(name, learned[name], credit, rollouts) for name in learned]
+    alike = ALIKE if told and len(rollouts) > 1 else ""
     parts = {
-        "spans": _list_spans(spans, read_context),
-        "kept tokens": _describe_kept(kept, spans),
+        "program": describe_program(spans, played),
+        "spans": _list_spans(spans, played.read_context),
+        "kept tokens": _describe_kept(spans, learned),
         "rewards": _list_rewards(rollouts),
-        "datums": "\n".join(_count_datums(n, learned[n], credit, rollouts) for n in learned),
-        "transcript": (f"{ONLY_GLUE}\n\n" if tiny else "") + _show_best(rollouts),
+        "datums": "\n".join(f"{one}{alike if one.endswith(ALL_EQUAL) else ''}" for one in datums),
+        "transcript": (f"{ONLY_GLUE}\n\n" if played.tiny and not told else "")
+        + _show_best(rollouts),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
+
+
+def _describe_kept(spans: Sequence[Path], learned: Mapping[str, LearnedFrom]) -> str:
+    """Say whose tokens were kept, why others were not, and whether what is trained was sampled."""
+    kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
+    lines = [*map(str, kept), *_tell_broken(spans, {of.role for of in kept})]
+    lines += [_compare_tokens(name, of, spans) for name, of in learned.items() if kept]
+    return "\n".join(lines) or "no policy answered a rollout with a reward"
+
+
+def _tell_broken(spans: Sequence[Path], roles: Set[str]) -> list[str]:
+    """Say of the first calls whose prompts have not kept tokens why not; alike ones are one."""
+    alike: dict[tuple[str, int, str], list[BrokenPrefix]] = defaultdict(list)
+    for one in find_broken_prefixes(spans):
+        if one.role in roles:
+            alike[one.role, one.call, one.why].append(one)
+    told = [
+        hanging(f"{first}{f' (in {len(others) + 1} rollouts)' if others else ''}")
+        for first, *others in alike.values()
+    ]
+    left = len(told) - MOST_BROKEN
+    return [*told[:MOST_BROKEN], *([f"… and {counted(left, 'other call')}"] if left > 0 else [])]
+
+
+def _compare_tokens(policy: str, of: LearnedFrom, spans: Sequence[Path]) -> str:
+    """Compare what trajectories would train with the answers that were sampled."""
+    columns = ["rollout_id", "attempt", "role", "call", *SAMPLED]
+    sampled = {
+        tuple(row[name] for name in columns[:4]): [row[name] for name in SAMPLED]
+        for path in spans
+        for row in read_table(path, columns).to_pylist()
+        if row["logprobs"] is not None
+    }
+    trained = [row for row in read_table(of.trajectories).to_pylist() if any(row["mask"])]
+    apart = 0
+    for row in trained:
+        whose = row["rollout_id"], row["attempt"], row["role"]
+        own = [sampled[*whose, call] for call in row["call_numbers"]]
+        mask = np.array(row["mask"], bool)
+        apart += any(
+            not np.array_equal(np.array(row[name])[mask], np.concatenate([one[at] for one in own]))
+            for at, name in enumerate(("tokens", "logprobs"))
+        )
+    of_rollouts = counted(len({row["rollout_id"] for row in trained}), "rollout")
+    return (
+        f"{policy}: {_trajectories(len(trained))} in {of_rollouts}; the tokens that would be "
+        f"trained differ in {apart or 'none'} of them from those that were sampled"
+    )
+
+
+def _trajectories(count: int) -> str:
+    return f"{count} trajector{'y' if count == 1 else 'ies'}"
 
 
 def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     """Return the turns of every role that is trained, by the role's name."""
     rows = select(KEPT_TOKENS_QUERY, trajectories=verified(trajectories))
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
-
-
-def _describe_kept(kept: Sequence[KeptTokens], spans: Sequence[Path]) -> str:
-    """Count the turns that kept their tokens, and say why the first others have not."""
-    if not kept:
-        return "no policy answered a rollout with a reward"
-    roles = {of.role for of in kept}
-    broken = [one for one in find_broken_prefixes(spans) if one.role in roles]
-    left = len(broken) - MOST_BROKEN
-    more = [f"… and {counted(left, 'other call')}"] if left > 0 else []
-    told = [hanging(str(one)) for one in broken[:MOST_BROKEN]]
-    return "\n".join([*map(str, kept), *told, *more])
 
 
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
@@ -169,8 +212,7 @@ def _count_datums(
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
         return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
-    count = sum(trained)
-    made = f"{count} trajector{'y' if count == 1 else 'ies'} of the {called} made"
+    made = f"{_trajectories(sum(map(bool, trained)))} of the {called} made"
     return f"{made} {counted(len(masks), 'datum')}, in which {sum(masks)} tokens would be trained"
 
 
@@ -201,7 +243,7 @@ def _find_cause(
         return f"no group has {counted(fewest, 'rollout')} with a reward"
     advantage = find_advantage(credit.algorithm.advantage)
     if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
-        return "in each group all rewards are equal"
+        return ALL_EQUAL
     return f"every advantage ({advantage.formula}) is zero"
 
 

@@ -1,6 +1,7 @@
 """Futures: requests are submitted once, answered repeatedly, and dropped in the end."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 
@@ -43,6 +44,19 @@ async def test_answer_can_be_fetched_more_than_once() -> None:
     request_id = futures.submit(answering({"n": 1}))
     assert await content(futures, request_id) == {"n": 1}
     assert await content(futures, request_id) == {"n": 1}
+
+
+async def test_an_answer_that_is_kept_is_nothing_for_the_garbage_collector_to_look_through() -> (
+    None
+):
+    futures = Futures()
+    await content(futures, futures.submit(answering({"n": 0})))
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(200):
+        await content(futures, futures.submit(answering({"n": number})))
+    gc.collect()
+    assert len(gc.get_objects()) < before + 100
 
 
 async def test_work_of_one_key_begins_once() -> None:

@@ -1,5 +1,6 @@
 """Training on datums that begin alike, which is computed along the trees of their tokens."""
 
+import gc
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from engine.model.language_model import LanguageModel
 from engine.model.lora import LoraConfig, LoraWeights
 from engine.model.products import OneDnnProducts, Products, TiledProducts
+from engine.model.segments import SegmentAttention
 from engine.model.workers import Workers
 from engine.training import lots, prefix_tree
 from engine.training.datums import TrainingDatum
@@ -167,6 +169,31 @@ def test_equal_requests_give_equal_bits_and_equal_sequences_are_computed_once(
     forest = grow_forest([np.array(text) for text in texts])
     assert [child.length for child in forest[0].children] == [70, 70]
     assert distance(computed(model, texts)[1], 2 * computed(model, texts[:2])[1]) < 1e-6
+
+
+def graphs() -> int:
+    """Count the passes whose graphs are in memory."""
+    gc.collect()
+    return sum(isinstance(one, SegmentAttention) for one in gc.get_objects())
+
+
+def test_a_request_leaves_no_graph_of_what_its_datums_share(model: LanguageModel) -> None:
+    before = graphs()
+    begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
+    assert graphs() == before
+
+
+def test_a_request_that_fails_leaves_no_graph(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    before = graphs()
+    monkeypatch.setattr(lots._Lot, "backward", fail)
+    with pytest.raises(MemoryError):
+        begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
+    assert graphs() == before
 
 
 def test_where_nothing_is_shared_there_is_one_node_a_datum() -> None:

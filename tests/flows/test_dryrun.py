@@ -16,6 +16,7 @@ from flows.cli.commands import app
 from flows.cli.dry_recipes import OfflineError, shrink, take_offline
 from tasks.datums import build_datums
 from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
+from tasks.reports.programs import Played
 from tasks.rewards import compute_rewards
 from tasks.settings.algorithm import CreditAssignment
 from tasks.storage.tables import write_table
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 CENTRED = credited("centred", min_group_size=2)
 EXAMPLE = {"attributes": {"example_id": 0, "example": {}}}
 CALL = said("?", "yes")
+PLAYED = Played("local/tiny-chat")
 
 
 def test_a_dry_run_asks_no_teacher_of_another_service() -> None:
@@ -45,7 +47,14 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     said = CliRunner().invoke(app, ["dryrun", "hello", "--examples", "3"])
     assert said.exit_code == 0, said.output
     titles = [line for line in said.output.splitlines() if line.startswith("# ")]
-    assert titles == ["# spans", "# kept tokens", "# rewards", "# datums", "# transcript"]
+    assert titles == [
+        "# program",
+        "# spans",
+        "# kept tokens",
+        "# rewards",
+        "# datums",
+        "# transcript",
+    ]
     assert "train-00000-0002-01" in said.output
     assert "policy: no call had a history" in said.output
     assert "policy was asked: You are " in said.output
@@ -78,11 +87,11 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     reply = {"role": "assistant", "content": "", "tool_calls": calls}
     failed = [rollout(k, ended(None, LONG) | example) for k in (0, 1)]
     won = rollout(2, said("?", "", reply=reply), ended(1.0) | example)
-    text = describe_dryrun([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED)
+    text = describe_dryrun([sealed(tmp_path / "spans.parquet", *failed, won)], {}, CENTRED, PLAYED)
     shown = hanging(f"train-00000-0000-00, train-00000-0000-01:\nTimeoutError: {LONG}")
     assert text.count(shown) == text.count(LONG.splitlines()[-1]) == 1
     assert 'policy answered: search({"q": "x"})' in text
-    table = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    table = text.partition("# spans\n\n")[2].partition("\n\n")[0].splitlines()
     assert len(table) == 5
     assert max(map(len, table)) <= 100
 
@@ -96,7 +105,7 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
     assemble_trajectories.make(of.trajectories, [spans])
     compute_rewards.make(of.rewards, of.trajectories, credit.algorithm.rewards)
     build_datums.make(of.datums, of.trajectories, of.rewards, credit)
-    report = describe_dryrun([spans], {"policy": of}, credit)
+    report = describe_dryrun([spans], {"policy": of}, credit, PLAYED)
     return report.partition("# datums\n\n")[2].partition("\n\n#")[0]
 
 

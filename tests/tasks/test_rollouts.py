@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from adapters.rendering.chat import Chat
 from tasks.reports.dryruns import describe_dryrun
+from tasks.reports.programs import Played
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited
@@ -96,7 +97,10 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
     ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
     text = describe_dryrun(
-        [RunFolder(tmp_path).spans(BATCH)], {}, credited("centred"), served.read_context
+        [RunFolder(tmp_path).spans(BATCH)],
+        {},
+        credited("centred"),
+        Played(str(TINY), served.context, served.read_context),
     )
     assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text
 

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.harness.agents import load_agent
 from adapters.harness.player import Batch
-from adapters.programs.residents import kill_programs
+from adapters.programs.lasting import kill_programs
 from adapters.rendering.chat import Chat
 from tests.support.door.recording_sampler import RecordedRollouts, Sampled, rollout_names, seed
 from tests.support.door.stand_in import END, TOKENIZER, StandIn, letters, tool_call

@@ -33,6 +33,7 @@ AGENTS = {
     "function": f"{MODULE}:play",
     "crew": f"{MODULE}:crew",
     "command": f"command:{PROGRAM} command",
+    "forks": f"forks:{PROGRAM} command",
     "resident": f"resident:{PROGRAM} resident",
 }
 
@@ -246,7 +247,7 @@ def test_a_function_stops_at_its_breakpoint_and_where_it_fails(
 
 
 @pytest.mark.story
-@pytest.mark.parametrize("kind", ["crew", "command", "resident"])
+@pytest.mark.parametrize("kind", ["crew", "command", "forks", "resident"])
 def test_every_kind_of_agent_stops_at_its_breakpoint(
     kind: str, stage: Stage, root: Path, flags: Path
 ) -> None:

@@ -270,7 +270,7 @@ def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(examined.path.parent))
 
-    def replayed(name: str, roles: dict[str, str]) -> RunFolder:
+    def replayed(name: str, roles: Mapping[str, object]) -> RunFolder:
         values = EXAMINED.model_copy(update={"roles": roles}).model_dump(mode="json")
         return replay_run(examined, name, values, "0" * 64)
 

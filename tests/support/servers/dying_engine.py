@@ -23,7 +23,7 @@ def dying_in_batch(name: str) -> Iterator[None]:
 
     def die(server: RolloutHost, batch: HeldBatch, how: Play) -> None:
         if batch.name == name and not killed:
-            killed.append(_kill_engine(server.service))
+            killed.append(_kill_engine(server.lifeline))
         play(server, batch, how)
 
     with pytest.MonkeyPatch.context() as patch:

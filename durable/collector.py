@@ -7,6 +7,8 @@ from functools import cache
 THRESHOLDS = 5_000, 10, 15
 """Objects, and collections of the younger generation, until a generation is collected. Larger
 numbers make longer pauses of a batch's rollouts."""
+FEW, MANY = 500, 10
+"""New objects for which nothing is collected, and collections of the young after which all are."""
 
 
 def settle_collector() -> None:
@@ -19,6 +21,19 @@ def settle_collector() -> None:
     """
     _exempt(len(sys.modules))
     gc.collect()
+
+
+def settle_while_idle() -> None:
+    """Collect young garbage if there may be some; a process that has nothing to do may ask often.
+
+    What is collected now is not collected while somebody waits. Old garbage, whose search takes
+    longer the more objects are alive, is collected before the collector would do so by itself.
+    """
+    young, middle, old = gc.get_count()
+    if old >= MANY:
+        settle_collector()
+    elif middle or young > FEW:
+        gc.collect(1)
 
 
 @cache
