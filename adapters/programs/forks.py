@@ -30,7 +30,7 @@ from adapters.process.program import (
     split_words,
     start_program,
 )
-from adapters.programs.commands import answer_of
+from adapters.programs.commands import answer_of, told
 from adapters.programs.fork_server import BY_MODULE
 from adapters.programs.lasting import (
     LONGEST_LINE,
@@ -92,9 +92,11 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
 async def _started(
     line: str, python: PythonLine, example: Example, roles: Roles, place: Place | None
 ) -> AsyncIterator[Program]:
-    told, words, shared = json.dumps(example), python.words, {**program_environment(), **ONE_THREAD}
+    line_told, words = json.dumps(example), python.words
+    shared = {**program_environment(), **ONE_THREAD}
     variables = program_environment() | role_variables(roles)
     if place is not None:
+        line_told = told(words, example)
         variables = place.variables(roles)
         words = [place.fill_in(word, variables, f"the agent's word {word!r}") for word in words]
         shared |= _of_every_rollout(place)
@@ -109,7 +111,9 @@ async def _started(
         "most_bytes": None if place is None else place.settings.bounds.most_bytes,
     }
     command = LastingCommand(line, python.interpreter, Path.cwd(), (*shared.items(),))
-    forked = _forked(command, request, told, [of_role["api_key"] for of_role in roles.values()])
+    forked = _forked(
+        command, request, line_told, [of_role["api_key"] for of_role in roles.values()]
+    )
     if place is not None:
         forked = bounded(place, forked, variables["HOME"])
     async with forked as program:
@@ -385,7 +389,7 @@ class _ForkedProgram(Program):
         if self._pid is None or self._stdin is None:
             raise CommandFailed("the fork of a rollout was killed before its program began")
         end_with_this_process(-self.pid)
-        self._stdin.write(b"\n" + told.encode() + b"\n")
+        self._stdin.write(b"\n" + (told.encode() + b"\n" if told else b""))
         self._stdin.close()
 
     async def stop(self) -> None:

@@ -196,7 +196,8 @@ def read_row(run: RunFolder, version: str, seconds: float) -> Row:
     spans = [span for path in sealed for span in read_spans(path).to_pylist()]
     calls = [span for span in spans if span["kind"] == LLM and span["role"] == POLICY]
     first = next(iter([one for one in calls if json.loads(one["tools"])] or calls), None)
-    trajectories = read_table(run.trajectories(POLICY, 0)).to_pylist()
+    rows = read_table(run.trajectories(POLICY, 0)).to_pylist()
+    trajectories = [row for row in rows if row["role"] == POLICY]
     turns = [kept for kept in read_kept_tokens(run.trajectories(POLICY, 0)) if kept.turns]
     return Row(
         version=version,
