@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
