@@ -138,7 +138,9 @@ def _shown(place: Place) -> list[str]:
     for shown, path in {**own, "/tmp": place.temporary, "/dev/shm": place.temporary}.items():
         options += ["--bind", str(path), str(shown)]
     options += _readable(_reads(place))  # they may lie below /tmp
-    return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(CAGED / WORK)]
+    for folder in ("/proc", "/dev", "/"):  # root itself could set the system's values below /proc
+        options += ["--remount-ro", folder]
+    return [*options, "--chdir", str(CAGED / WORK)]
 
 
 def _readable(paths: Sequence[str]) -> list[str]:
