@@ -26,6 +26,10 @@ BLOCK = 512
 """Bytes of a block, as the system counts those of a file."""
 
 
+class BeyondBounds(PlaceError):
+    """An error for a place, or the processes in it, beyond what the recipe allows."""
+
+
 @dataclass(frozen=True)
 class DiskUsage:
     """Bytes on disk and files of a folder."""
@@ -50,31 +54,31 @@ def usage_of(folder: Path) -> DiskUsage:
 
 
 def check_files(place: Place) -> None:
-    """Raise PlaceError if a place holds more than it may."""
+    """Raise BeyondBounds if a place holds more than it may."""
     bounds, usage = place.settings.bounds, usage_of(place.folder)
     if usage.bytes > bounds.most_bytes:
-        raise PlaceError(
+        raise BeyondBounds(
             f"the place holds {usage.bytes >> 20} MiB, and may hold {bounds.most_bytes >> 20}; "
             "look at what the program writes, or give a larger place.most_mib"
         )
     if usage.files > bounds.most_files:
-        raise PlaceError(
+        raise BeyondBounds(
             f"the place holds {counted(usage.files, 'file')}, and may hold {bounds.most_files}; "
             "look at what the program writes, or give a larger place.most_files"
         )
 
 
 def check_processes(place: Place, program: Program) -> None:
-    """Raise PlaceError if the processes of a program are more, or use more, than they may."""
+    """Raise BeyondBounds if the processes of a program are more, or use more, than they may."""
     bounds = place.settings.bounds
     number, memory = processes_of(program.pid)
     if number > bounds.most_processes:
-        raise PlaceError(
+        raise BeyondBounds(
             f"the program has {number} processes, and may have {bounds.most_processes}; look at "
             "what it starts, or give a larger place.most_processes"
         )
     if memory > bounds.most_memory:
-        raise PlaceError(
+        raise BeyondBounds(
             f"the program uses {memory >> 20} MiB of memory, and may use "
             f"{bounds.most_memory >> 20}; look at what it loads, or give a larger "
             "place.most_memory_mib"
@@ -102,7 +106,7 @@ def processes_of(pid: int) -> tuple[int, int]:
 
 @asynccontextmanager
 async def held_to_bounds(place: Place, program: Program) -> AsyncIterator[None]:
-    """Kill a program that goes beyond the bounds of its place, and then raise PlaceError.
+    """Kill a program that goes beyond the bounds of its place, and then raise BeyondBounds.
 
     The place is looked at once more after the block.
     """

@@ -22,7 +22,7 @@ async def program_in(
 ) -> AsyncIterator[Program]:
     """Start a program in a place, with `line` on its stdin; the program ends with the block.
 
-    It reaches the door of `roles`. Raises PlaceError if it goes beyond the bounds of the place.
+    It reaches the door of `roles`. Raises BeyondBounds if it goes beyond the bounds of the place.
     """
     if place.settings.caged:
         async with caged(place, words, roles) as (in_cage, channel):

@@ -9,10 +9,12 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
+from adapters.places.bounds import BeyondBounds
 from adapters.places.filling import lay_tests
 from adapters.places.place import Place, PlaceError
 from adapters.places.running import program_in
@@ -38,13 +40,15 @@ async def score(place: Place) -> Reward:
 
     Without a report and without JSON, an exit status of 0 is a reward of 1. Any other status is a
     reward of 0. So is a command that does not end in time, or goes beyond the bounds of the place,
-    since the program's own code may be the cause. RewardError if the answer is no reward.
+    since the program's own code may be the cause, and a patch of tests that does not apply to what
+    the program has made. PlaceError if the command cannot be started, RewardError if its answer is
+    no reward.
     """
     patch = await asyncio.to_thread(_prepare, place)
     try:
         async with asyncio.timeout(place.settings.reward_seconds):
-            if patch is not None:
-                await _apply(place, patch)
+            if patch is not None and not await _applies(place, patch):
+                return NOTHING
             ended = await _run(place, shlex.split(place.settings.reward or ""))
     except TimeoutError:
         log.warning(
@@ -54,8 +58,8 @@ async def score(place: Place) -> Reward:
             place.settings.reward_seconds,
         )
         return NOTHING
-    except PlaceError as error:
-        log.warning("the reward command of %s was ended, since %s", place.rollout_id, error)
+    except BeyondBounds as error:
+        log.warning("the reward command of %s was ended: %s", place.rollout_id, error)
         return NOTHING
     return _read(place, ended)
 
@@ -66,10 +70,12 @@ def _prepare(place: Place) -> str | None:
     return lay_tests(place)
 
 
-async def _apply(place: Place, patch: str) -> None:
+async def _applies(place: Place, patch: str) -> bool:
+    """Apply a patch of tests; return whether it fits what the program has made."""
     ended = await _run(place, ["git", "apply", "--whitespace=nowarn", "-"], patch)
     if ended.status != 0:
-        raise PlaceError(f"the tests do not apply: {ended.said([])}")
+        log.warning("the tests of %s do not apply: %s", place.rollout_id, ended.said([]))
+    return ended.status == 0
 
 
 async def _run(place: Place, words: list[str], told: str | None = None) -> Program:
@@ -81,10 +87,19 @@ async def _run(place: Place, words: list[str], told: str | None = None) -> Progr
         REPORT: place.seen(_report(place)),
     }
     filled = [place.fill_in(word, variables, f"place.reward's {word!r}") for word in words]
+    _check_there(place, filled[0])
     line = json.dumps(place.example) if told is None else told
     async with program_in(place, filled, variables, line, {}) as program:
         await program.silent.wait()
     return program
+
+
+def _check_there(place: Place, program: str) -> None:
+    """Raise PlaceError if a reward command names no program: what it would score is not known."""
+    if os.sep not in program and shutil.which(program) is None:
+        raise PlaceError(
+            f"there is no program {program!r} to run as place.reward; install it, or write its path"
+        )
 
 
 def _report(place: Place) -> Path:

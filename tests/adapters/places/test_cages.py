@@ -155,6 +155,8 @@ def test_a_program_that_the_cage_does_not_show_is_refused_by_its_path(
     [end] = play_in_places(open_door, f"command:{hidden}", [{}], tmp_path / "places", **given)
     said = cast(Failure, end.outcome).message
     assert f"the cage does not show {hidden}; add a folder that holds it to place.reads" in said
+    [scored] = play(open_door, "true", tmp_path / "places", reward=str(hidden), kept="never")
+    assert f"the cage does not show {hidden}" in cast(Failure, scored).message
     given["reads"] = [str(hidden.parent)]
     [end] = play_in_places(open_door, f"command:{hidden}", [{}], tmp_path / "places", **given)
     assert end.outcome == Reward(1.0)

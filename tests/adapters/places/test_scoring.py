@@ -61,6 +61,26 @@ def test_json_that_is_no_reward_fails_the_rollout(open_door: Door, tmp_path: Pat
     assert cast(Failure, end.outcome).kind == "RewardError"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reward": "no-such-program -q"}, "there is no program 'no-such-program' to run as"),
+        (
+            {"reward": "sh ${example.check}"},
+            "place.reward's '${example.check}' has ${example.check}",
+        ),
+        ({"reward": "true", "tests": "no-such-folder"}, "which does not exist"),
+        ({"reward": "true", "tests": 7}, "give an object of texts by path"),
+    ],
+)
+def test_a_reward_command_that_cannot_score_fails_the_rollout(
+    open_door: Door, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    example = {"tests": options.pop("tests", {})}
+    [end] = play_in_places(open_door, "command:true", [example], tmp_path, **options)
+    assert said in cast(Failure, end.outcome).message
+
+
 def test_the_tests_are_seen_by_the_reward_command_alone(open_door: Door, tmp_path: Path) -> None:
     program = """
     read -r line; case $line in *secret*) exit 9;; esac
