@@ -151,6 +151,7 @@ def test_a_begin_hands_out_what_is_left_and_what_a_player_needs(batch: BatchClie
             "roles": [POLICY],
             "concurrency": 8,
             "timeout_seconds": 10.0,
+            "place": None,
         },
     }
     assert batch.end(0, 0) == 200
