@@ -17,7 +17,7 @@ MOST_KEYS = {"train": 137, "finetune": 56, "prefer": 49, "stages": 8, "sweep": 8
 """Flow → keys of its recipe."""
 MOST_LINES = {
     "adapters": 1180, "adapters/clients": 620, "adapters/dialects": 2140, "adapters/door": 2420,
-    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 900,
+    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 920,
     "adapters/process": 1220, "adapters/programs": 1240, "adapters/project": 340,
     "adapters/rendering": 1700, "adapters/tinker": 1740, "adapters/tracking": 520,
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1460,
@@ -29,7 +29,7 @@ MOST_LINES = {
     "tasks/settings": 1600, "tasks/storage": 2000, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 335, "classes": 574, "deferred imports": 202}
+MOST = {"files": 335, "classes": 575, "deferred imports": 202}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
