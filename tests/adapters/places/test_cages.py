@@ -49,12 +49,11 @@ def test_places_in_cages_have_the_same_paths(open_door: Door, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "attempt",
     [
-        "cat {places}/other/work/file",
-        "cat {places}/{own}/../other/work/file",
-        "cat /place/../place/score/report.xml",
+        "cat {other}",
+        "cat {places}/{own}/../{beside}",
         "cat {outside}",
         "ls {places}",
-        "cat $HOME/../../other/work/file",
+        "cat $HOME/../../{beside}",
         "ls /proc/{pid}",
         "cat /etc/shadow",
         "echo x > /usr/file",
@@ -86,14 +85,25 @@ def test_a_caged_program_reaches_nothing_outside_its_place(
     other.parent.mkdir(parents=True)
     other.write_text("another rollout's")
     outside.write_text("the reward's")
-    with subprocess.Popen(["sleep", "60"], env={"KEY": "another-key"}) as beside:
+    with subprocess.Popen(["sleep", "60"], env={"KEY": "another-key"}) as process:
         named = attempt.format(
-            places=places, own=rollout_id(0), outside=outside, pid=beside.pid, key="another-key"
+            places=places,
+            own=rollout_id(0),
+            other=other,
+            beside=other.relative_to(places),
+            outside=outside,
+            pid=process.pid,
+            key="another-key",
         )
         reached = play(open_door, f"({named}) && exit 9; echo 1", places)
-        assert beside.poll() is None
-        beside.kill()
+        assert process.poll() is None
+        process.kill()
     assert reached == [Reward(1.0)]
+
+
+def test_an_attempt_that_reaches_something_would_be_seen(open_door: Door, tmp_path: Path) -> None:
+    [outcome] = play(open_door, "(cat /etc/passwd) && exit 9; echo 1", tmp_path)
+    assert "ended with exit status 9" in cast(Failure, outcome).message
 
 
 def test_ten_thousand_processes_are_refused(open_door: Door, tmp_path: Path) -> None:
