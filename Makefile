@@ -11,6 +11,7 @@ TRL := .venv-trl/bin/python
 TRL_READY := .venv-trl/.ready
 LLAMA := .venv-llama/bin/python
 LLAMA_READY := .venv-llama/.ready
+MINI_SWE_READY := .venv-mini-swe/.ready
 
 # One thread a process: two that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -18,7 +19,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +40,16 @@ arithmetic: $(READY) ## train the arithmetic agent
 smollm: $(READY) ## fetch a small real model (93 MB) and train it to answer in JSON
 	$(BIN)/ratchet fetch smollm2-135m
 	$(BIN)/ratchet train people
+
+$(MINI_SWE_READY): agents/mini_swe/requirements.txt
+	test -x .venv-mini-swe/bin/python || $(PYTHON) -m venv .venv-mini-swe
+	.venv-mini-swe/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+mini-swe: $(READY) $(MINI_SWE_READY) ## train the model of mini-swe-agent, which it installs, by two stages (needs bubblewrap)
+	@bwrap --version || (echo "bubblewrap is missing: install the package of that name" >&2; exit 1)
+	$(BIN)/ratchet fetch smollm2-135m
+	$(BIN)/ratchet train errands-stages
 
 methods: $(READY) ## train the tiny model by every method, by three seeds
 	$(BIN)/python -m benchmarks.learning.methods --picture runs/methods/methods.svg

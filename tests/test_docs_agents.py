@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
@@ -48,6 +52,7 @@ DEPLOYMENT, JUDGE, HELPERS, APART, DUEL, PLACED, GEM, VERIFIERS = map(
 [EXAMPLES] = snippets("json")
 NODE, RESIDENT_NODE = snippets("js")
 BY_HAND, SEEDS = snippets("sh")
+SWE_BENCH, HARBOR = snippets("sql")
 
 
 def answer(asked: str) -> str:
@@ -253,3 +258,54 @@ def test_the_environment_plays() -> None:
 def test_the_verifiers_recipe_is_one() -> None:
     """tests/adapters/harness/test_verifiers.py plays its agent."""
     assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)
+
+
+def test_rows_of_swe_bench_are_rows_of_places(
+    open_door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    patch = "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-1\n+2\n"
+    row = {"problem_statement": "Mend it.", "repo": "a/b", "base_commit": "c", "test_patch": patch}
+    table = pa.Table.from_pylist([{**row, "FAIL_TO_PASS": '["test_a"]'}])
+    pq.write_table(table, "swe_bench.parquet")
+    [made] = rows_by(SWE_BENCH)
+    assert (made["repository"], made["commit"]) == ("https://github.com/a/b", "c")
+    assert (made["task"], made["must_pass"]) == ("Mend it.", '["test_a"]')
+    placed = {"tests": made["tests"], "files": {"file": "1\n"}}
+    reward = "grep -q 2 file"
+    [end] = play_in_places(open_door, "command:true", [placed], tmp_path / "p", reward=reward)
+    assert end.outcome == Reward(1.0)
+
+
+def test_a_task_folder_of_harbor_is_a_row_of_a_place(
+    open_door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    test = "def test_sum():\n    assert open('sum.txt').read().strip() == '5'\n"
+    for name, text in {
+        "instruction.md": "Sum numbers.txt into sum.txt.",
+        "environment/numbers.txt": "2\n3\n",
+        "environment/Dockerfile": "FROM ubuntu:24.04\n",
+        "tests/test_outputs.py": test,
+    }.items():
+        path = tmp_path / "tasks" / "sum" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    [row] = rows_by(HARBOR)
+    assert row["task"] == "Sum numbers.txt into sum.txt."
+    reward = (
+        f"{sys.executable} -m pytest -p no:cacheprovider --junitxml=${{REPORT}} test_outputs.py"
+    )
+    for sum_, scored in (("5", 1.0), ("6", 0.0)):
+        program = f"test -e numbers.txt && test ! -e test_outputs.py && echo {sum_} > sum.txt"
+        agent = f"command:sh -c {shlex.quote(program)}"
+        [end] = play_in_places(open_door, agent, [row], tmp_path / "p", reward=reward)
+        assert end.outcome == Reward(scored)
+
+
+def rows_by(statement: str) -> list[dict[str, Any]]:
+    """Make a data set by a statement of the page, and read it."""
+    [target] = re.findall(r"to '(.*)'", statement)
+    Path(target).parent.mkdir(exist_ok=True)
+    duckdb.sql(statement)
+    return [json.loads(line) for line in Path(target).read_text().splitlines()]

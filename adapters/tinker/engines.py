@@ -28,8 +28,9 @@ REFUSAL = "engine: "
 """Beginning of the line in which the engine says what it cannot read."""
 FOLDER_CLOSED = b"closed\n"
 """Line of an engine that has let go of the folder that it served."""
-READ = ("HF_", "HOME", "OMP_", "TORCH", "XDG_")
-"""Prefixes of the variables that an engine, or what it loads, may read."""
+READ = ("HF_", "HOME", "OMP_", "TORCH_", "XDG_")
+"""Prefixes of the variables that an engine, or what it loads, may read. Torch's compiler, which no
+engine uses, sets variables of this process that begin with TORCHINDUCTOR_."""
 
 Place = tuple[str, str, frozenset[tuple[str, str]]]
 """What a new engine depends on: base model, working directory, variables."""

@@ -20,23 +20,13 @@ CONTEXT_KEYS = ("max_position_embeddings", "max_served_positions")
 SPACE = "\u2581"
 """Mark by which SentencePiece writes the space before a word."""
 
-TokenText = Callable[[int], str]
-"""Token → its text; a part of a character is the replacement character."""
-
-
 Decode = Callable[[Sequence[int]], str]
-"""Tokens → their text, with that of special tokens."""
+"""Tokens → their text, with that of special tokens; of a part of a character, the replacement
+character."""
 
 
 def find_decoder(base_model: str) -> Decode | None:
-    """Return what decodes tokens of a base model; None as in `find_token_texts`."""
-    path = _find_file(base_model)
-    tokenizer = None if path is None else _open(path)
-    return tokenizer and (lambda tokens: tokenizer.decode([*tokens], skip_special_tokens=False))
-
-
-def find_token_texts(base_model: str) -> TokenText | None:
-    """Return the texts of a base model's tokens: a folder's, or one in the hub's cache.
+    """Return what decodes tokens of a base model: a folder's, or one in the hub's cache.
 
     None if its tokenizer is not on this machine. The engine's own model is in the cache as well,
     once an engine has run.
@@ -46,12 +36,13 @@ def find_token_texts(base_model: str) -> TokenText | None:
         return None
     tokenizer = _open(path)
 
-    def text_of(token: int) -> str:
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        begins_a_word = (tokenizer.id_to_token(token) or "").startswith(SPACE)
+    def decode(tokens: Sequence[int]) -> str:
+        text = tokenizer.decode([*tokens], skip_special_tokens=False)
+        first = tokenizer.id_to_token(tokens[0]) if tokens else None
+        begins_a_word = (first or "").startswith(SPACE)
         return f" {text}" if begins_a_word and not text.startswith(" ") else text
 
-    return text_of
+    return decode
 
 
 def has_tokenizer(base_model: str) -> bool:

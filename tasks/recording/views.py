@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from adapters.errors import UserError
-from adapters.tinker.token_texts import find_token_texts
+from adapters.tinker.token_texts import find_decoder
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SPAN_SCHEMA
 from tasks.recording.step_log import read_metrics
@@ -228,7 +228,7 @@ def add_tokens(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunFolder
 
 
 def _texts(run: RunFolder, tokens: Sequence[int]) -> Iterator[dict[str, str | int]]:
-    text_of = find_token_texts(recipe_of(run)["model"]["base"]) if tokens else None
-    if text_of is not None:
+    decode = find_decoder(recipe_of(run)["model"]["base"]) if tokens else None
+    if decode is not None:
         for token in tokens:
-            yield {"run": run.name, "token": token, "text": text_of(token)}
+            yield {"run": run.name, "token": token, "text": decode([token])}

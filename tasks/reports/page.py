@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adapters.process.terminal import visible
-from adapters.tinker.token_texts import find_token_texts
+from adapters.tinker.token_texts import find_decoder
 from tasks.given.given import describe_counts
 from tasks.given.held_out import HeldOutMeasure
 from tasks.given.texts import Texts
@@ -182,20 +182,20 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
-    text_of, done = find_token_texts(facts.recipe["model"]["base"]), facts.done
+    decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
     with open_views([run], PAGE_VIEWS) as views:
         spending = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())
-            for rollout in read_marked_rollouts(run, step, views, text_of)
+            for rollout in read_marked_rollouts(run, step, views, decode)
         ]
         return ReportedRun(
             facts,
             replace(facts.curves(views), chosen=chosen),
             spending=spending.to_arrow_table().to_pylist(),
             rollouts=marked,
-            tokens_are_numbers=text_of is None,
+            tokens_are_numbers=decode is None,
             failures=find_failures(views)[:MOST_FAILURES],
             places=run.kept_places(),
             example=find_before_and_after(views),

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from adapters.calls import POLICY, JsonObject, Message
-from adapters.tinker.token_texts import TokenText
+from adapters.tinker.token_texts import Decode
+from tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
 from tasks.recording.spans import cause_of
 from tasks.recording.transcripts import (
     Transcript,
@@ -35,6 +36,8 @@ MOST_TOKENS = 3000
 """Tokens of a trajectory that are shown; a longer one shows its begin and its end."""
 LEVELS = 4
 """Strengths of the colour of a trained token."""
+GIVEN = ("given", "")
+"""Class and title of a token that nobody sampled."""
 
 MOST_FAILED = 3
 """Failed rollouts that are shown beside the best, the middle and the worst."""
@@ -174,23 +177,28 @@ class MarkedRollout:
     others: Sequence[Mapping[str, Any]]
     place: Path | None
     """Its place, if that is kept."""
+    broken: Sequence[BrokenPrefix]
+    """Its calls that begin a trajectory anew."""
 
 
 def read_marked_rollouts(
-    run: RunFolder, step: int, views: Views, text_of: TokenText | None
+    run: RunFolder, step: int, views: Views, decode: Decode | None
 ) -> list[MarkedRollout]:
     """Return the best, the middle and the worst rollout of a step that is done.
 
-    They are chosen among the rollouts that were trained on, if there are any. Without `text_of`,
+    They are chosen among the rollouts that were trained on, if there are any. Without `decode`,
     the tokens are shown by their numbers.
     """
-    by_rollout = mark_trajectories(run, step, text_of)
+    by_rollout = mark_trajectories(run, step, decode)
     shown = sorted({one.role for many in by_rollout.values() for one in many})
-    parameters = {"batches": batches_of(run, step), "shown": shown}
+    batches = batches_of(run, step)
+    parameters = {"batches": batches, "shown": shown}
     found = views.execute(MARKED_ROLLOUTS_QUERY, parameters).fetchall()
     trained = [
         row for row in found if any(one.advantage is not None for one in by_rollout.get(row[0], []))
     ]
+    spans = [run.spans(batch) for batch in batches]
+    broken = [one for one in find_broken_prefixes(spans) if one.role in shown]
     return [
         MarkedRollout(
             title,
@@ -201,24 +209,25 @@ def read_marked_rollouts(
             by_rollout.get(rollout, []),
             others,
             run.kept_place(rollout),
+            [one for one in broken if one.rollout == rollout],
         )
         for title, (rollout, reward, example, others) in best_middle_worst(trained or found)
     ]
 
 
 def mark_trajectories(
-    run: RunFolder, step: int, text_of: TokenText | None, only: Container[str] | None = None
+    run: RunFolder, step: int, decode: Decode | None, only: Container[str] | None = None
 ) -> dict[str, list[MarkedTrajectory]]:
     """Map the rollouts of a step, or `only` those, to what each policy sampled in them."""
     by_rollout: dict[str, list[MarkedTrajectory]] = {}
     for policy in run.policies():
-        for rollout_id, marked in _trajectories(run, policy, step, text_of or " {} ".format, only):
+        for rollout_id, marked in _trajectories(run, policy, step, decode or _numbers, only):
             by_rollout.setdefault(rollout_id, []).append(marked)
     return by_rollout
 
 
 def _trajectories(
-    run: RunFolder, policy: str, step: int, text_of: TokenText, only: Container[str] | None
+    run: RunFolder, policy: str, step: int, decode: Decode, only: Container[str] | None
 ) -> Iterator[tuple[str, MarkedTrajectory]]:
     """Yield the trajectories that have sampled tokens of a policy, with their rollouts."""
     trajectories = run.trajectories(policy, step)
@@ -238,7 +247,7 @@ def _trajectories(
         if only is not None and row["rollout_id"] not in only:
             continue
         marks = _marks(mask, logprobs, weights, strongest)
-        pieces = [*_pieces(tokens, marks, text_of)]
+        pieces = [*_pieces(tokens, marks, decode)]
         yield row["rollout_id"], MarkedTrajectory(policy, row["role"], row["advantage"], pieces)
 
 
@@ -249,7 +258,7 @@ def _marks(
     for place, sampled in enumerate(mask):
         likely = f"probability {np.exp(logprobs[place]):.3g}"
         if not sampled:
-            yield "given", ""
+            yield GIVEN
         elif not len(weights):
             yield "sampled", f"not trained, {likely}"
         else:
@@ -260,20 +269,27 @@ def _marks(
 
 
 def _pieces(
-    tokens: np.ndarray, marks: Iterable[tuple[str, str]], text_of: TokenText
+    tokens: np.ndarray, marks: Iterable[tuple[str, str]], decode: Decode
 ) -> Iterator[Piece]:
     """Yield the texts of tokens; unsampled tokens are one piece, up to the next sampled token."""
+    shown = [*zip(tokens.tolist(), marks, strict=True)]
     half, left_out = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
-    shown: list[tuple[int | str, tuple[str, str]]] = [*zip(tokens.tolist(), marks, strict=True)]
     if left_out > 0:
-        shown[half:-half] = [(f"\n[… {left_out} tokens are left out …]\n", ("given", ""))]
-    texts = (one if isinstance(one, str) else text_of(one) for one, _ in shown)
-    pieces = (Piece(text, *mark) for text, (_, mark) in zip(texts, shown, strict=True))
-    for mark, alike in groupby(pieces, key=lambda piece: piece.mark):
-        if mark == "given":
-            yield Piece("".join(piece.text for piece in alike), mark)
-        else:
-            yield from alike
+        yield from _decoded(shown[:half], decode)
+        yield Piece(f"\n[… {left_out} tokens are left out …]\n", *GIVEN)
+        shown = shown[-half:]
+    yield from _decoded(shown, decode)
+
+
+def _decoded(shown: Iterable[tuple[int, tuple[str, str]]], decode: Decode) -> Iterator[Piece]:
+    for mark, alike in groupby(shown, key=lambda token_and_mark: token_and_mark[1]):
+        tokens = [token for token, _ in alike]
+        for together in [tokens] if mark == GIVEN else [[token] for token in tokens]:
+            yield Piece(decode(together), *mark)
+
+
+def _numbers(tokens: Sequence[int]) -> str:
+    return "".join(f" {token} " for token in tokens)
 
 
 @dataclass(frozen=True)

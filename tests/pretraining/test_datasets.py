@@ -17,7 +17,7 @@ from pretraining.corpora import (
     hello,
     word_problems,
 )
-from pretraining.real_models import people, sums, two_steps
+from pretraining.real_models import errands, people, sums, two_steps
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [
@@ -32,6 +32,8 @@ FILES = [
     "twenty_questions.csv",
 ]
 OF_REAL_MODELS = [
+    "errands.jsonl",
+    "errands_texts.jsonl",
     "people.jsonl",
     "people_pairs.jsonl",
     "people_texts.jsonl",
@@ -72,6 +74,8 @@ def test_the_files_are_what_their_generators_write() -> None:
     assert rows("hello_labelled.jsonl") == hello.labelled()
     assert rows("arithmetic.jsonl") == arithmetic.examples()
     assert rows("guess_the_number.jsonl") == guess_the_number.examples()
+    assert rows("errands.jsonl") == errands.examples()
+    assert rows("errands_texts.jsonl") == errands.texts()
     assert rows("people.jsonl") == people.examples()
     assert rows("people_texts.jsonl") == people.texts()
     assert rows("people_pairs.jsonl") == people.pairs()

@@ -227,6 +227,35 @@ def test_without_the_datums_of_a_step_its_tokens_are_shown_as_untrained() -> Non
     assert "".join(text for mark, text in read.pieces if mark == "sampled").count("Fair") == 1
 
 
+def test_a_given_character_of_several_tokens_is_shown_as_it_is() -> None:
+    tokens = TOKENIZER.encode("Say 漢字 🎻").ids
+    assert any("\ufffd" in TOKENIZER.decode([token]) for token in tokens)
+    run = begin_run("hello")
+    answers = {"Good": 1.0, "Bad": 0.0}
+    asked = {answer: answered(answer, prompt_token_ids=tokens) for answer in answers}
+    record_step(
+        run, 0, *(rollout(k, asked[one], rewarded(answers[one])) for k, one in enumerate(answers))
+    )
+    shown = [text for mark, text in PageReader(render_report([run])).pieces if mark == "given"]
+    assert shown == ["Say 漢字 🎻"] * 2
+
+
+def test_a_call_that_begins_a_trajectory_anew_says_why() -> None:
+    run = begin_run("hello")
+    anew = answered("Better", call=1, kept_how="tools")
+    record_step(
+        run,
+        0,
+        rollout(0, answered("Good"), anew, rewarded(1.0)),
+        rollout(1, answered("Bad"), rewarded(0.0)),
+    )
+    text = PageReader(render_report([run])).text
+    told = (
+        "Call 1 of the policy begins a trajectory of its own: other tools are offered than before"
+    )
+    assert text.count(told) == 1
+
+
 def test_without_the_tokenizer_tokens_are_numbers() -> None:
     run = begin_run("hello", base="nobody/has-this-model")
     record_step(run, 0, rollout(0, answered("Good"), rewarded(1.0)))

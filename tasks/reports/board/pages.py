@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from adapters.tinker.token_texts import find_token_texts
+from adapters.tinker.token_texts import find_decoder
 from tasks.reports.board.played import (
     PAGE_ROWS,
     ExampleSearch,
@@ -156,8 +156,8 @@ def render_groups(name: str, query: GroupSearch) -> str:
 def render_group(name: str, group: str, query: Sides) -> str:
     """Render two rollouts of a group beside each other, with the trained tokens marked."""
     run = _bound(name)
-    text_of = find_token_texts(recipe_of(run)["model"]["base"])
-    rows, shown = read_group(run, group, query, text_of)
+    decode = find_decoder(recipe_of(run)["model"]["base"])
+    rows, shown = read_group(run, group, query, decode)
     return _render_of_run(
         run,
         "group",
@@ -165,7 +165,7 @@ def render_group(name: str, group: str, query: Sides) -> str:
         group=group,
         rows=rows,
         shown=shown,
-        tokens_are_numbers=text_of is None,
+        tokens_are_numbers=decode is None,
         has_policies=len(run.policies()) > 1,
         most_trajectories=MOST_TRAJECTORIES,
     )

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from adapters.calls import POLICY
 from adapters.door.roles import answerers, policy_of
-from adapters.tinker.token_texts import TokenText
+from adapters.tinker.token_texts import Decode
 from tasks.recording.views import Views, open_views
 from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
 from tasks.storage.arrivals import ArrivalLedger
@@ -142,7 +142,7 @@ def list_splits(run: RunFolder) -> list[str]:
 
 
 def read_group(
-    run: RunFolder, group: str, sides: Sides, text_of: TokenText | None
+    run: RunFolder, group: str, sides: Sides, decode: Decode | None
 ) -> tuple[list[ViewRow], list[ShownRollout]]:
     """Return the rollouts of a group, and the rollouts in full that are asked for.
 
@@ -162,7 +162,7 @@ def read_group(
             raise RunError(f"{run.name} has no group {group!r}; the page of its groups has them")
         by_name = {row["rollout_id"]: row for row in rows}
         asked = [by_name[name] for name in (sides.left, sides.right) if name in by_name]
-        return rows, [_show(run, views, row, text_of) for row in asked or [rows[0], *rows[1:][-1:]]]
+        return rows, [_show(run, views, row, decode) for row in asked or [rows[0], *rows[1:][-1:]]]
 
 
 def played_examples(run: RunFolder) -> dict[str, list[int]]:
@@ -204,9 +204,9 @@ def _trained_roles(run: RunFolder) -> Sequence[str]:
     return [POLICY, *(role for role, who in roles.items() if policy_of(who))]
 
 
-def _show(run: RunFolder, views: Views, row: ViewRow, text_of: TokenText | None) -> ShownRollout:
+def _show(run: RunFolder, views: Views, row: ViewRow, decode: Decode | None) -> ShownRollout:
     name, trained = row["rollout_id"], row["split"] in TRAINED_SPLITS
-    marked = mark_trajectories(run, _step_of(run, row), text_of, [name]) if trained else {}
+    marked = mark_trajectories(run, _step_of(run, row), decode, [name]) if trained else {}
     trajectories = marked.get(name, [])
     told = {one.role for one in trajectories}
     values = {"rollout": name, "attempt": row["attempt"], "told": [*told]}
