@@ -96,6 +96,13 @@ def test_no_name_and_no_city_is_in_two_splits() -> None:
     assert {len(split) for split in splits.values()} == {1}
 
 
+def test_no_word_of_an_errand_is_in_two_splits_and_no_errand_is_also_a_text() -> None:
+    assert not {*errands.WORDS["train"].split()} & {*errands.WORDS["test"].split()}
+    told = {row["files"][row["note"]].strip() for row in rows("errands.jsonl")}
+    shown = {row["messages"][3]["content"] for row in rows("errands_texts.jsonl")}
+    assert not told & shown
+
+
 def test_a_pair_of_numbers_is_asked_about_in_one_split_unless_it_is_shown() -> None:
     splits: dict[frozenset[int], set[str]] = {}
     for row in rows("sums.jsonl"):

@@ -136,6 +136,17 @@ def test_an_engine_that_died_is_not_kept(tmp_path: Path) -> None:
             assert second.process != first.process
 
 
+def test_an_engine_is_kept_although_torch_has_set_variables_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engines_kept():
+        with running_engine(MODEL, tmp_path / "one") as first:
+            pass
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+        with running_engine(MODEL, tmp_path / "two") as second:
+            assert second.process == first.process
+
+
 def test_an_engine_is_not_kept_for_other_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
