@@ -1,6 +1,7 @@
 """Errands in a folder: a note says what is to be done, so that it must be read first."""
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -93,7 +94,8 @@ def texts() -> list[dict[str, object]]:
     system = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))["agent"]["system_template"]
     rows = list[dict[str, object]]()
     for split, size in SHOWN.items():
-        for note, errand in _errands("texts of errands", split, size):
+        known = {errand.command for _, errand in _errands("errands", split, SIZES[split])}
+        for note, errand in _errands("texts of errands", split, size, known):
             said = [
                 ("system", system),
                 ("user", f"Do what {note} says."),
@@ -106,14 +108,21 @@ def texts() -> list[dict[str, object]]:
     return rows
 
 
-def _errands(seed: str, split: str, size: int) -> list[tuple[str, Errand]]:
-    """Return errands of each kind by turns, with the files that name them; none appears twice."""
+def _errands(
+    seed: str, split: str, size: int, known: Container[str] = ()
+) -> list[tuple[str, Errand]]:
+    """Return errands of each kind by turns, with the files that name them; none appears twice.
+
+    The errands of `known` commands are left out.
+    """
     random = Random(f"{seed} {split}")
     found: dict[str, tuple[str, Errand]] = {}
     while len(found) < size:
         kind = KINDS[len(found) % len(KINDS)]
         errand = kind(random.sample(WORDS[split].split(), 9), random.randint(2, 6))
-        found.setdefault(errand.command, (f"{random.choice(NOTES)}.txt", errand))
+        note = f"{random.choice(NOTES)}.txt"
+        if errand.command not in known:
+            found.setdefault(errand.command, (note, errand))
     return [*found.values()]
 
 
