@@ -16,6 +16,7 @@ UserError               an error that its user can mend
     NoCommand           an agent's command line
     NoCage              a cage that this machine cannot make
     NoEnvironment       an environment's name
+    OwnFunctionError    a loss or an advantage of the project
     ScriptError         a function that answers a role
     SayError            a file of what a stand-in says
     LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed

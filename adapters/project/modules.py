@@ -11,6 +11,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
@@ -65,6 +66,11 @@ def load_module(name: str) -> ModuleType | None:
     """
     own, carried = _file_of(name), EXAMPLES / _file_of(name)
     return _load_file(own) or _import_if_exists(name) or _load_file(carried)
+
+
+def source_of(module: ModuleType) -> str:
+    """Return the SHA-256 of a module's file as it is now."""
+    return sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
 
 
 def no_agent(name: str) -> AgentError:

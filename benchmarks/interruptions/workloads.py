@@ -53,6 +53,11 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "shared.checkpoints={every: 2}",
         "evaluate.evaluation.examples=6",
     ),
+    "errands": (  # a finished program
+        "stages.texts.recipe.steps=2",
+        "stages.texts.recipe.evaluation={every: 2, examples: 8}",
+        *(f"stages.rewards.recipe.{setting}" for setting in ("steps=3", *SHORT)),
+    ),
     "distil": (*SHORT, "steps=10", "rollouts.group_size=1", "algorithm.teacher.models=teacher"),
     "told": (
         *SHORT,
@@ -90,12 +95,13 @@ RECIPES = {
     "chord": "hello-chord",
     "judged": "hello-judged",
     "duel": "hello-duel",
+    "errands": "errands-stages",
     "pool": "hello-duel",
     "rlhf": "hello-rlhf",
     "stages": "hello-stages",
 }
 """Recipes of the workloads that are none of `hello`."""
-GIVEN = ("texts", "taught", "pairs", "labelled", "stages", "rlhf")
+GIVEN = ("texts", "taught", "pairs", "labelled", "stages", "rlhf", "errands")
 """Workloads whose recipes do not say at once how all of their rollouts are played."""
 TEACHER = ("steps=6", *SHORT)
 """Settings of the run `teacher`, whose last checkpoint teaches the workloads of TAUGHT."""

@@ -25,6 +25,7 @@ from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
+from tasks.algorithm.own_functions import check_source
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
@@ -68,6 +69,9 @@ def check_start(
     check_run(recipe, run, deleted, awaited)
     there = is_there(run, deleted)
     check_recipe(recipe, run if there else None)
+    if isinstance(recipe, Recipe):
+        check_source(recipe.algorithm.loss)
+        check_source(recipe.algorithm.advantage)
     if not (later or (there and run.bound_files())):
         refuse_deleted(recipe.queried_runs(), deleted)
         for examples in recipe.given_examples().values():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import yaml
+from adapters.yaml_text import read_yaml
 
 SETTINGS = Path(__file__).parents[2] / "agents" / "mini_swe" / "mini.yaml"
 NOTES = ["todo", "task", "note", "order", "plan", "memo", "job"]
@@ -91,7 +91,7 @@ def examples() -> list[dict[str, object]]:
 
 def texts() -> list[dict[str, object]]:
     """Return the rows of datasets/errands_texts.jsonl: what the program asks, and right answers."""
-    system = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))["agent"]["system_template"]
+    system = read_yaml(SETTINGS.read_text(encoding="utf-8"))["agent"]["system_template"]
     rows = list[dict[str, object]]()
     for split, size in SHOWN.items():
         known = {errand.command for _, errand in _errands("errands", split, SIZES[split])}

@@ -6,9 +6,19 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Literal, cast
 
-from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
+from tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
+from tasks.algorithm.settings import (
+    ANY,
+    Known,
+    NotedSettings,
+    Number,
+    Option,
+    Settings,
+    complete_settings,
+    find_row,
+)
 
 
 @dataclass(frozen=True)
@@ -375,12 +385,61 @@ ADVANTAGES: Mapping[str, Advantage] = {
 
 def find_advantage(name: str) -> Advantage:
     """Return the row of an advantage; ValueError if there is no such row."""
-    return find_row("advantage", name, ADVANTAGES)
+    return _own_advantage(name) if is_own(name) else find_row("advantage", name, ADVANTAGES)
+
+
+def _own_advantage(name: str) -> Advantage:
+    """Return a row of the user's project: one that is written there, or one of its function.
+
+    Of a function nothing is known: it may compare what it likes.
+    """
+
+    def make(found: object) -> Advantage:
+        if isinstance(found, Advantage):
+            return found
+        if not callable(found):
+            raise OwnFunctionError(f"{name} is {found!r}, and no function; name one")
+        formula = str(found.__doc__ or name).partition("\n")[0]
+        estimate = cast("AdvantageEstimator", found)
+        return Advantage(formula, name, estimate, ANY, in_groups=False, alone=True)
+
+    return find_own(name, make)
 
 
 def check_advantage(name: str, settings: Settings) -> None:
-    """Refuse (ValueError) an unknown advantage, and a setting that it would ignore."""
+    """Refuse (ValueError) an unknown advantage, and a setting that it would ignore.
+
+    A function of the user's project is tried: OwnFunctionError if it is no advantage.
+    """
     complete_settings(f"the advantage {name}", settings, find_advantage(name).settings)
+    if is_own(name) and is_as_bound(name):
+        noted = NotedSettings(settings)
+        group = {f"rollout {place}": [Earned(place, place)] for place in (0.0, 1.0)}
+        estimate_advantages({"group": group}, name, noted)
+        if ignored := sorted(settings.keys() - noted.read):
+            raise ValueError(f"the advantage {name} would ignore {', '.join(ignored)}; remove them")
+
+
+def _estimate_own(
+    name: str, row: Advantage, groups: Groups, settings: Settings, baselines: Baselines
+) -> Advantages:
+    """Call a function of the project; OwnFunctionError unless each call gets a finite number."""
+    try:
+        estimated = row.estimate(groups, settings, baselines)
+        wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
+        found = {rollout: len(values) for rollout, values in estimated.items()}
+        finite = all(isfinite(value) for values in estimated.values() for value in values)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OwnFunctionError(
+            f"the advantage {name} raises {error!r}; mend it, or give "
+            "algorithm.advantage_settings what it reads"
+        ) from error
+    if found != wanted or not finite:
+        raise OwnFunctionError(
+            f"the advantage {name} does not return a finite number for each call of each rollout; "
+            "return an object of lists, by the names of the rollouts"
+        )
+    return estimated
 
 
 def estimate_advantages(
@@ -395,5 +454,9 @@ def estimate_advantages(
                     "number; let the agent raise instead, and the rollout counts as failed"
                 )
     row = find_advantage(name)
+    if not groups:
+        return {}
+    if row.settings is ANY:
+        return _estimate_own(name, row, groups, settings, baselines or Baselines())
     complete = complete_settings(f"the advantage {name}", settings, row.settings)
-    return row.estimate(groups, complete, baselines or Baselines()) if groups else {}
+    return row.estimate(groups, complete, baselines or Baselines())

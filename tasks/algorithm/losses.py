@@ -4,7 +4,7 @@ A loss is a row of LOSSES. A service computes a *built-in* loss in one forward-b
 *by weights* takes a forward pass more: its log-probabilities go into a function, of
 `tasks.algorithm.weighted_losses` or of a batch, and the derivative by each of them becomes
 the weight of that token in a pass of cross-entropy, whose gradient is the gradient of the loss.
-Losses are summed over tokens.
+Losses are summed over tokens. A function of the user's project is a loss by weights as well.
 """
 
 from collections import ChainMap
@@ -29,8 +29,18 @@ from tasks.algorithm.loss import (
     scaled_advantages,
     scaled_mask,
 )
+from tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
 from tasks.algorithm.preferences import PREFERENCES
-from tasks.algorithm.settings import Known, Number, Option, Settings, complete_settings, find_row
+from tasks.algorithm.settings import (
+    ANY,
+    Known,
+    NotedSettings,
+    Number,
+    Option,
+    Settings,
+    complete_settings,
+    find_row,
+)
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tinker.types import LossFnType
@@ -234,17 +244,83 @@ LOSSES = ChainMap[str, Loss](
 
 def loss_of(name: str) -> Loss:
     """Return the row of a loss of any kind; ValueError if there is no such row."""
-    return find_row("loss", name, LOSSES)
+    return _own_loss(name) if is_own(name) else find_row("loss", name, LOSSES)
 
 
 def find_loss(name: str) -> TokenLoss:
     """Return the row of a loss of tokens; ValueError if there is no such row."""
-    return find_row("loss", name, TOKEN_LOSSES)
+    return _own_loss(name) if is_own(name) else find_row("loss", name, TOKEN_LOSSES)
+
+
+def _own_loss(name: str) -> TokenLoss:
+    """Return a row of the user's project: one that is written there, or one of its function."""
+
+    def make(found: object) -> TokenLoss:
+        if isinstance(found, TokenLoss):
+            return found
+        if not callable(found):
+            raise OwnFunctionError(f"{name} is {found!r}, and no function; name one")
+        weighted = partial(_weigh, name, cast("weighted_losses.WeightedLoss", found))
+        return TokenLoss(
+            str(found.__doc__ or name).partition("\n")[0],
+            name,
+            settings=ANY,
+            weighted=weighted,
+            regularized=lambda settings: bool(weighted(*_trial(0.0), settings)[1].any()),
+        )
+
+    return find_own(name, make)
+
+
+def _weigh(
+    name: str,
+    function: weighted_losses.WeightedLoss,
+    log_p: np.ndarray,
+    tokens: Columns,
+    settings: Settings,
+) -> weighted_losses.LossAndDerivative:
+    """Call a function of the project; OwnFunctionError unless each token has two numbers."""
+    try:
+        loss, derivative = map(np.asarray, function(log_p, tokens, settings))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise OwnFunctionError(
+            f"the loss {name} raises {error!r}; mend it, or give algorithm.loss_settings what it "
+            "reads"
+        ) from error
+    if loss.shape != log_p.shape or derivative.shape != log_p.shape:
+        raise OwnFunctionError(
+            f"the loss {name} returns arrays of shape {loss.shape} and {derivative.shape} for "
+            f"{log_p.shape} log-probabilities; return the loss of each, and its derivative"
+        )
+    if not np.isfinite(derivative).all():
+        raise OwnFunctionError(f"the loss {name} has a derivative that is not finite; bound it")
+    return loss, derivative
+
+
+def _trial(*advantages: float) -> tuple[np.ndarray, Columns]:
+    """Make tokens for a trial of a loss, at ratio 1: each advantage of a likely and a rare one."""
+    given = np.tile(np.array(advantages), 2)
+    log_p = np.repeat([-3.0, -0.1], len(advantages))
+    return log_p, {"logprobs": log_p, "weights": np.ones_like(given), "advantages": given}
 
 
 def check_loss(name: str, settings: Settings) -> None:
-    """Refuse (ValueError) an unknown loss, and a setting that it would ignore."""
-    complete_settings(f"the loss {name}", settings, find_loss(name).settings)
+    """Refuse (ValueError) an unknown loss, and a setting that it would ignore.
+
+    A function of the user's project is tried: OwnFunctionError if it is no loss.
+    """
+    row = find_loss(name)
+    complete_settings(f"the loss {name}", settings, row.settings)
+    if is_own(name) and is_as_bound(name) and row.weighted is not None:
+        _check_reads(name, row.weighted, settings)
+
+
+def _check_reads(name: str, weighted: weighted_losses.WeightedLoss, settings: Settings) -> None:
+    """Refuse (ValueError) a setting that a function does not read in a trial."""
+    noted = NotedSettings(settings)
+    weighted(*_trial(-1.0, 2.0), noted)
+    if ignored := sorted(settings.keys() - noted.read):
+        raise ValueError(f"the loss {name} would ignore {', '.join(ignored)}; remove them")
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

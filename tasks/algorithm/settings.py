@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from adapters.errors import did_you_mean
 
@@ -50,6 +51,24 @@ class Option:
 
 
 Known = Mapping[str, Number | Option]
+ANY: Known = MappingProxyType({})
+"""Settings of a row that reads whichever are given."""
+
+
+class NotedSettings(dict[str, float | str]):
+    """Settings that note which of them were `read`."""
+
+    def __init__(self, given: Settings) -> None:
+        super().__init__(given)
+        self.read = set[str]()
+
+    def __getitem__(self, name: str) -> float | str:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
 
 
 def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
@@ -73,7 +92,7 @@ def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, fl
             "remove them or choose another one"
         )
     for name, value in given.items():
-        if not known[name].admits(value):
+        if known is not ANY and not known[name].admits(value):
             raise ValueError(f"{owner} needs {known[name]} as its {name}, not {value!r}")
     return complete
 
@@ -86,6 +105,8 @@ def used_settings(given: Settings, known: Known) -> dict[str, float | str]:
 
 def _complete(given: Settings, known: Known) -> tuple[dict[str, float | str], list[str]]:
     """Add the defaults to the given settings; return also the names that the row reads."""
+    if known is ANY:
+        return {**given}, [*given]
     complete = {name: given.get(name, setting.default) for name, setting in known.items()}
     return complete, [
         name

@@ -18,6 +18,7 @@ from tasks.algorithm.divergences import (
     check_teaching,
 )
 from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
+from tasks.algorithm.own_functions import PATTERN, bind_source, is_as_bound
 from tasks.algorithm.shaping import check_query
 from tasks.examples.teachers import check_reads
 from tasks.settings.given import Expert
@@ -172,6 +173,12 @@ The `source` has the other policy's log-probabilities, and only the estimator js
 """
 
 
+def _own_or(table: Mapping[str, object]) -> WithJsonSchema:
+    """Return the schema of a name: of a table, or of a function of the project."""
+    named = {"type": "string", "enum": [*table]}
+    return WithJsonSchema({"anyOf": [named, {"type": "string", "pattern": PATTERN}]})
+
+
 class Algorithm(Section):
     """Path from rewards to a loss."""
 
@@ -182,20 +189,16 @@ class Algorithm(Section):
     """Algorithm, by the field's name (docs/algorithms.md): its values are laid under those that the
     recipe gives."""
 
-    advantage: Annotated[str, WithJsonSchema({"type": "string", "enum": [*ADVANTAGES]})] = (
-        "standardized"
-    )
+    advantage: Annotated[str, _own_or(ADVANTAGES), AfterValidator(bind_source)] = "standardized"
     """Comparison of rewards, by name (docs/algorithms.md): `standardized` is GRPO's, `centred` Dr.
-    GRPO's, `leave_one_out` RLOO's."""
+    GRPO's, `leave_one_out` RLOO's; or a function of the project, as `module:function`."""
 
     advantage_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The advantage's own settings, such as asymre's shift; one it does not read is refused."""
 
-    loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*TOKEN_LOSSES]})] = (
-        "importance_sampling"
-    )
+    loss: Annotated[str, _own_or(TOKEN_LOSSES), AfterValidator(bind_source)] = "importance_sampling"
     """Loss, by name (docs/algorithms.md): one of Tinker's, or one that weighs cross-entropy by its
-    derivatives, which takes a forward pass more."""
+    derivatives, which takes a forward pass more; or a function of the project, as the latter."""
 
     loss_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The loss's own settings, such as ppo's clip_low_threshold; one it does not read is
@@ -279,7 +282,9 @@ class Algorithm(Section):
         }
         given = ", ".join(name for name, is_given in terms.items() if is_given)
         yield (
-            given != "" and advantage_factor(self.loss, self.loss_settings) == 0,
+            given != ""
+            and is_as_bound(self.loss)
+            and advantage_factor(self.loss, self.loss_settings) == 0,
             f"algorithm.loss {self.loss} weighs a token by more than its advantage, so that what "
             f"{given} adds to the advantage has not its own gradient; give loss "
             "importance_sampling, leave it out, or keep the policy near its reference by "

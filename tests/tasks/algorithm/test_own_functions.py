@@ -1,0 +1,147 @@
+"""Losses and advantages of the user's project: found, tried, and bound to their source."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.recipe.recipe import Recipe
+from flows.runtime.checks import check_start
+from flows.train import train
+from tasks.algorithm import own_functions
+from tasks.algorithm.own_functions import OwnFunctionError
+from tasks.storage.manifest import recipe_of
+from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tests.support.processes import ROOT
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import train_whole
+
+PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+[SECTION] = re.findall(r"^## A loss or an advantage of your own\n(.*?)^## ", PAGE, re.M | re.S)
+[SHOWN] = re.findall(r"^```python\n(.*?)^```$", SECTION, re.M | re.S)
+[GIVEN] = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", SECTION, re.M | re.S))
+OTHER_UPDATES = {"optimizer": {"learning_rate": 0.005, "epochs": 2}}
+"""A second pass over a step, in which ratios differ from 1."""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own_functions, "_imported", {})
+    (tmp_path / "agents").mkdir()
+    write(SHOWN)
+    return tmp_path
+
+
+def write(text: str) -> None:
+    Path("agents/my_losses.py").write_text(text)
+
+
+def recipe(**algorithm: Any) -> Recipe:
+    return small_recipe(algorithm=algorithm, **OTHER_UPDATES)
+
+
+def test_the_page_shows_a_loss_and_an_advantage_that_train(
+    prefect_server: None, no_tinker: None, tmp_path: Path
+) -> None:
+    with train_whole(recipe(**GIVEN["algorithm"]), tmp_path / "runs") as run:
+        recorded = recipe_of(run)["algorithm"]
+    assert re.fullmatch(r"my_losses:clipped@[0-9a-f]{12}", recorded["loss"])
+    assert re.fullmatch(r"my_losses:by_length@[0-9a-f]{12}", recorded["advantage"])
+
+
+def test_a_loss_and_an_advantage_equal_to_ones_of_the_tables_give_the_same_weights(
+    prefect_server: None, no_tinker: None, tmp_path: Path
+) -> None:
+    write(
+        "from tasks.algorithm.advantages import ADVANTAGES\n"
+        "from tasks.algorithm.weighted_losses import dual_clip as bounded\n"
+        "def compared(groups, settings, baselines):\n"
+        "    return ADVANTAGES['centred'].estimate(groups, settings, baselines)\n"
+    )
+    settings = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 3.0}
+    own = recipe(loss="my_losses:bounded", loss_settings=settings, advantage="my_losses:compared")
+    table = recipe(loss="dual_clip", advantage="centred")
+    states = [
+        {path.name: path.read_bytes() for path in weights_of(run)}
+        for one, name in ((own, "own"), (table, "table"))
+        for run in trained(one, tmp_path / name)
+    ]
+    assert states[0] == states[1] != {}
+
+
+def trained(one: Recipe, root: Path) -> Iterator[RunFolder]:
+    with train_whole(one, root) as run:
+        yield run
+
+
+def weights_of(run: RunFolder) -> list[Path]:
+    return sorted((run.path / "engine").rglob("*.safetensors"))
+
+
+def test_a_run_is_not_resumed_by_an_edited_source(
+    prefect_server: None, no_tinker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    given = recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
+    train(given, run="bound")
+    write(SHOWN.replace("1 / most", "0.9"))
+    monkeypatch.setattr(own_functions, "_imported", {})  # as another process
+    recorded = Recipe.model_validate(recipe_of(folder_of("bound")))
+    with pytest.raises(OwnFunctionError, match="was edited since; restore it"):
+        check_start(recorded, folder_of("bound"))
+    edited = recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
+    with pytest.raises(RunError, match=r"algorithm.loss: 'my_losses:clipped@\w+' → "):
+        check_start(edited, folder_of("bound"))
+    check_start(edited, folder_of("new"))
+
+
+def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> None:
+    recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
+    write(f"{SHOWN}\n")
+    with pytest.raises(OwnFunctionError, match="start the process anew"):
+        recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"loss": "nothing:here"}, "of a module 'nothing' that is not there"),
+        ({"loss": "my_losses:absent"}, "has no 'absent'"),
+        ({"loss": "my_losses:np"}, "and no function; name one"),
+        ({"loss": "my_losses:clipped"}, r"raises KeyError\('most'\)"),
+        ({"loss": "my_losses:short"}, r"returns arrays of shape \(1,\)"),
+        ({"loss": "my_losses:endless"}, "a derivative that is not finite"),
+        ({"advantage": "my_losses:nobody"}, "a finite number for each call"),
+        ({"advantage": "my_losses:wrong"}, "raises AttributeError"),
+        (
+            {"loss": "my_losses:clipped", "loss_settings": {"most": 1.2, "least": 1}},
+            "would ignore least",
+        ),
+        (
+            {"advantage": "my_losses:by_length", "advantage_settings": {"shift": 1}},
+            "would ignore shift",
+        ),
+    ],
+)
+def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
+    algorithm: dict[str, Any], said: str
+) -> None:
+    write(
+        f"{SHOWN}\n"
+        "def short(log_p, tokens, settings): return [0.0], [0.0]\n"
+        "def endless(log_p, tokens, settings): return log_p, np.full_like(log_p, np.inf)\n"
+        "def nobody(groups, settings, baselines): return {}\n"
+        "def wrong(groups, settings, baselines): return groups.rewards\n"
+    )
+    with pytest.raises((OwnFunctionError, ValueError), match=said):
+        recipe(**algorithm)
+
+
+def test_a_recorded_recipe_is_read_although_its_source_is_gone() -> None:
+    given = recipe(**GIVEN["algorithm"]).model_dump(mode="json")
+    Path("agents/my_losses.py").unlink()
+    assert Recipe.model_validate(given).model_dump(mode="json") == given
