@@ -90,6 +90,7 @@ def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:
             make = partial(make_following, extras, policy, step + 1, following)
             policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
         beside = [*filter(None, (measures[name], played.draw_next))]
+        # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
         update_policy(at.update(name, step), policy.updater, step, trained, beside)
     return measures
 
@@ -115,7 +116,7 @@ def make_datums(
     trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
     rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
     logprobs = extras.logprobs(policy, step, spans, trajectories)
+    # Rewards become advantages, by `algorithm.advantage` (tasks/algorithm/advantages.py).
     datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs, history)
     files = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
-    # One optimizer step on `algorithm.loss`: the method is `recipe.update_method()`.
     return files, [datums, *extras.datums(policy, step)]

@@ -134,11 +134,9 @@ def sql(
 ) -> None:
     """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
     from tasks.recording.queries import answer_query
-    from tasks.storage.manifest import read_manifest, readable_runs
+    from tasks.storage.manifest import readable_runs
 
-    runs = [folder_of(name) for name in run] if run else readable_runs()
-    for named in runs if run else ():
-        read_manifest(named)  # refuses a run that is not there
+    runs = _named(run) or readable_runs()
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
     rows = answer_query(statement, runs, format)
@@ -148,6 +146,45 @@ def sql(
     write_data(rows)
     if is_lost(sys.stdout):
         raise SystemExit(1)
+
+
+@app.command()
+def find(
+    text: Annotated[
+        str,
+        typer.Argument(help="Words of a question, an answer or an example."),
+    ] = "",
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="A run to read; repeat it for several, omit it for all."),
+    ] = None,
+    error: Annotated[str, typer.Option(help="Words of the error of a rollout.")] = "",
+    tool: Annotated[str, typer.Option(help="Name of a tool that was called.")] = "",
+    least: Annotated[float | None, typer.Option(help="Least reward.")] = None,
+    most: Annotated[float | None, typer.Option(help="Greatest reward.")] = None,
+    first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
+) -> None:
+    """Find rollouts by what was said, by reward, error or tool, and show what was said in them."""
+    from tasks.recording.finding import Sought, describe_found
+    from tasks.storage.manifest import readable_runs
+
+    sought = Sought(text, error, tool, least, most)
+    if sought == Sought():
+        raise UserError("nothing is sought: give a text, --error, --tool, --least or --most")
+    found = describe_found(_named(run) or readable_runs(), sought, first)
+    if not found:
+        raise UserError("no rollout is so; seek less, or in other runs (`ratchet runs`)")
+    show(found)
+
+
+def _named(names: list[str] | None) -> list[RunFolder]:
+    """Return the runs of these names; UserError if one is not there."""
+    from tasks.storage.manifest import read_manifest
+
+    runs = [folder_of(name) for name in names or ()]
+    for run in runs:
+        read_manifest(run)  # refuses a run that is not there
+    return runs
 
 
 @app.command()
