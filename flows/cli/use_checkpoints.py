@@ -63,11 +63,17 @@ def export(
             "the engine of this machine, else 0.1.",
         ),
     ] = None,
+    push_to: Annotated[
+        str | None,
+        typer.Option("--push", help="hub:OWNER/NAME: push the folder to this model of the hub."),
+    ] = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
+    from adapters.project.publishing import check_push, push
     from flows.runtime.serving import find_weights
 
     check_absent(out)
+    model = None if push_to is None else check_push(push_to)
     run, at, step = checkpoint.partition("@")
     weights = find_weights(checkpoint if policy is None else f"{run}:{policy}{at}{step}")
     from flows.export import ExportForm
@@ -79,6 +85,7 @@ def export(
         "checked": [str(exported.parity)],
         "note": exported.notes(),
         "serve": [f"ratchet serve {out}"],
+        "pushed": [] if model is None else [push(out, model, f"Add {exported.name}")],
     }
     for label, said in lines.items():
         for line in said:

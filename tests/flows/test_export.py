@@ -25,6 +25,7 @@ from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
 from tests.support.servers.engine_server import TINY
+from tests.support.servers.hub_server import TOKEN, hub_server
 
 RECIPE = small_recipe(model={"lora_rank": 24})
 ASK: list[Any] = [{"role": "user", "content": "You are a quiet otter. Who are you?"}]
@@ -42,6 +43,23 @@ def adapter(whole: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 def front_of(folder: Path) -> dict[str, str]:
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+def test_an_exported_folder_is_pushed_as_it_is(
+    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "adapter"
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with hub_server() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        command = ["export", "whole@2", "--out", str(out), "--push", "hub:ada/otters"]
+        printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0, printed.output
+    assert f"pushed  {hub.url}/ada/otters\n" in printed.stdout
+    assert hub.files["ada/otters"] == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert hub.titles == ["Add whole@2"]
 
 
 def test_an_adapter_comes_with_all_that_its_user_needs(adapter: tuple[Path, str]) -> None:
