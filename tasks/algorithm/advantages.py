@@ -411,13 +411,13 @@ def check_advantage(name: str, settings: Settings) -> None:
 
     A function of the user's project is tried: OwnFunctionError if it is no advantage.
     """
-    complete_settings(f"the advantage {name}", settings, find_advantage(name).settings)
-    if is_own(name) and is_as_bound(name):
+    row = find_advantage(name)
+    complete_settings(f"the advantage {name}", settings, row.settings)
+    if row.settings is ANY and is_as_bound(name):
         noted = NotedSettings(settings)
         group = {f"rollout {place}": [Earned(place, place)] for place in (0.0, 1.0)}
         estimate_advantages({"group": group}, name, noted)
-        if ignored := sorted(settings.keys() - noted.read):
-            raise ValueError(f"the advantage {name} would ignore {', '.join(ignored)}; remove them")
+        noted.refuse_ignored(f"the advantage {name}")
 
 
 def _estimate_own(

@@ -311,16 +311,10 @@ def check_loss(name: str, settings: Settings) -> None:
     """
     row = find_loss(name)
     complete_settings(f"the loss {name}", settings, row.settings)
-    if is_own(name) and is_as_bound(name) and row.weighted is not None:
-        _check_reads(name, row.weighted, settings)
-
-
-def _check_reads(name: str, weighted: weighted_losses.WeightedLoss, settings: Settings) -> None:
-    """Refuse (ValueError) a setting that a function does not read in a trial."""
-    noted = NotedSettings(settings)
-    weighted(*_trial(-1.0, 2.0), noted)
-    if ignored := sorted(settings.keys() - noted.read):
-        raise ValueError(f"the loss {name} would ignore {', '.join(ignored)}; remove them")
+    if row.settings is ANY and row.weighted is not None and is_as_bound(name):
+        noted = NotedSettings(settings)
+        row.weighted(*_trial(-1.0, 2.0), noted)
+        noted.refuse_ignored(f"the loss {name}")
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

@@ -57,7 +57,7 @@ def is_as_bound(name: str) -> bool:
     """Return whether a name is of a table, or its source is there and is the one it is bound to."""
     try:
         check_source(name)
-    except OwnFunctionError:
+    except UserError:  # also of a module that cannot be imported
         return False
     return True
 

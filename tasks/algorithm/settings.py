@@ -70,6 +70,11 @@ class NotedSettings(dict[str, float | str]):
         self.read.add(name)
         return super().get(name, default)
 
+    def refuse_ignored(self, owner: str) -> None:
+        """Refuse (ValueError) settings that the owner has not read."""
+        if ignored := sorted(self.keys() - self.read):
+            raise ValueError(f"{owner} would ignore {', '.join(ignored)}; remove them")
+
 
 def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
     """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""

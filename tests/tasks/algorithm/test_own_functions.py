@@ -1,17 +1,21 @@
 """Losses and advantages of the user's project: found, tried, and bound to their source."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from adapters.project.modules import load_module
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_start
 from flows.train import train
 from tasks.algorithm import own_functions
+from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.own_functions import OwnFunctionError
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -38,6 +42,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(text: str) -> None:
     Path("agents/my_losses.py").write_text(text)
+
+
+def own_module() -> ModuleType:
+    module = load_module("my_losses")
+    assert module is not None
+    return module
 
 
 def recipe(**algorithm: Any) -> Recipe:
@@ -141,7 +151,31 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
         recipe(**algorithm)
 
 
-def test_a_recorded_recipe_is_read_although_its_source_is_gone() -> None:
+def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
+    write(
+        "from tasks.algorithm.advantages import ADVANTAGES\n"
+        "from tasks.algorithm.losses import TOKEN_LOSSES\n"
+        "mine, compared = TOKEN_LOSSES['ppo'], ADVANTAGES['remax']\n"
+    )
+    given = recipe(
+        loss="my_losses:mine",
+        loss_settings={"clip_low_threshold": 0.5},
+        advantage="my_losses:compared",
+    )
+    asked = given.update_method().terms(0)[0].service_loss()
+    assert (asked.name, asked.derivative) == ("ppo", None)
+    assert asked.settings == {"clip_low_threshold": 0.5, "clip_high_threshold": 1.2}
+    assert find_advantage(given.algorithm.advantage).by_greedy
+    with pytest.raises(ValueError, match="would ignore beta"):
+        recipe(loss="my_losses:mine", loss_settings={"beta": 1})
+
+
+@pytest.mark.parametrize("text", [None, "import nothing_that_is_there"])
+def test_a_recorded_recipe_is_read_although_its_source_is_gone(
+    text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = recipe(**GIVEN["algorithm"]).model_dump(mode="json")
-    Path("agents/my_losses.py").unlink()
+    monkeypatch.delitem(sys.modules, own_module().__name__)  # as in another process
+    monkeypatch.setattr(own_functions, "_imported", {})
+    Path("agents/my_losses.py").unlink() if text is None else write(text)
     assert Recipe.model_validate(given).model_dump(mode="json") == given
