@@ -57,19 +57,21 @@ def check_start(
     run: RunFolder,
     deleted: Collection[str] = (),
     awaited: Mapping[str, RunRecipe] = MappingProxyType({}),
+    *,
+    trains: bool = True,
 ) -> R:
     """Return the recipe that a run, new or not, is bound to: its epochs are counted in steps.
 
     Refuse (UserError) what would end the run before its first step. Runs that are to be `deleted`
     first, itself perhaps, count as absent. The `awaited` runs end before this one begins; until
-    then only their steps and policies can be checked.
+    then only their steps and policies can be checked. What only `trains` is not needed to play.
     """
     later = not awaited.keys().isdisjoint(recipe.queried_runs())
     recipe = recipe if later else count_steps(recipe)
     check_run(recipe, run, deleted, awaited)
     there = is_there(run, deleted)
     check_recipe(recipe, run if there else None)
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe) and trains:
         check_source(recipe.algorithm.loss)
         check_source(recipe.algorithm.advantage)
     if not (later or (there and run.bound_files())):

@@ -132,7 +132,7 @@ def find_target(
     """Find the target of an evaluation; UserError if it does not exist."""
     target = EvalTarget.find(recipe, run, checkpoint, model, as_given)
     folder = folder_of(target.run)
-    check_start(target.bound, folder)
+    check_start(target.bound, folder, trains=False)
     check_recipe(target.requested)
     check_answering(target.requested, target.bound, target.run)
     if folder.exists() and target.step is not None:

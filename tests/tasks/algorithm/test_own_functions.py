@@ -103,6 +103,7 @@ def test_a_run_is_not_resumed_by_an_edited_source(
     recorded = Recipe.model_validate(recipe_of(folder_of("bound")))
     with pytest.raises(OwnFunctionError, match="was edited since; restore it"):
         check_start(recorded, folder_of("bound"))
+    check_start(recorded, folder_of("bound"), trains=False)  # as an evaluation
     edited = recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
     with pytest.raises(RunError, match=r"algorithm.loss: 'my_losses:clipped@\w+' → "):
         check_start(edited, folder_of("bound"))
