@@ -72,6 +72,7 @@ def serving(folder: Path, state: Path) -> Iterator[Address]:
     from engine.model import base_models
 
     base = base_models.find(str(folder))
+    base_models.add_to_cache(base)  # as the engine's command does
     ready, stopped = threading.Event(), threading.Event()
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
