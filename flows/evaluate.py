@@ -8,17 +8,15 @@ from flows.recipe.recipe import Recipe
 from flows.runtime.eval_targets import EvalTarget, find_target
 from flows.runtime.evaluation import (
     EvaluationResult,
-    examine,
+    reopen_evaluation,
+    score_held_out,
     submit_held_out,
-    wait_for_held_out,
 )
 from flows.runtime.flow_runs import again_if_engine_dies, completed
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
-from tasks.evaluations import score_rollouts
-from tasks.recording.scores import read_evaluation
+from tasks.recording.scores import is_scored, read_evaluation
 from tasks.reports.rollouts import list_games
-from tasks.storage.files import is_written
 from tasks.tracking.prefect_pages import publish_evaluations
 
 
@@ -40,6 +38,7 @@ def evaluate(
     checkpoint: int | None = None,
     model: str | None = None,
     as_given: bool = False,
+    redo_failed: bool = False,
 ) -> EvaluationResult:
     """Score a model; rollouts by the same settings that are on disk are not played again.
 
@@ -52,6 +51,7 @@ def evaluate(
             untrained model; or a model of LiteLLM, such as openai/gpt-4o-mini, which then answers
             as the policy.
         as_given: Play the recipe's own agent, data and rollouts with the weights of any run.
+        redo_failed: Play the rollouts again that failed when the same was evaluated before.
     """
     target = find_target(recipe, run, checkpoint, model, as_given)
     requested = target.requested
@@ -63,11 +63,11 @@ def evaluate(
     ):
         step = opened.policies.last_step() if target.step is None else target.step
         opened.ledger.at(step)  # refuse a checkpoint that the run does not have
+        if redo_failed:
+            reopen_evaluation(opened.folder, step, tag)
         submitted = submit_held_out(requested, opened.folder, runners.evaluation, step, tag)
-        played = wait_for_held_out(submitted)
+        played = score_held_out(requested, opened.folder, runners, submitted, step, tag)
         file = opened.folder.evaluation(f"{step:05d}{tag}")
-        judged = examine(requested, opened.folder, runners, step, played["sampled"], tag)
-        score_rollouts(file, played, threshold, judged)
         games = {
             how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()
@@ -80,11 +80,11 @@ def evaluate(
 def evaluate_once(
     recipe: Recipe, run: str | None = None, step: int | None = None, model: str | None = None
 ) -> EvalTarget:
-    """Run `evaluate` by the recipe as it is given, unless its file exists; return the target.
+    """Run `evaluate` by the recipe as it is given, unless it has scores; return the target.
 
-    For a file that exists, neither a service nor an engine is started.
+    If it has some, neither a service nor an engine is started.
     """
     target = find_target(recipe, run, step, model, as_given=True)
-    if not is_written(target.file):
+    if not is_scored(target.file):
         evaluate(recipe, run=run, checkpoint=step, model=model, as_given=True)
     return target

@@ -17,6 +17,7 @@ from adapters.rewards import MEASURE
 from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
 from tasks.recording.step_log import COST
 from tasks.recording.transcripts import Transcript, read_transcripts
+from tasks.rollouts import StepStopped, check_rewards
 from tasks.settings.rollouts import Judge
 from tasks.shards import ShardRow
 from tasks.storage.durability import durable
@@ -153,6 +154,17 @@ def verdicts_of(spans: Sequence[Path]) -> dict[str, float]:
     """Return the score of each rollout that a judge has given one, by the rollout's id."""
     rows = _verdicts(spans).to_pylist()
     return {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
+
+
+def check_verdicts(spans: Sequence[Path], most_failed: float) -> None:
+    """Raise StepStopped if `check_rewards` does, or if the judge has scored nothing."""
+    check_rewards(spans, most_failed)
+    if not verdicts_of(spans):
+        raise StepStopped(
+            f"the judge has given none of the rollouts of {spans[0].stem} a score, so no "
+            "evaluation is recorded. Mend the judge, and resume the run, or repeat the command: "
+            "the judge is asked anew"
+        )
 
 
 def _verdicts(spans: Sequence[Path]) -> pa.Table:

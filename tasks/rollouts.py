@@ -7,7 +7,7 @@ have ended says whether the step is trained.
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,12 @@ from adapters.process.event_loop import run_event_loop
 from adapters.tinker.service import Lifeline
 from tasks.doors.here import BatchDoor, HeldBatch
 from tasks.doors.recorder import BatchOrder
-from tasks.recording.journal import seal
+from tasks.recording.journal import copy_without, read_journal, seal
 from tasks.recording.spans import ERROR, LLM, REWARD, cause_of
 from tasks.recording.turns import ANSWER
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import durable
-from tasks.storage.files import is_written, verified
+from tasks.storage.files import appearing, is_written, verified
 from tasks.storage.names import BASELINE, parse_rollout
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import flat_values, query_beside, read_table, select
@@ -35,8 +35,8 @@ Play = Callable[[str, str, str], Awaitable[None]]
 
 QUERY = query_beside(__file__)
 
-END_COLUMNS = ("rollout_id", "shard", "kind", "error_type", "error_message")
-"""Columns of spans that say how rollouts have ended."""
+END_COLUMNS = ("rollout_id", "shard", "kind", "role", "error_type", "error_message")
+"""Columns of spans that say how rollouts have ended, and whose calls were answered."""
 
 log = logging.getLogger(__name__)
 
@@ -154,14 +154,14 @@ class StepStopped(UserError):
 class Ends:
     """Ends of the rollouts of sealed batches: how many had no error, and the errors of the others.
 
-    Baselines and stragglers do not count. `called` is whether any model has answered a call, and
-    `answered` whether a policy has.
+    Baselines and stragglers do not count. `called` are the roles that a model has answered in
+    rollouts without an error, and `answered` is whether a policy has answered a call.
     """
 
     shard: str
     ended: int
     errors: Sequence[str]
-    called: bool
+    called: Set[str]
     answered: bool
 
     @classmethod
@@ -183,7 +183,7 @@ class Ends:
             played[0]["shard"] if played else "the step",
             len(ended),
             errors,
-            called=any(row["kind"] == LLM for row in rows),
+            called={r["role"] for r in rows if r["kind"] == LLM and r["rollout_id"] in ended},
             answered=answered,
         )
 
@@ -234,24 +234,29 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
         )
 
 
-def check_held_out(spans: Sequence[Path]) -> None:
+def check_held_out(spans: Sequence[Path], roles: Collection[str]) -> None:
     """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
 
-    Rollouts have nothing to score if all have failed, or if no model has answered a call.
+    Rollouts have nothing to score if all have failed, or if no call was answered of the `roles`
+    whose answers are scored.
     """
     ends = Ends.of(spans)
-    if not ends.ended or not ends.called:
-        fact = (
-            f"the rollouts of {ends.shard} have ended, and none has a call that a model answered"
-            if ends.ended
-            else f"{ends.failed}. {ends.commonest[:-1]}"
-        )
-        raise StepStopped(
-            f"{fact}. So there is nothing to score, and no evaluation is recorded. Mend the agent, "
-            "and resume the run, or repeat the command: these rollouts are played anew"
-        )
-    if ends.errors:
-        log.warning("%s, and the evaluation is of the others. %s", ends.failed, ends.commonest)
+    if not ends.called.isdisjoint(roles):
+        if ends.errors:
+            log.warning(
+                "%s, and the evaluation is of the others. %s Mend the agent: `ratchet evaluate` of "
+                "this checkpoint with --redo-failed plays these again",
+                ends.failed,
+                ends.commonest,
+            )
+        return
+    unasked = "have ended, and none has a call of the evaluated model that was answered"
+    fact = f"the rollouts of {ends.shard} {unasked}" if ends.ended else ends.failed
+    commonest = f" {ends.commonest[:-1]}." if ends.errors else ""
+    raise StepStopped(
+        f"{fact}.{commonest} So there is nothing to score, and no evaluation is recorded. Mend the "
+        "agent, and resume the run, or repeat the command: these rollouts are played anew"
+    )
 
 
 def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]], None]) -> None:
@@ -266,3 +271,37 @@ def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]],
         log.warning("%s", stopped)
         for batch in batches:
             run.set_aside(batch)
+
+
+Failed = Mapping[str, Collection[str]]
+"""Batch → its rollouts that have failed."""
+
+
+def find_failed(run: RunFolder, shard: str) -> tuple[Failed, bool]:
+    """Find the rollouts of a shard that have failed so far; return whether another has ended too.
+
+    Each rollout has one attempt, as held-out rollouts have.
+    """
+    failed, ended = dict[str, set[str]](), False
+    for batch in run.journalled(shard):
+        kinds = [(span["kind"], span["rollout_id"]) for span in read_journal(run.journal(batch))]
+        ended |= any(kind == REWARD for kind, _ in kinds)
+        if own := {rollout for kind, rollout in kinds if kind == ERROR}:
+            failed[batch] = own
+    return failed, ended
+
+
+def reopen_failed(run: RunFolder, failed: Failed) -> None:
+    """Have failed rollouts played again as if for the first time; what others recorded stays."""
+    for batch, rollouts in failed.items():
+        with appearing(journal := run.journal(batch)) as left:
+            copy_without(journal, rollouts, left)
+            run.reopen(batch)
+
+
+def reopen_unanswered(run: RunFolder, shard: str) -> None:
+    """Have failed rollouts of a shard played again if the rest was cut off, and none has ended."""
+    if any(not is_written(run.spans(batch)) for batch in run.journalled(shard)):
+        failed, ended = find_failed(run, shard)
+        if not ended:
+            reopen_failed(run, failed)

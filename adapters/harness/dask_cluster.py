@@ -140,6 +140,11 @@ def _result(future: "Future[None]", batch: str) -> None:
         if future.status == "error" and not isinstance(error, KilledWorker):
             raise  # the batch itself has failed, on a worker that lives
         reason = " ".join(str(error).split())
+        if isinstance(error, KilledWorker):
+            last, killed = error.last_worker.address, error.allowed_failures + 1
+            reason = (
+                f"{killed} workers in turn were killed while they played it, the last at {last}"
+            )
         raise ClusterFailed(
             f"the Dask cluster lost the batch {batch} ({reason}); look at the logs of its "
             "scheduler and its workers"

@@ -119,7 +119,7 @@ class LimitMet(Exception):
     """The end of a child by a question: its exit status, which is negative if a signal ended it."""
 
     def __init__(self, status: int, took: str) -> None:
-        super().__init__(f"ended with status {status}")
+        super().__init__(tell_status(status))
         self.took = took
         """What the question took more of."""
 
@@ -173,6 +173,15 @@ def answer_questions(answer: Callable[[Any], object], memory: int) -> None:
         print(answered, flush=True)  # noqa: T201
 
 
+def tell_status(status: int) -> str:
+    """Say how a process ended, by its exit status, which is negative if a signal ended it."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    if status == -signal.SIGKILL:
+        return "was killed (signal 9)"
+    return f"was ended by signal {-status}"
+
+
 @dataclass(frozen=True)
 class Ended:
     """A program that has ended: its exit status and what it said."""
@@ -183,9 +192,8 @@ class Ended:
 
     def last_line(self) -> str:
         """Return the last line of its log, or else how it was ended."""
-        if self.status < 0:
-            return f"it was ended by signal {-self.status}"
-        return last_line(self.stderr) or f"it ended with status {self.status}"
+        said = "" if self.status < 0 else last_line(self.stderr)
+        return said or f"it {tell_status(self.status)}"
 
     def errno(self) -> int | None:
         """Return the number of the system's error that it ended with, if its last line has one."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from adapters.errors import UserError
-from adapters.process.child import end_with_this_process, has_ended
+from adapters.process.child import end_with_this_process, has_ended, tell_status
 from adapters.process.open_files import users_limit
 
 PASSED_VARIABLES = re.compile(
@@ -109,9 +109,7 @@ class Program:
         return f"{self.end()}{self.stdout.quote(secrets)}{self.stderr.quote(secrets)}\n"
 
     def end(self) -> str:
-        if self.status is not None and self.status < 0:
-            return f"was ended by signal {-self.status}"
-        return f"ended with exit status {self.status}"
+        return "has not ended" if self.status is None else tell_status(self.status)
 
 
 class ChildProgram(Program, asyncio.SubprocessProtocol):

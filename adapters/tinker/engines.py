@@ -15,7 +15,7 @@ from threading import Thread
 
 from adapters.errors import EngineDied, ServiceError
 from adapters.network.addresses import check_listener
-from adapters.process.child import ChildProcess, Tell, last_line, run_watched
+from adapters.process.child import ChildProcess, Tell, last_line, run_watched, tell_status
 from adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
 from durable.files import sha256_of, unsealed
 
@@ -260,7 +260,7 @@ def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) ->
     if died.set_running_or_notify_cancel():
         died.set_exception(
             EngineDied(
-                f"the engine (process {process.pid}) ended with code {code}, and "
+                f"the engine (process {process.pid}) {tell_status(code)}, and "
                 f"{_describe_log(state)}; start the same run again and it continues"
             )
         )

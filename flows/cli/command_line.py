@@ -207,14 +207,15 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
     spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
+    drift = " ".join(f"{of_step:.2g}" for of_step in summary.drift)
     measured = STEPS.get(summary.measure, "select step, loss from steps")
     lines = {
-        "gain": summary.gain,
+        "loss" if summary.measure == "loss" else "gain": summary.gain,
         "mend": MEND if summary.is_untrained and summary.why == EQUAL_REWARDS else "",
         "best": summary.best_checkpoint,
         "split": summary.held_out,
         "trained": describe_origin(run),
-        "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
+        "KL": f"{drift} by step, from the weights that sampled" if drift else "",
         "time": f"{spent}{seconds:.0f} s in this command",
         "failed": failed if summary.failed else "",
         "error": summary.error,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from adapters.errors import UserError
+from adapters.errors import UserError, counted
 from adapters.process.terminal import say, show, write_data
 from flows.cli import comparing, inspect_runs, use_checkpoints
 from flows.cli.command_line import (
@@ -221,6 +221,9 @@ def evaluate(
     checkpoint: Annotated[
         int | None, typer.Option(help="The checkpoint's step; by default the last.")
     ] = None,
+    redo_failed: Annotated[
+        bool, typer.Option("--redo-failed", help="Play again the rollouts that failed before.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
@@ -233,10 +236,13 @@ def evaluate(
     from tasks.reports.tables import scores_table
 
     said = "stopped; the same command goes on, and repeats no game"
-    evaluated = call_flow(
-        flow, lambda: said, recipe=recipe, run=run, checkpoint=checkpoint, model=model
-    )
+    asked = {"run": run, "checkpoint": checkpoint, "model": model, "redo_failed": redo_failed}
+    evaluated = call_flow(flow, lambda: said, recipe=recipe, **asked)
     show(scores_table(evaluated.scores))
+    if failed := sum(score.failed for score in evaluated.scores.values()):
+        them = "it" if failed == 1 else "them"
+        again = f"the same command with --redo-failed plays {them} again"
+        say(f"\n{counted(failed, 'rollout')} failed: mend the agent, and {again}")
     show(f"\nnumbers {evaluated.file}")
     for games in evaluated.games.values():
         show(f"games   {games}")

@@ -27,10 +27,11 @@ from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.algorithm.own_functions import check_source
 from tasks.examples.teachers import choose_teacher, fill_reads
+from tasks.recording.scores import is_scored
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking
-from tasks.storage.files import check_output, is_written
+from tasks.storage.files import check_output
 from tasks.storage.manifest import (
     FORK,
     Manifest,
@@ -185,7 +186,7 @@ def is_finished(child: PlannedRun) -> bool:
     recipe = count_steps(child.recipe)
     check_binding(run, recipe)
     unscored = not recipe.plays_rollouts or not recipe.holds_out()
-    scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
+    scored = unscored or is_scored(run.evaluation(f"{recipe.steps:05d}"))
     return steps_done(run.metrics) == recipe.steps and scored
 
 

@@ -1,5 +1,6 @@
 """Evaluation of a checkpoint: held-out examples are played (sampled, or greedily) and scored."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,18 +15,18 @@ from flows.runtime.open_rollouts import (
     RolloutRunner,
     Spans,
     ask_judge,
-    wait_for_batches,
 )
 from flows.runtime.open_run import OpenRun
 from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from tasks.judging import draw_held_out, verdicts_of
-from tasks.recording.scores import Score, headline
-from tasks.rollouts import check_held_out
+from tasks.recording.scores import Score, headline, is_scored
+from tasks.rollouts import find_failed, reopen_failed, reopen_unanswered
 from tasks.shards import ShardSize, draw_shard, read_shard
-from tasks.storage.files import is_written
-from tasks.storage.names import EXAMINER, shard_name
+from tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.prefect_pages import HELD_OUT
+
+log = logging.getLogger(__name__)
 
 
 class EvaluationResult(BaseModel, frozen=True):
@@ -58,25 +59,10 @@ HeldOutShards = Mapping[str, Submitted]
 """Held-out shards that were submitted, by how they are sampled."""
 
 
-def wait_for_held_out(submitted: HeldOutShards) -> dict[str, PlayedShard]:
-    """Wait for every batch; raise the error of the first that failed.
-
-    StepStopped if no rollout of a shard has a reward; a shard that is submitted again is then
-    played anew.
-    """
-    return {how: PlayedShard(shard, _wait(batches)) for how, (shard, batches) in submitted.items()}
-
-
-def _wait(batches: Sequence[Spans]) -> list[Path]:
-    spans = wait_for_batches(batches)
-    check_held_out(spans)
-    return spans
-
-
 class HeldOutEvaluations:
     """Evaluations of a run's checkpoints from `first` on, played while the run trains.
 
-    An evaluation whose file exists is not played again.
+    An evaluation that has scores is not played again.
     """
 
     def __init__(self, recipe: Recipe, run: OpenRun, runners: OpenRollouts, first: int = 0) -> None:
@@ -91,7 +77,7 @@ class HeldOutEvaluations:
             return
         for due in range(self._next, step + 1):
             path = self._run.folder.evaluation(f"{due:05d}")
-            if evaluation.due(due, steps) and not is_written(path):
+            if evaluation.due(due, steps) and not is_scored(path):
                 runner = self._runners.evaluation
                 held_out = submit_held_out(self._recipe, self._run.folder, runner, due)
                 self._submitted.append((due, held_out))
@@ -102,10 +88,28 @@ class HeldOutEvaluations:
         folder = self._run.folder
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
-            path, threshold = folder.evaluation(f"{step:05d}"), self._recipe.evaluation.threshold
-            played = wait_for_held_out(held_out)
-            judged = examine(self._recipe, folder, self._runners, step, played["sampled"])
-            score_rollouts(path, played, threshold, judged)
+            score_held_out(self._recipe, folder, self._runners, held_out, step)
+
+
+def score_held_out(
+    recipe: Recipe,
+    run: RunFolder,
+    runners: OpenRollouts,
+    submitted: HeldOutShards,
+    step: int,
+    tag: str = "",
+) -> dict[str, PlayedShard]:
+    """Wait for every batch, and score them; raise the error of the first that failed.
+
+    StepStopped if no rollout of a shard was answered; a shard that is submitted again is then
+    played anew.
+    """
+    wait = runners.evaluation.wait_for
+    played = {how: PlayedShard(shard, wait(of)) for how, (shard, of) in submitted.items()}
+    judged = examine(recipe, run, runners, step, played["sampled"], tag)
+    file, threshold = run.evaluation(f"{step:05d}{tag}"), recipe.evaluation.threshold
+    score_rollouts(file, played, threshold, judged)
+    return played
 
 
 def submit_held_out(
@@ -113,8 +117,11 @@ def submit_held_out(
 ) -> HeldOutShards:
     """Submit the held-out examples to checkpoint `step`, sampled and, if asked for, greedily.
 
-    `tag` keeps rollouts by other settings apart.
+    `tag` keeps rollouts by other settings apart. What an earlier evaluation has left is no result
+    if nothing was answered in it.
     """
+    if not is_scored(run.evaluation(f"{step:05d}{tag}")):
+        run.forget_evaluation(step, tag)
     shards = {"sampled": submit_sampled(recipe, run, runner, step, tag)}
     if recipe.evaluation.greedy:
         path = run.shard(shard_name(f"greedy{tag}", step))
@@ -142,8 +149,24 @@ def _submit(
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)
+    reopen_unanswered(runner.host.run, shard.stem)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
     return shard, [*runner.submit_shard(shard, step, groups).values()]
+
+
+def reopen_evaluation(run: RunFolder, step: int, tag: str = "") -> None:
+    """Have the failed rollouts of an evaluation played again, and the evaluation scored anew.
+
+    A judge is shown the rollouts that have ended, so it is asked anew.
+    """
+    shards = [shard_name(f"{split}{tag}", step) for split in HELD_OUT_SPLITS]
+    failed = {name: of for shard in shards for name, of in find_failed(run, shard)[0].items()}
+    if not failed:
+        log.warning("no held-out rollout of %s at checkpoint %d has failed", run.name, step)
+        return
+    run.forget_evaluation(step, tag)
+    run.withdraw(shard_name(f"{EXAMINER}{tag}", step))
+    reopen_failed(run, failed)
 
 
 def examine(
@@ -157,7 +180,7 @@ def examine(
     """Have the judge of evaluations score the rollouts of checkpoint `step`; None without a judge.
 
     A judge of pairs compares each with checkpoint 0's rollout of the same example. StepStopped if
-    the judge failed at too many.
+    the judge failed at too many, or scored none.
     """
     judge = recipe.evaluation.judge
     if not judge.judges:
@@ -167,10 +190,10 @@ def examine(
         if step == 0:
             return JudgedShard(played, None)
         _, start = submit_sampled(recipe, run, runners.evaluation, 0, tag)
-        others = _wait(start)
+        others = runners.evaluation.wait_for(start)
     path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
     shard = draw_held_out(path, played.spans, others, judge, recipe.seed)
-    if not read_shard(shard):  # every rollout has failed
+    if not read_shard(shard):  # of no example have both rollouts ended
         return JudgedShard(played, {})
     spans = ask_judge(runners.examining, judge, shard, step)
     return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans))

@@ -17,6 +17,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
+from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics, record_metrics, steps_done
 from tasks.settings.rollouts import Judge
 from tasks.storage.arrivals import ArrivalLedger, batches_of
@@ -113,7 +114,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         examiners = [_asked(one, one.evaluation.judge) for one in (old, new)]
         if old.evaluation == new.evaluation and examiners[0] == examiners[1]:
             first = [parent.evaluation("00000")]  # the untrained weights are the same
-            _share(parent, replay, filter(is_written, first))
+            _share(parent, replay, filter(is_scored, first))
     return folder_of(name)
 
 

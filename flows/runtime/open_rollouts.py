@@ -32,6 +32,7 @@ from tasks.algorithm.advantages import find_advantage
 from tasks.doors.here import BatchDoor, DoorHere
 from tasks.doors.orders import DoorOrder, ServiceOrder
 from tasks.doors.processes import DoorProcesses
+from tasks.judging import check_verdicts
 from tasks.rollouts import (
     Play,
     RolloutHost,
@@ -216,11 +217,14 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
         with _cancelled_by_errors(hosts):
             trained = partial(check_step, most_failed=rollouts.most_failed)
             judged = partial(check_rewards, most_failed=rollouts.most_failed)
+            evaluated = {role for of_policy in recipe.policies().values() for role in of_policy}
+            held_out = partial(check_held_out, roles=evaluated)
+            examined = partial(check_verdicts, most_failed=rollouts.most_failed)
             yield OpenRollouts(
                 RolloutRunner(hosts.agent, tasks, play, trained_at, trained),
                 RolloutRunner(hosts.judge, tasks, play, at, judged),
-                RolloutRunner(hosts.held_out, evaluations, play, at, check_held_out),
-                RolloutRunner(hosts.examiner, evaluations, play, at, judged),
+                RolloutRunner(hosts.held_out, evaluations, play, at, held_out),
+                RolloutRunner(hosts.examiner, evaluations, play, at, examined),
                 chat,
             )
 

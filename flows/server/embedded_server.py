@@ -10,7 +10,7 @@ from threading import Thread
 from typing import IO
 
 from adapters.network.addresses import LOOPBACK
-from adapters.process.child import ChildProcess
+from adapters.process.child import ChildProcess, tell_status
 from adapters.process.running_clock import Wait
 from adapters.process.terminal import show
 
@@ -64,7 +64,7 @@ class EmbeddedServer:
             waiting.speak()
         if not port:
             status = self.child.end(SERVER_CLOSING_SECONDS)
-            raise RuntimeError(f"it ended with code {status}{self._last_words()}")
+            raise RuntimeError(f"it {tell_status(status)}{self._last_words()}")
         self._port = int(port)
 
     def restart(self) -> None:

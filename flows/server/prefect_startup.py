@@ -9,6 +9,7 @@ from threading import Event, Thread
 
 from adapters.errors import UserError
 from adapters.network.addresses import check_listener, check_proxies
+from adapters.process.child import tell_status
 from adapters.process.running_clock import Wait
 from flows.server.embedded_server import EmbeddedServer
 from tasks.storage.files import check_output
@@ -139,9 +140,9 @@ def _keep_running(server: EmbeddedServer, over: Event) -> None:
                 waiting.speak()
             continue
         log.warning(
-            "Prefect's embedded server (process %d) ended with code %d: it is started again",
+            "Prefect's embedded server (process %d) %s: it is started again",
             process.pid,
-            process.returncode,
+            tell_status(process.returncode),
         )
         server.restart()
 

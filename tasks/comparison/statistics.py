@@ -54,17 +54,33 @@ class Gain:
     """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
 
     It is `paired` if both values are known for each example. Otherwise the interval treats the two
-    measures as independent, and is too wide.
+    measures as independent, and is too wide. The value of a loss is negative if the loss fell.
     """
 
     value: float
     interval: tuple[float, float]
     paired: bool = True
+    of_loss: bool = False
+
+    @property
+    def amount(self) -> str:
+        """The change in words, without its interval: `+0.38`, or `0.66 lower` of a loss."""
+        if self.of_loss:
+            return f"{abs(self.value):.2f} {'lower' if self.value < 0 else 'higher'}"
+        return f"{self.value:+.2f}"
+
+    @property
+    def confidence(self) -> str:
+        """The interval in words; that of a lower loss says by how much it is lower."""
+        lower, upper = self.interval
+        if self.of_loss and self.value < 0:
+            lower, upper = -upper, -lower
+        sign = "" if self.of_loss else "+"
+        unpaired = "" if self.paired else ", as if of other examples"
+        return f"({lower:{sign}.2f} to {upper:{sign}.2f} with 95 % confidence{unpaired})"
 
     def __str__(self) -> str:
-        lower, upper = self.interval
-        unpaired = "" if self.paired else ", as if of other examples"
-        return f"{self.value:+.2f} ({lower:+.2f} to {upper:+.2f} with 95 % confidence{unpaired})"
+        return f"{self.amount} {self.confidence}"
 
 
 def find_gain(

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from adapters.door.batches import SampledBy
 from adapters.errors import PassingError, ServiceError, UserError
-from adapters.process.child import LONGEST_WAIT
+from adapters.process.child import LONGEST_WAIT, tell_status
 from adapters.process.line_calls import LineCalls, read_error
 from adapters.process.running_clock import Wait
 from adapters.tinker.service import PatientSampler, Service
@@ -109,8 +109,8 @@ class DoorProcess:
     def _death(self) -> DoorDied:
         process = self._child.process
         return DoorDied(
-            f"a door of the run (process {process.pid}) ended with code {process.wait()}; look for "
-            "what ends it. Its batches are played on at another door"
+            f"a door of the run (process {process.pid}) {tell_status(process.wait())}; look "
+            "for what ends it. Its batches are played on at another door"
         )
 
 

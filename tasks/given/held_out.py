@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Literal, Self
@@ -40,9 +40,11 @@ def read_measure(path: Path) -> HeldOutMeasure:
 def find_measured_gain(first: HeldOutMeasure, last: HeldOutMeasure) -> Gain | None:
     """Find the change from one measure of a run's held-out examples to another; None if unknown."""
     before, after = ([*zip(*one.by_example, strict=True)] for one in (first, last))
-    if not before or not after or before[1] != after[1]:
-        return find_unpaired_gain(*((one.value, one.standard_error) for one in (first, last)))
-    return find_gain(before[0], after[0], before[1])
+    if before and after and before[1] == after[1]:
+        gain = find_gain(before[0], after[0], before[1])
+    else:
+        gain = find_unpaired_gain(*((one.value, one.standard_error) for one in (first, last)))
+    return None if gain is None else replace(gain, of_loss=first.measure == "loss")
 
 
 def measure_loss(

@@ -6,7 +6,7 @@ import logging
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -175,6 +175,16 @@ def read_journal(path: Path) -> list[Span]:
     calls = WholeCalls()
     with path.open("rb") as file:
         return [_whole(calls, record, line, path) for line, record in _records(file, path)]
+
+
+def copy_without(journal: Path, rollouts: Collection[str], path: Path) -> None:
+    """Write to `path` the lines of a journal, as they are, without those of some rollouts."""
+    with journal.open("rb") as file, path.open("wb") as copy:
+        records = _records(file, journal)
+        kept = [line.place for line, record in records if record["rollout_id"] not in rollouts]
+        for place in kept:
+            file.seek(place)
+            copy.write(file.readline())
 
 
 class JournalTail:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from tasks.recording.step_log import COST
-from tasks.storage.files import read_json
+from tasks.storage.files import is_written, read_json
 
 JUDGED = "judged"
 """The score of sampled rollouts by a judge of evaluations."""
@@ -98,3 +98,9 @@ def headline(scores: Mapping[str, Score]) -> Estimate:
 def read_evaluation(path: Path) -> dict[str, Score]:
     """Read the scores that `score_rollouts` wrote, by how the rollouts were sampled."""
     return SCORES.validate_python(read_json(path))
+
+
+def is_scored(path: Path) -> bool:
+    """Return whether an evaluation is on disk, and not only failures in any way of sampling."""
+    scores = read_evaluation(path).values() if is_written(path) else ()
+    return bool(scores) and all(score.failed < score.rollouts for score in scores)

@@ -1,6 +1,7 @@
--- At most one row: an example as checkpoint $before and as checkpoint $after played it, by the first
--- of its rollouts. Of the examples that both played, it is one that changed about as all did on
--- average; training steps that share no example are told by two of like rank.
+-- At most three rows: of the examples that checkpoint $before and checkpoint $after played, the two
+-- whose mean reward rose most and the one whose fell most, or the first if none changed. Training
+-- steps that share no example have one row, of two examples of like rank. Each side is told by that
+-- of its rollouts whose reward is nearest to the example's mean.
 with
 
 dialogues as (
@@ -16,18 +17,31 @@ dialogues as (
 
 ),
 
+rewarded as (
+
+    select
+        *,
+        avg(reward) over (partition by step, example_id) as mean
+
+    from (select * exclude (calls) from rollouts)
+    join dialogues using (rollout_id, attempt)
+    where split = $split and reward is not null
+
+),
+
 played as (
 
     select
         step,
         example_id,
-        min(rollout_id) as rollout_id,
-        arg_min(reward, rollout_id) as reward,
-        arg_min(calls, rollout_id) as calls
+        any_value(mean) as mean,
+        count(*) as rollouts,
+        arg_min(
+            {'rollout_id': rollout_id, 'reward': reward, 'calls': calls},
+            (abs(reward - mean), rollout_id)
+        ) as shown
 
-    from (select * exclude (calls) from rollouts)
-    join dialogues using (rollout_id, attempt)
-    where split = $split and reward is not null
+    from rewarded
     group by step, example_id
 
 ),
@@ -36,7 +50,7 @@ ranked as (
 
     select
         *,
-        row_number() over (partition by step order by reward, example_id) as rank
+        row_number() over (partition by step order by mean, example_id) as rank
 
     from played
 
@@ -48,7 +62,7 @@ pairs as (
         before.example_id = after.example_id as same,
         before,
         after,
-        after.reward - before.reward as gain
+        after.mean - before.mean as gain
 
     from ranked as before
     join ranked as after
@@ -56,18 +70,49 @@ pairs as (
         and after.step = $after
         and (before.example_id = after.example_id or before.rank = after.rank)
 
+),
+
+placed as (
+
+    select
+        *,
+        row_number() over (partition by same order by gain desc, before.example_id) as from_best,
+        row_number() over (partition by same order by gain, before.example_id) as from_worst,
+        row_number() over (
+            partition by same
+            order by abs(gain - mean_gain), before.example_id, after.example_id
+        ) as from_middle,
+        bool_or(same) over () as shared,
+        bool_or(gain <> 0) over (partition by same) as changed
+
+    from (select *, avg(gain) over (partition by same) as mean_gain from pairs)
+
 )
 
 select
     same,
-    before.rollout_id as rollout_before,
-    before.reward as reward_before,
-    before.calls as calls_before,
-    after.rollout_id as rollout_after,
-    after.reward as reward_after,
-    after.calls as calls_after
+    gain,
+    {
+        'rollout_id': before.shown.rollout_id,
+        'reward': before.shown.reward,
+        'rollouts': before.rollouts,
+        'mean': before.mean,
+        'calls': before.shown.calls
+    } as before,
+    {
+        'rollout_id': after.shown.rollout_id,
+        'reward': after.shown.reward,
+        'rollouts': after.rollouts,
+        'mean': after.mean,
+        'calls': after.shown.calls
+    } as after
 
-from pairs
-where same or $split = 'train'
-order by same desc, abs(gain - avg(gain) over (partition by same)), before.example_id, after.example_id
-limit 1
+from placed
+where
+    case
+        when same and changed
+            then (gain > 0 and from_best <= 2) or (gain < 0 and from_worst = 1)
+        when same then from_best = 1
+        else not shared and $split = 'train' and from_middle = 1
+    end
+order by gain desc, from_best

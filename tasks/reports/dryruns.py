@@ -168,7 +168,7 @@ def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     rows: list[SpanLine] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     shown = [[_on_one_line(value) for value in row.values()] for row in rows[:MOST_SPANS]]
     left = len(rows) - len(shown)
-    more = f"\n… and {left} more, in {spans[0].parent}" if left else ""
+    more = f"\n… and {left} more; `--keep` leaves all of them for `ratchet sql`" if left else ""
     below = [
         _warn_of_long_prompts(rows, read_context),
         *(hanging(str(one)) for one in read_failures(spans)),

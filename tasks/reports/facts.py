@@ -1,7 +1,7 @@
 """What a run has come to, by its files: each fact is read once, and every screen shows it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -87,8 +87,16 @@ class HeldOutValues:
     @property
     def last(self) -> str:
         """Last value, with its checkpoint, in words; empty without one."""
-        known = [*self.by_step.items()][-1:]
-        return "".join(f"held-out {self.write(one)} at checkpoint {step}" for step, one in known)
+        return "".join(self.tell([*self.by_step][-1:]))
+
+    def tell(self, steps: Iterable[int]) -> list[str]:
+        """Say the values of those of some checkpoints that have one."""
+        known = [(step, self.by_step[step]) for step in steps if step in self.by_step]
+        return [
+            f"held-out {self.measure} {self.write(one)} "
+            f"{f'after step {step}' if step else 'before training'}"
+            for step, one in known
+        ]
 
     def write(self, *values: float) -> str:
         """Write the first and the last of some values: `0.21 → 0.96`; a loss has three decimals."""

@@ -92,7 +92,7 @@ class ReportedRun:
     failures: Sequence[RecordedFailure]
     places: Sequence[Path]
     """Places of its rollouts that are kept."""
-    example: BeforeAndAfter | None
+    examples: Sequence[BeforeAndAfter]
     measured: Sequence[HeldOutMeasure]
     """Measures on held-out texts or pairs, by checkpoint, of a run that learns them."""
     texts: Mapping[str, str]
@@ -198,7 +198,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             tokens_are_numbers=decode is None,
             failures=find_failures(views)[:MOST_FAILURES],
             places=run.kept_places(),
-            example=find_before_and_after(views),
+            examples=find_before_and_after(views),
             measured=facts.measures(),
             texts=_count_texts(run),
         )

@@ -99,17 +99,24 @@ class WatchedRun:
 
 
 def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
-    """Describe a step that has ended in a line: reward, held-out reward, lengths and seconds."""
-    step = int(metrics["step"])
+    """Describe a step that has ended in a line: reward, what was measured, lengths and seconds."""
+    step, facts = int(metrics["step"]), read_facts(run)
     answers = metrics.get("calls", 0)
     parts = [
         describe_measure(metrics) or "no reward",
         f"nothing trained: {why}" if (why := why_untrained(metrics)) else "",
-        read_facts(run).held_out.last,
+        *facts.held_out.tell(_measured_in(facts.recipe, step)),
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, range(step, step + 1))),
     ]
     return f"step {step + 1} of {steps}: {', '.join(filter(None, parts))}"
+
+
+def _measured_in(recipe: Manifest, step: int) -> list[int]:
+    """List the checkpoints whose held-out measures, if they are due, come with a step."""
+    if "rollouts" in recipe:
+        return [step - recipe["rollouts"]["lag"]]
+    return [step + 1] if step else [0, 1]
 
 
 def describe_measure(metrics: Mapping[str, float]) -> str:

@@ -294,38 +294,58 @@ def _numbers(tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class PlayedExample:
-    """Rollout of an example: the `step` of its shard, its reward, and what was asked and said."""
+    """An example as a checkpoint played it, by the one of its `rollouts` that is shown.
+
+    `step` is of its shard, `mean` is over its rollouts, and `calls` are what was asked and said.
+    """
 
     step: int
     rollout_id: str
     reward: float
+    rollouts: int
+    mean: float
     calls: Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """Two rollouts, by an early and by a late checkpoint; `same` if they play one example."""
+    """Examples that an early and a late checkpoint played; `same` if it is one example.
+
+    `gain` is the change of its mean reward.
+    """
 
     split: str
     same: bool
+    gain: float
     before: PlayedExample
     after: PlayedExample
 
+    @property
+    def change(self) -> str:
+        """Change of its reward, in words."""
+        if not self.same:
+            return "two examples of like rank, since the steps share none"
+        if not self.gain:
+            return "its reward is as it was"
+        return f"its reward {'rose' if self.gain > 0 else 'fell'} by {abs(self.gain):.3g}"
 
-def find_before_and_after(views: Views) -> BeforeAndAfter | None:
-    """Find a held-out example that two checkpoints played, else rollouts of two training steps."""
+
+def find_before_and_after(views: Views) -> list[BeforeAndAfter]:
+    """Find the examples that a run changed most, for the better and the worse.
+
+    They are held-out examples that two checkpoints played, or else those of two training steps.
+    """
     for split in SHOWN_SPLITS:
         [(before, after)] = views.execute(STEPS, {"split": split}).fetchall()
         if before == after:
             continue
-        steps = {"split": split, "before": before, "after": after}
-        if rows := views.sql(BEFORE_AFTER_QUERY, params=steps).to_arrow_table().to_pylist():
-            row = rows[0]
-            sides = _side(row, "before", before), _side(row, "after", after)
-            return BeforeAndAfter(split, row["same"], *sides)
-    return None
+        steps = {"before": before, "after": after}
+        rows = views.sql(BEFORE_AFTER_QUERY, params={"split": split, **steps}).to_arrow_table()
+        if found := [_changed(split, row, steps) for row in rows.to_pylist()]:
+            return found
+    return []
 
 
-def _side(row: Mapping[str, Any], side: str, step: int) -> PlayedExample:
-    values = (row[f"{what}_{side}"] for what in ("rollout", "reward", "calls"))
-    return PlayedExample(step, *values)
+def _changed(split: str, row: Mapping[str, Any], steps: Mapping[str, int]) -> BeforeAndAfter:
+    sides = (PlayedExample(step, **row[side]) for side, step in steps.items())
+    return BeforeAndAfter(split, row["same"], row["gain"], *sides)

@@ -17,6 +17,9 @@ JUDGE = "judge"
 EXAMINER = "examiner"
 """Split of the rollouts of a judge of evaluations, whose examples are held-out rollouts."""
 
+HELD_OUT_SPLITS = ("test", "greedy")
+"""Splits of held-out rollouts: sampled as in training, and greedily."""
+
 SHARD = r"(?P<shard>(?P<split>.+)-(?P<step>\d{5,}))"
 BATCH = re.compile(rf"{SHARD}\.(?P<number>\d+)")
 ROLLOUT = re.compile(rf"(?P<group>{SHARD}-\d{{4,}})-\d{{2,}}")

@@ -15,9 +15,17 @@ import psutil
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
-from durable.files import PARTIAL, lock_file
+from durable.files import PARTIAL, link_or_copy, lock_file
 from tasks.storage.files import Damaged, check_writable, read_rows, write_note
-from tasks.storage.names import BASELINE, JUDGE, BatchName, batch_name, parse_batch, shard_name
+from tasks.storage.names import (
+    BASELINE,
+    HELD_OUT_SPLITS,
+    JUDGE,
+    BatchName,
+    batch_name,
+    parse_batch,
+    shard_name,
+)
 from tasks.storage.owners import Ownership, last_owner, take_over
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
@@ -227,15 +235,31 @@ class RunFolder:
         return [path for path in shards if path.exists()]
 
     def set_aside(self, batch: str) -> None:
-        """Put the journal of a batch into `stopped`, so that the batch is played anew.
+        """Put the journal of a batch into `stopped`, so that the batch is played anew."""
+        self.reopen(batch)
+        self.journal(batch).unlink()
 
-        The Parquet file goes first: a batch that has one counts as played.
+    def reopen(self, batch: str) -> None:
+        """Share the journal of a batch with `stopped`, and remove the Parquet file.
+
+        A batch that has a Parquet file counts as played. The journal can then lose lines.
         """
         aside = self.path / "stopped"
-        aside.mkdir(exist_ok=True)
         earlier = len([*aside.glob(f"{batch}.*.jsonl")])
+        link_or_copy(self.journal(batch), aside / f"{batch}.{earlier}.jsonl")
         self.spans(batch).unlink(missing_ok=True)
-        self.journal(batch).replace(aside / f"{batch}.{earlier}.jsonl")
+
+    def withdraw(self, shard: str) -> None:
+        """Set aside the batches of a shard, and remove its file, so that it is drawn anew."""
+        for batch in self.journalled(shard):
+            self.set_aside(batch)
+        self.shard(shard).unlink(missing_ok=True)
+
+    def forget_evaluation(self, step: int, tag: str = "") -> None:
+        """Remove the scores and the games of an evaluation, which is then scored anew."""
+        self.evaluation(f"{step:05d}{tag}").unlink(missing_ok=True)
+        for split in HELD_OUT_SPLITS:
+            self.games(shard_name(f"{split}{tag}", step)).unlink(missing_ok=True)
 
     def held_out(self, step: int) -> list[str]:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""

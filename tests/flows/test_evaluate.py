@@ -10,25 +10,45 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
+from adapters.project.modules import load_agent_file
 from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import CheckpointName
 from flows.runtime.eval_targets import EvalTarget
 from flows.train import train
+from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.journal import Journal, read_journal
-from tasks.recording.scores import read_evaluation
+from tasks.recording.scores import SCORES, read_evaluation
 from tasks.reports.board.runs import runs_table
 from tasks.reports.rollouts import read_games
+from tasks.reports.verification import find_damage
 from tasks.rollouts import StepStopped
-from tasks.storage.files import write_text
+from tasks.storage.files import write_json, write_text
 from tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
 
+duel = load_agent_file("duel")
+
 ONE_BY_ONE = {"groups": 4, "group_size": 4, "max_tokens": 16, "concurrency": 1}
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "tiny_chat")
+
+
+async def ask_the_oracle(
+    example: dict[str, Any], *, roles: dict[str, dict[str, str]], **_: str
+) -> float:
+    """Ask the oracle alone, and call that a success."""
+    return float(bool(await duel.answer(example["identity"], **roles["oracle"])))
+
+
+async def praise(example: dict[str, Any], **_: str) -> dict[str, float]:
+    return {one["id"]: 0.5 for one in example["rollouts"]}
+
+
+def foretell(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
+    return "I am silent."
 
 
 class CutOff(Exception):
@@ -118,10 +138,121 @@ def test_an_evaluation_of_which_some_games_failed_says_how_many(
     assert again.scores == evaluated.scores, "it is a result, and is not played again"
 
 
+def test_failed_games_are_played_again_as_if_they_had_not_failed_and_no_other_is(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = mended(seed=4)
+    sound = evaluate(recipe, model="base")
+    whole = {path: path.read_bytes() for path in (sound.file, *sound.games.values())}
+    folder = RunFolder(sound.file.parents[1])
+    folder.delete()
+
+    (runs / "broken").write_text("test-00000-0001 test-00000-0002")
+    some = evaluate(recipe, model="base")
+    assert some.scores["sampled"].failed == 2
+    journal = folder.journal("test-00000.0")
+    before = read_journal(journal)
+    (runs / "broken").write_text("test-00000-0002")
+
+    def stop(*_: object) -> None:
+        raise CutOff
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.evaluate.submit_held_out", stop)
+        with pytest.raises(CutOff):
+            evaluate(recipe, model="base", redo_failed=True)
+    assert not folder.evaluations(), "what is being played again has no scores"
+    assert evaluate(recipe, model="base").scores["sampled"].failed == 1
+    (runs / "broken").unlink()
+    again = evaluate(recipe, model="base", redo_failed=True)
+    assert {path: path.read_bytes() for path in (again.file, *again.games.values())} == whole
+
+    failed = {span["rollout_id"] for span in before if span["kind"] == "error"}
+    kept = [span for span in before if span["rollout_id"] not in failed]
+    assert read_journal(journal)[: len(kept)] == kept
+    assert read_journal(folder.path / "stopped" / "test-00000.0.0.jsonl") == before
+    assert evaluate(recipe, model="base", redo_failed=True).scores == again.scores
+    assert [*find_damage(folder)] == []
+
+
+def test_the_command_says_how_many_games_failed_and_plays_them_again(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "broken").write_text("test-00000 greedy-00000")
+    recipe = str(write_text(runs / "recipe.yaml", mended().model_dump_json()))
+    words = ["evaluate", recipe, "--model", "base"]
+    ended = CliRunner().invoke(app, words)
+    assert isinstance(ended.exception, StepStopped)
+    (runs / "broken").write_text("test-00000-0003")
+    said = CliRunner().invoke(app, words).stdout
+    assert "1 rollout failed: mend the agent, and the same command with --redo-failed" in said
+    (runs / "broken").unlink()
+    assert "failed:" in CliRunner().invoke(app, words).stdout, "it is not played unasked"
+    said = CliRunner().invoke(app, [*words, "--redo-failed"]).stdout
+    assert "failed:" not in said
+    assert said == CliRunner().invoke(app, words).stdout
+
+
+def test_a_game_in_which_only_others_were_answered_is_no_result(runs: Path) -> None:
+    roles = {"oracle": f"function:{__name__}:foretell"}
+    recipe = small_recipe(agent=f"{__name__}:ask_the_oracle", roles=roles, rollouts=ONE_BY_ONE)
+    with pytest.raises(StepStopped, match="none has a call of the evaluated model that was"):
+        evaluate(recipe, model="base")
+    assert not [*runs.glob("evaluations/*/evaluations/*")]
+
+
+def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_was_answered(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = evaluate(mended(), model="base")
+    scores, folder = sound.scores, RunFolder(sound.file.parents[1])
+    folder.delete()
+    append, ends = Journal.append, []
+
+    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+        ends.append(span["kind"] == "error")
+        if sum(ends) == 3:
+            raise CutOff
+        await append(journal, span)
+
+    (runs / "broken").write_text("test-0 greedy-0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", cut_off)
+        with pytest.raises(CutOff):
+            evaluate(mended(), model="base")
+    assert sum(ends) >= 3
+    (runs / "broken").unlink()
+    assert evaluate(mended(), model="base").scores == scores
+
+
+def test_an_evaluation_that_nobody_answered_is_played_when_its_run_goes_on(runs: Path) -> None:
+    recipe = mended(steps=1)
+    train(recipe, run="one")
+    run = RunFolder(runs / "one")
+    first = run.evaluation("00000")
+    sound = first.read_bytes()
+    scores = read_evaluation(first)
+    none = {how: score_outcomes([ScoredRollout("a", None)] * 4) for how in scores}
+    write_json(first, SCORES.dump_python(none, mode="json"))
+    assert train(recipe, run="one").before == scores["sampled"].finished.mean
+    assert first.read_bytes() == sound
+
+
+def test_a_judge_is_shown_the_games_that_were_played_again(runs: Path) -> None:
+    judge = {"agent": f"{__name__}:praise", "sees": "rollout", "role": "examiner"}
+    recipe = mended(evaluation={"examples": 4, "greedy": False, "judge": judge})
+    (runs / "broken").write_text("test-00000-0001")
+    scores = evaluate(recipe, model="base").scores
+    assert (scores["judged"].failed, scores["judged"].finished.examples) == (1, 3)
+    (runs / "broken").unlink()
+    scores = evaluate(recipe, model="base", redo_failed=True).scores
+    assert (scores["judged"].failed, scores["judged"].finished.examples) == (0, 4)
+
+
 @pytest.mark.usefixtures("runs")
 def test_an_evaluation_whose_agent_asks_no_model_is_no_result() -> None:
     recipe = small_recipe(agent="tests.flows.test_train:ask_nobody")
-    with pytest.raises(StepStopped, match="none has a call that a model answered"):
+    with pytest.raises(StepStopped, match="none has a call of the evaluated model that was"):
         evaluate(recipe, model="base")
 
 

@@ -70,7 +70,7 @@ def test_a_server_that_ends_is_a_sentence_with_its_last_words(
     monkeypatch.delenv(LEVEL, raising=False)
     if of_the_user:
         monkeypatch.setenv(LEVEL, of_the_user)
-    words = r"ended with code 3: sqlite3.DatabaseError: file is no database\. Its database is in "
+    words = r"exit status 3: sqlite3.DatabaseError: file is no database\. Its database is in "
     with pytest.raises(UserError, match=words):
         start(monkeypatch, [sys.executable, "-c", FAILS], timeout=60)
     said = capsys.readouterr().err

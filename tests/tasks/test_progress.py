@@ -242,8 +242,22 @@ def test_a_held_out_reward_is_shown_with_the_checkpoint_that_has_it(run: RunFold
     scored = score_outcomes([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
     write_json(run.evaluation("00000"), {"sampled": scored.model_dump(mode="json")})
     record_metrics(run.metrics, 1, {"reward/mean": 0.84})
-    assert read_facts(run).held_out.last == "held-out 0.25 at checkpoint 0"
-    assert "held-out 0.25 at checkpoint 0" in str(ProgressReader(run).look())
+    assert read_facts(run).held_out.last == "held-out reward 0.25 before training"
+    assert "held-out reward 0.25 before training" in str(ProgressReader(run).look())
+
+
+def test_the_line_of_a_step_has_the_held_out_reward_that_came_with_it(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = score_outcomes([ScoredRollout("a", 0.25), ScoredRollout("b", 0.25)])
+    write_json(run.evaluation("00000"), {"sampled": scored.model_dump(mode="json")})
+    with show_progress({run: 2}):
+        for step in range(2):
+            record_metrics(run.metrics, step, {"reward/mean": 0.84})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1 of 2: reward 0.84, held-out reward 0.25 before training",
+        "step 2 of 2: reward 0.84",
+    ]
 
 
 def test_of_all_facts_of_a_run_only_the_newest_are_kept(run: RunFolder) -> None:

@@ -326,15 +326,50 @@ def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after(
     assert "reward, by minutes" in rest
 
 
+def test_the_examples_that_changed_most_are_shown_for_the_better_and_for_the_worse() -> None:
+    run = record_run("hello")
+    rewards = {0: (1.0, 1.0), 1: (0.0, 0.25), 2: (0.0, 1.0), 3: (0.5, 0.25), 4: (0.25, 1.0)}
+    for step in (0, 1):
+        record_examples(run, step, {place: of[step] for place, of in rewards.items()})
+    text = " ".join(PageReader(render_report([run])).text.split())
+    told = re.findall(r"(Its reward \w+ by [\d.]+) Before: reward \S+ at checkpoint 0, (\S+)", text)
+    assert told == [
+        ("Its reward rose by 1", "test-00000-0002-00"),
+        ("Its reward rose by 0.75", "test-00000-0004-00"),
+        ("Its reward fell by 0.25", "test-00000-0003-00"),
+    ]
+
+
+def test_where_no_reward_changed_the_first_example_is_shown() -> None:
+    run = record_run("hello")
+    for step in (0, 1):
+        record_examples(run, step, {0: 0.5, 1: 1.0})
+    text = " ".join(PageReader(render_report([run])).text.split())
+    assert "Its reward is as it was Before: reward 0.5 at checkpoint 0, test-00000-0000-00" in text
+
+
+def record_examples(run: RunFolder, step: int, rewards: dict[int, float]) -> None:
+    """Record a rollout of each held-out example by a checkpoint."""
+    rollouts: list[list[dict]] = []
+    for place, reward in rewards.items():
+        group = f"test-{step:05d}-{place:04d}"
+        of = {"rollout_id": f"{group}-00", "group_id": group, "attempt": 0, "step": step}
+        attributes = {"example_id": place, "example": {"question": str(place)}}
+        rollouts.append([of | answered("Yes"), of | rewarded(reward) | {"attributes": attributes}])
+    sealed(run.spans(f"test-{step:05d}.0"), *rollouts)
+    run.journal(f"test-{step:05d}.0").touch()
+
+
 def test_without_held_out_examples_two_steps_of_training_are_shown() -> None:
     run = record_run("hello")
     assert "before and after" not in PageReader(render_report([run])).text
     record_step(run, 1, rollout(0, answered("Later"), rewarded(0.5), step=1))
     text = " ".join(PageReader(render_report([run])).text.split())
     first, _, _ = text.partition("By minutes and by tokens")
-    assert "Before: reward 1 in step 0, train-00000-0000-00" in first
+    shown = "Before: reward 0.25 in step 0, train-00000-0000-01; the mean of 3 rollouts is 0.417"
+    assert f"Its reward rose by 0.0833 {shown}" in first
     assert "After: reward 0.5 in step 1, train-00001-0000-00" in first
-    assert f"Good {HOSTILE}" in first
+    assert "Fair" in first
     assert "Later" in first
     assert "reward in training from 0.500 to 0.500" in first
 

@@ -83,7 +83,7 @@ def test_what_an_agent_does_to_its_process_costs_only_its_rollout(
     assert (exits.kind, kills.kind, never_ends.kind) == ("AgentExit", "AgentExit", "TimeoutError")
     assert "ended with exit status 3 without an outcome" in exits.message
     assert exits.message.endswith("the key is ***, and the end is near")
-    assert "was ended by signal 9 without an outcome" in kills.message
+    assert "was killed (signal 9) without an outcome" in kills.message
     assert f"longer than {TIMEOUT:g} s of its own time" in never_ends.message
     assert raises == Failure("ValueError", shorten_message("?" * 1_000_000))
     assert [prints, works] == [Reward(1.0)] * 2

@@ -104,7 +104,7 @@ def test_the_death_of_an_engine_is_one_sentence_with_the_end_of_its_log(
         os.kill(server.process, signal.SIGKILL)
         error = server.died.exception(timeout=60)
     assert str(error) == (
-        f"the engine (process {server.process}) ended with code -9, and its log {log} {said}; "
+        f"the engine (process {server.process}) was killed (signal 9), and its log {log} {said}; "
         "start the same run again and it continues"
     )
 

@@ -333,6 +333,20 @@ async def abstain(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
     return {}
 
 
+def test_an_evaluation_of_which_the_judge_scores_nothing_is_no_result(
+    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
+    alone = {"agent": f"{__name__}:abstain", "sees": "rollout", "role": "examiner"}
+    evaluation = {"examples": 2, "greedy": False, "judge": alone}
+    recipe = judged(agent=RECIPE.agent, evaluation=evaluation)
+    before = whole.evaluations()
+    for _ in range(2):
+        with pytest.raises(StepStopped, match="the judge has given none of the rollouts of"):
+            evaluate(recipe, run="whole", checkpoint=2)
+    assert whole.evaluations() == before
+
+
 def test_a_judge_that_scores_no_rollout_abstains_and_the_run_says_that_it_trained_nothing(
     root: Path, prefect_server: None, no_tinker: None, caplog: pytest.LogCaptureFixture
 ) -> None:

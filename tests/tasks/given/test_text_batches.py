@@ -146,6 +146,10 @@ def test_the_gain_of_texts_is_that_of_each_of_them(tmp_path: Path) -> None:
     lower, upper = gain.interval
     assert -0.52 < lower < gain.value < upper < -0.49
     older = before.model_copy(update={"by_example": ()})
+    assert str(gain).startswith(f"{-gain.value:.2f} lower ({-upper:.2f} to {-lower:.2f} with 95 %")
+    risen = find_measured_gain(after, before)
+    assert str(risen).startswith(f"{-gain.value:.2f} higher ({-upper:.2f} to {-lower:.2f} with")
+
     apart = find_measured_gain(older, after)
     assert apart is not None
     assert apart.value == pytest.approx(gain.value)
