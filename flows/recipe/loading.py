@@ -1,23 +1,23 @@
 """Recipes as prefect.yaml or a file of YAML has them, and as a run has recorded them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from adapters.errors import UserError, did_you_mean
+from adapters.errors import UserError, did_you_mean, did_you_mean_key
 from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
-from flows.recipe.plan import FLOW_RECIPES, Stage, StagesRecipe, SweepRecipe
+from flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from tasks.settings.presets import PRESETS
-from tasks.settings.section import TABLES, explain
+from tasks.settings.section import TABLES, explain, fields_of, section_of
 from tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
 from tasks.storage.manifest import ByStep, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -222,16 +222,16 @@ def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from None  # which quotes secrets
+        raise RecipeError(explain(error, kind)) from None  # which quotes secrets
 
 
 def recipe_options(flow: str = TRAIN) -> str:
     """List every key of a flow's recipe, with its type, default and explanation, for `--set`."""
-    return "\n".join(_describe(key, field) for key, field in _fields(_kind_of({"flow": flow})))
+    return "\n".join(_describe(key, field) for key, field in fields_of(_kind_of({"flow": flow})))
 
 
 def _describe(key: str, field: FieldInfo) -> str:
-    if section := _section_of(field):
+    if section := section_of(field):
         return f"{key}: {section.__doc__}"
     kind = str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", "")
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -292,7 +292,7 @@ def _read_yaml(file: Path) -> Any:
 
 def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -> dict[str, Json]:
     """Parse each `section.key=value`, into sections; the entries of tables are keys too."""
-    known = dict(_fields(kind))
+    known = dict(fields_of(kind))
     given: dict[str, Json] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -301,7 +301,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
             said = named.group() if named else ""
             raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
-            near = did_you_mean(key, known) or ";"
+            near = did_you_mean_key(key, known) or ";"
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")
@@ -324,21 +324,6 @@ def _parse(text: str, field: FieldInfo | None) -> Json:
     if text.startswith(("[", "{")):
         return read_yaml(text)
     return text.split(",") if get_origin(kind) is tuple else text
-
-
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Iterate over the keys of a recipe, the sections among them."""
-    for name, field in model.model_fields.items():
-        yield prefix + name, field
-        if section := _section_of(field):
-            yield from _fields(section, f"{prefix}{name}.")
-        elif name == "stages":
-            yield from _fields(Stage, f"{prefix}{name}.NAME.")
-
-
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json]:

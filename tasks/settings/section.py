@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
-from adapters.errors import counted
+from adapters.errors import counted, did_you_mean_key
 from adapters.redaction import hide, quote
 
 Refusals = Iterator[tuple[bool, str]]
@@ -117,15 +118,37 @@ class Section(BaseModel):
         return self
 
 
-def explain(error: ValidationError) -> str:
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Iterate over the keys of a recipe, the sections among them; entries of a list are NAME."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if section := section_of(field):
+            yield from fields_of(section, f"{prefix}{name}.")
+        elif entry := _model_in(next(iter(get_args(field.annotation)), None)):
+            yield from fields_of(entry, f"{prefix}{name}.NAME.")
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the section that a key is; None if it has a value."""
+    return _model_in(field.annotation)
+
+
+def _model_in(kind: object) -> type[BaseModel] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def explain(error: ValidationError, kind: type[Section]) -> str:
     """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
+    known = [key for key, _ in fields_of(kind)]
     mistakes = error.errors()
     for mistake in mistakes[:MOST_MISTAKES]:
-        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
+        key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
+        place = f"recipe.{key}".removesuffix(".")
+        near = did_you_mean_key(key, known) if mistake["type"] == "extra_forbidden" else ""
         shown = "" if isinstance(given, Mapping) else f" (got {quote(given, place)})"
         said = f"{place}: {mistake['msg'].removeprefix('Value error, ')}"
-        lines.append(hide(said, {place: given}, place) + shown)
+        lines.append(hide(said, {place: given}, place) + shown + near)
     if left := len(mistakes) - len(lines):
         lines.append(f"and {counted(left, 'mistake')} more")
     return "; ".join(lines)

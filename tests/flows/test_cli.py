@@ -78,6 +78,11 @@ def test_values_are_put_over_the_deployments() -> None:
     ("override", "said"),
     [
         ("optimiser.learning_rate=1", "no key 'optimiser.learning_rate'; did you mean 'optimizer."),
+        ("optimizer.lr=1", "no key 'optimizer.lr'; did you mean 'optimizer.learning_rate'?"),
+        ("rollouts.temp=1", "did you mean 'rollouts.temperature'?"),
+        ("rollouts.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
+        ("group_size=8", "did you mean 'rollouts.group_size'?"),
+        ("optimizer.zzz=1", "no key 'optimizer.zzz'; `ratchet keys` lists them"),
         ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
         ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
         (
