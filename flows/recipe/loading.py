@@ -242,41 +242,51 @@ def _describe(key: str, field: FieldInfo) -> str:
 
 def _training_deployments(file: Path) -> dict[str, Json]:
     """Read the training deployments of a prefect.yaml; there are none if there is no file."""
-    if not file.exists():
-        return {}
-    try:
-        entries = [(entry["name"], entry) for entry in _read_yaml(file)["deployments"]]
-        training = [(name, one) for name, one in entries if one["entrypoint"] in ENTRYPOINTS]
-        recipes = {name: one["parameters"]["recipe"] for name, one in training}
-        flows = {name: {"flow": ENTRYPOINTS[one["entrypoint"]]} for name, one in training}
-        return {
-            name: flows[name] | recipe if isinstance(recipe, dict) else recipe
-            for name, recipe in recipes.items()
-        }
-    except (KeyError, TypeError) as error:
-        raise RecipeError(
-            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name, an "
-            "entrypoint and parameters, with a recipe among them"
-        ) from error
+    read: dict[str, Json] = {}
+    for name, one in _read_deployments(file).items():
+        if (flow := ENTRYPOINTS.get(one["entrypoint"])) is None:
+            continue
+        parameters = one.get("parameters")
+        if not isinstance(parameters, dict) or "recipe" not in parameters:
+            raise RecipeError(
+                f"the deployment {name} of {file} has no parameter recipe; give it one, with the "
+                "keys of a recipe"
+            )
+        recipe = parameters["recipe"]
+        read[name] = {"flow": flow} | recipe if isinstance(recipe, dict) else recipe
+    return read
 
 
 def _deployment_names(file: Path) -> dict[str, str]:
     """Map NAME and FLOW/NAME of each deployment to NAME; there are none if there is no file."""
+    deployments = _read_deployments(file)
+    flows = {name: re.split("[.:]", one["entrypoint"])[-1] for name, one in deployments.items()}
+    whole = {f"{flow.replace('_', '-')}/{name}": name for name, flow in flows.items()}
+    return {name: name for name in deployments} | whole
+
+
+def _read_deployments(file: Path) -> dict[str, dict[str, Any]]:
+    """Read the deployments of a prefect.yaml by their names; none if there is no file.
+
+    RecipeError if it is not one that Prefect reads.
+    """
     if not file.exists():
         return {}
-    try:
-        entries = _read_yaml(file)["deployments"]
-        flows = {str(entry["name"]): str(entry["entrypoint"]) for entry in entries}
-    except (KeyError, TypeError) as error:
-        raise RecipeError(
-            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name and "
-            "an entrypoint"
-        ) from error
-    whole = {
-        f"{re.split('[.:]', entrypoint)[-1].replace('_', '-')}/{name}": name
-        for name, entrypoint in flows.items()
-    }
-    return {name: name for name in flows} | whole
+    values = _read_yaml(file)
+    entries = values.get("deployments") if isinstance(values, dict) else None
+    if not isinstance(entries, list):
+        raise RecipeError(f"{file} has no list `deployments`; give it one, as Prefect reads it")
+    read: dict[str, dict[str, Any]] = {}
+    for number, one in enumerate(entries, 1):
+        named = one if isinstance(one, dict) else {}
+        for key in ("name", "entrypoint"):
+            if not isinstance(named.get(key), str):
+                raise RecipeError(
+                    f"deployment {number} of {file} has no {key} that is a text; give it one, as "
+                    "Prefect reads it"
+                )
+        read[named["name"]] = named
+    return read
 
 
 def _read_yaml(file: Path) -> Any:

@@ -225,7 +225,12 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
             for key in keys
             for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
-    return [] if old == new else [f"{path}: {old!r} → {new!r}"]
+    return [] if old == new else [f"{path}: {_written(old)} → {_written(new)}"]
+
+
+def _written(value: object) -> str:
+    """Write a value of a recipe: a text as Python quotes it, anything else as JSON."""
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
-from flows.recipe.loading import RecipeError, find_deployment
+from flows.recipe.loading import RecipeError, find_deployment, named_recipe
 from flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
@@ -127,6 +127,31 @@ def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
         deploy("evaluate/helo-evaluation")
     with pytest.raises(RecipeError, match="no deployment 'evaluate/hello'"):
         deploy("evaluate/hello")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: mine", "prefect.yaml has no list `deployments`; give it one"),
+        ("deployments: {}", "prefect.yaml has no list `deployments`; give it one"),
+        ("deployments: [1]", "deployment 1 of prefect.yaml has no name that is a text"),
+        ("deployments: [{name: a}]", "deployment 1 of prefect.yaml has no entrypoint that is"),
+    ],
+)
+def test_a_file_that_lists_no_deployments_is_refused_in_words(
+    text: str, said: str, folder: Path
+) -> None:
+    (folder / "prefect.yaml").write_text(text)
+    for refuse in (find_deployment, named_recipe):
+        with pytest.raises(RecipeError, match=re.escape(said)):
+            refuse("hello")
+
+
+def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path) -> None:
+    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {}}]"
+    (folder / "prefect.yaml").write_text(entry)
+    with pytest.raises(RecipeError, match="the deployment a of prefect.yaml has no parameter rec"):
+        named_recipe("a")
 
 
 def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path) -> None:
