@@ -64,6 +64,9 @@ Examples = Annotated[
         min=1, help="The examples to play, twice each, or the rows to show: 4, or 1 with --say."
     ),
 ]
+NewRun = Annotated[
+    str | None, typer.Option("--run", help="The new run's name; by default made of the old one's.")
+]
 Said = Annotated[
     Path | None,
     typer.Option("--say", help="A file plays in place of the model: what it says, a line a turn."),
@@ -171,22 +174,22 @@ def fork(
     at: Annotated[
         str | None, typer.Option(help="Number of steps that the fork shares, or best.")
     ] = None,
-    as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
+    name: NewRun = None,
     set_: Overrides = None,
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
     from flows.runtime.bound_checkpoints import CheckpointName
 
-    named = CheckpointName.parse(name := f"{run}@{at}" if at else run)
-    named.check_whole(name)
+    named = CheckpointName.parse(forked := f"{run}@{at}" if at else run)
+    named.check_whole(forked)
     run, step = named.run, named.step
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import fork_run
 
-    name = as_ or f"{run}-at-{step}"
+    name = name or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe)
 
@@ -195,14 +198,14 @@ def fork(
 def replay(
     run: Run,
     set_: Overrides = None,
-    as_: Annotated[str | None, typer.Option("--as", help="The new run's name.")] = None,
+    name: NewRun = None,
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
-    name = as_ or name_run(run, "replay", _now())
+    name = name or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
     _train(name, recipe)
 

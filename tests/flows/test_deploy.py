@@ -150,7 +150,7 @@ def test_a_file_that_lists_no_deployments_is_refused_in_words(
 def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path) -> None:
     entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {}}]"
     (folder / "prefect.yaml").write_text(entry)
-    with pytest.raises(RecipeError, match="the deployment a of prefect.yaml has no parameter rec"):
+    with pytest.raises(RecipeError, match=r"the deployment a of prefect\.yaml has no parameter"):
         named_recipe("a")
 
 

@@ -149,7 +149,7 @@ def test_a_fork_s_closing_lines_say_what_it_trained_and_what_its_parent_had(
 ) -> None:
     changed = ["--set", "optimizer.learning_rate=0.02", "--set", "evaluation.every=2"]
     said = CliRunner().invoke(
-        app, ["fork", "parent", "--at", "2", "--as", "lines", *changed], catch_exceptions=False
+        app, ["fork", "parent", "--at", "2", "--run", "lines", *changed], catch_exceptions=False
     )
     _, _, lines = said.stdout.partition("trained ")
     since, *changes = (line.strip() for line in lines.splitlines()[:3])
@@ -174,7 +174,7 @@ def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
 
 
 def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:
-    with pytest.raises(RunError, match="give another --as"):
+    with pytest.raises(RunError, match="give another --run"):
         fork(parent, "parent", 1)
 
 
