@@ -212,7 +212,10 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
             created[manifest["created"]] = run
     if not created:
         having = f" with the roles {', '.join(roles)}" if roles else ""
-        raise RunError(f"{runs_root()} has no run of the agent {agent!r}{having}; train one first")
+        raise RunError(
+            f"{runs_root()} has no run of the agent {agent!r}{having}; evaluate the untrained "
+            "model by --model base, or train one first"
+        )
     return created[max(created)]
 
 

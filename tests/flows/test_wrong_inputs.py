@@ -240,7 +240,7 @@ WRONG: list[tuple[str, str]] = [
     ("fork begun --at 0 --run begun", "begun exists"),
     ("replay gone", "there is no run at"),
     ("replay begun", "has recorded 0 of 2 steps"),
-    ("evaluate hello", "has no run of the agent 'hello'"),
+    ("evaluate hello", "has no run of the agent 'hello'; evaluate the untrained model by --model"),
     ("evaluate fine.yaml --run begun --checkpoint 9", "has no checkpoint 9"),
     ("evaluate fine.yaml --model begun@last", "'begun@last' names no checkpoint"),
     ("evaluate fine.yaml --model base --run begun", "says who is evaluated"),

@@ -140,7 +140,7 @@ def test_the_newest_run_may_be_beside_runs_of_another_format(root: Path) -> None
     foreign.write_text("{}")
     assert latest_run("hello", {}).name == "new"
     folder_of("new").delete()
-    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
         latest_run("hello", {})
 
 
