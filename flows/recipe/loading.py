@@ -110,6 +110,13 @@ def read_lineage(run: RunFolder, recipe: RunRecipe) -> ByStep[RunRecipe]:
     return ByStep((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
 
 
+def training_command(run: str) -> str:
+    """Return the command that trains a run of this name, by the recipe after which it is named."""
+    known = _training_deployments(EXAMPLES / PROJECT_FILE) | _training_deployments(PROJECT_FILE)
+    named = [name for name in known if f"{run}-".startswith(f"{name}-")]
+    return f"ratchet train {max(named, key=len, default='NAME')} --run {run}"
+
+
 def _read_values(name: str) -> Json:
     if name.endswith(RECIPE_FILES):
         path = Path(name)

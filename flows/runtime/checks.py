@@ -20,7 +20,13 @@ from adapters.places.cage import check_cage
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
+from flows.recipe.loading import (
+    RecipeError,
+    changed_recipe,
+    count_steps,
+    read_recipe,
+    training_command,
+)
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
@@ -70,6 +76,7 @@ def check_start(
     check_recipe(recipe, run if there else None)
     if not (later or (there and run.bound_files())):
         refuse_deleted(recipe.queried_runs(), deleted)
+        refuse_absent(recipe.queried_runs())
         for examples in recipe.given_examples().values():
             len(examples)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
@@ -370,6 +377,16 @@ def refuse_deleted(needed: Iterable[str], deleted: Collection[str]) -> None:
             f"the recipe needs the run {lost[0]}, which is to be deleted first; give the new run "
             "another name by --run, or name another run in the recipe"
         )
+
+
+def refuse_absent(needed: Iterable[str]) -> None:
+    """Refuse (RunError) a recipe that takes what is learnt from a run that does not exist."""
+    for run in needed:
+        if not (folder := folder_of(run)).exists():
+            raise RunError(
+                f"the recipe needs the run {run} ({folder.path} is not there); "
+                f"`{training_command(run)}` makes it; or name one that `ratchet runs` lists"
+            )
 
 
 def check_service(base: str) -> None:

@@ -70,6 +70,7 @@ FILES: dict[str, str] = {
     "shared.yaml": "flow: stages\nshared: [1]\nstages: [{name: a, recipe: {}}]",
     "preset.yaml": f"{RECIPE}algorithm: {{preset: [grpo]}}",
     "mistaken.yaml": RECIPE + "".join(f"key{number}: 1\n" for number in range(5000)),
+    "expert.yaml": f"{RECIPE}algorithm: {{expert: {{runs: [people-1], query: select 1}}}}",
     "rateless.yaml": RECIPE.replace("optimizer: {learning_rate: 0.005}", "model: {base: a/b}"),
     "stage.yaml": "flow: stages\nstages: [{name: a, recipe: {}}]",
     "shortened.yaml": f"{RECIPE}rollouts: {{temp: 1}}",
@@ -127,6 +128,14 @@ WRONG: list[tuple[str, str]] = [
     (changed("algorithm.loss=grop"), "no loss 'grop'"),
     (changed("algorithm.loss_settings.tau=1"), "would ignore tau"),
     (changed("algorithm.kl.reference=gone@3 --set algorithm.kl.coefficient=0.1"), "names no run"),
+    ("train hello-distil", "hello-teacher@20 names no run (runs/hello-teacher is not there); "),
+    ("train hello-distil", "; `ratchet train hello --run hello-teacher` makes it; or give RUN@ST"),
+    ("train people-distil", "; `ratchet train people --run people-teacher` makes it; or give"),
+    (changed("model.start=gone@3"), "; `ratchet train NAME --run gone` makes it; or give RUN@ST"),
+    (
+        "train expert.yaml",
+        "needs the run people-1 (runs/people-1 is not there); `ratchet train peo",
+    ),
     # numbers
     ("train fine.yaml --steps 0", "steps 0 with epochs 0: give one of them"),
     ("train fine.yaml --steps -1", "recipe.steps: Input should be greater than or equal to 0"),
