@@ -358,10 +358,13 @@ def deploy(
 
     check_folder()
     file, plain = (None, None) if name is None else find_deployment(name)
+    files = [file] if file else project_files()
+    from flows.server.deployment_checks import check_deployments
     from flows.server.deployments import deploy_files
 
+    check_deployments(files, plain)
     say("deploying, which takes about half a minute", sys.stderr)
-    show(deploy_files([file] if file else project_files(), plain))
+    show(deploy_files(files, plain))
 
 
 @app.command()

@@ -58,9 +58,9 @@ def project_files() -> list[Path]:
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
-    carried = EXAMPLES / PROJECT_FILE
     _deployment_names(PROJECT_FILE)
-    return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
+    examples = [] if is_carried(PROJECT_FILE) else [EXAMPLES / PROJECT_FILE]
+    return [*examples, PROJECT_FILE]
 
 
 def find_deployment(name: str) -> tuple[Path, str]:
@@ -250,7 +250,7 @@ def _describe(key: str, field: FieldInfo) -> str:
 def _training_deployments(file: Path) -> dict[str, Json]:
     """Read the training deployments of a prefect.yaml; there are none if there is no file."""
     read: dict[str, Json] = {}
-    for name, one in _read_deployments(file).items():
+    for name, one in read_deployments(file).items():
         if (flow := ENTRYPOINTS.get(one["entrypoint"])) is None:
             continue
         parameters = one.get("parameters")
@@ -266,13 +266,23 @@ def _training_deployments(file: Path) -> dict[str, Json]:
 
 def _deployment_names(file: Path) -> dict[str, str]:
     """Map NAME and FLOW/NAME of each deployment to NAME; there are none if there is no file."""
-    deployments = _read_deployments(file)
-    flows = {name: re.split("[.:]", one["entrypoint"])[-1] for name, one in deployments.items()}
+    deployments = read_deployments(file)
+    flows = {name: flow_name(one["entrypoint"]) for name, one in deployments.items()}
     whole = {f"{flow.replace('_', '-')}/{name}": name for name, flow in flows.items()}
     return {name: name for name in deployments} | whole
 
 
-def _read_deployments(file: Path) -> dict[str, dict[str, Any]]:
+def flow_name(entrypoint: str) -> str:
+    """Return the name of the function at an entrypoint, `module.flow` or `file.py:flow`."""
+    return re.split("[.:]", entrypoint)[-1]
+
+
+def is_carried(file: Path) -> bool:
+    """Return whether a file of deployments is that of the examples that Ratchet carries."""
+    return file.samefile(EXAMPLES / PROJECT_FILE)
+
+
+def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
     """Read the deployments of a prefect.yaml by their names; none if there is no file.
 
     RecipeError if it is not one that Prefect reads.

@@ -18,9 +18,14 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from adapters.errors import UserError
-from adapters.network.addresses import check_listener
 from adapters.process.terminal import terminal_width
-from flows.server.prefect_server import POOL, PREFECT, client_environment
+from flows.server.prefect_server import (
+    POOL,
+    POOL_TYPE,
+    PREFECT,
+    check_server,
+    client_environment,
+)
 from tasks.reports.tables import GAP, fitted
 
 FLOW_NAMES = (
@@ -56,8 +61,8 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
     """
     variables = client_environment()
     address = variables["PREFECT_API_URL"]
-    _check_server(address)
-    _call_prefect(variables, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    check_server(variables)
+    _call_prefect(variables, "work-pool", "create", POOL, "--type", POOL_TYPE, "--overwrite")
     chosen = ("--all",) if name is None else ("--name", name)
     made: dict[str, str] = {}
     for file in files:
@@ -96,17 +101,6 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
     said = f"no heartbeat for {seconds} s: its process, or the machine, is dead or stands still"
     crash = ChangeFlowRunState(name=None, state=StateType.CRASHED, message=said, force=False)
     client.create_automation(AutomationCore(name=AUTOMATION, trigger=trigger, actions=[crash]))
-
-
-def _check_server(address: str) -> None:
-    """Raise UserError if nothing listens at the address of a server."""
-    try:
-        check_listener(address)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the Prefect server at {address} cannot be reached ({error}); start one with "
-            "`ratchet server`, or name another one by PREFECT_API_URL"
-        ) from error
 
 
 def _call_prefect(variables: Mapping[str, str], *words: str) -> str:

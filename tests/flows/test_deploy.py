@@ -13,6 +13,7 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.loading import RecipeError, find_deployment, named_recipe
+from flows.server.deployment_checks import check_deployments
 from flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
@@ -118,6 +119,51 @@ def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -
     what, advice = str(raised.value).splitlines()
     assert what.endswith("stops: ModuleNotFoundError: No module named 'flows.nothing'")
     assert advice == "Mend that, and deploy again"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f"agent: {AGENT}", "agent: nobody", "no agent 'nobody'; there are: "),
+        ("path: datasets/", "path: nowhere/", "does not exist"),
+        ("steps:", "step:", "recipe.step: Extra inputs are not permitted"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), (AGENT,), (f"train/{AGENT}",)])
+def test_a_deployment_that_cannot_run_is_refused_before_it_is_deployed(
+    old: str, new: str, said: str, words: tuple[str, ...], project: Path
+) -> None:
+    assert old in project.read_text()
+    project.write_text(project.read_text().replace(old, new))
+    with pytest.raises(RecipeError, match=f"the deployment {AGENT} cannot run: .*{said}"):
+        deploy(*words)
+
+
+def test_an_example_that_cannot_run_yet_is_refused_with_what_makes_it_run() -> None:
+    with pytest.raises(RecipeError, match="`ratchet train hello --run hello-teacher` makes it"):
+        deploy("hello-distil")
+
+
+def test_what_is_no_key_of_tinker_is_refused_when_a_training_is_deployed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "sk-wrong")
+    with pytest.raises(RecipeError, match=r"TINKER_API_KEY \(8 characters\) is not a Tinker key"):
+        deploy("hello")
+
+
+@pytest.mark.parametrize("name", ["evaluate/hello-evaluation", "hello-replay", "hello-stages"])
+def test_a_deployment_that_can_run_later_is_not_refused(name: str) -> None:
+    file, plain = find_deployment(name)
+    check_deployments([file], plain)
+
+
+def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(UserError, match=r"9/api cannot be reached .*; start one with `ratchet ser"),
+    ):
+        CliRunner().invoke(app, ["worker"], catch_exceptions=False)
 
 
 def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
