@@ -1,6 +1,5 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +10,7 @@ import typer
 
 from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
+from adapters.process.phases import phases
 from adapters.process.terminal import WIDTH, hanging, say, terminal_width
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
@@ -56,11 +56,13 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
     for while the servers load.
     """
-    from flows.runtime.checks import check_start
+    from flows.runtime.checks import check_start, is_complete
 
     folder = folder_of(run)
+    if folder not in replaced and is_complete(folder, recipe):
+        _end(folder, None)
+        return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    started = time.monotonic()
     doors = recipe.doors(usable_cores())
     with server_begun(), engine_begun(recipe.model.base), doors_begun(doors):
         check_prefect()
@@ -72,8 +74,20 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
                 flow = _find_flow(folder, recipe.flow)
                 with served(), explain_absence(partial(_way_on, folder)):
                     summary = flow(recipe=recipe, run=run)
-    say(_closing_lines(summary, folder, time.monotonic() - started))
-    if summary.is_untrained:
+    _end(folder, summary)
+
+
+def _end(run: "RunFolder", summary: "RunSummary | None") -> None:
+    """Print the closing lines of a run; end with the status UNTRAINED if none of it was trained.
+
+    Without a `summary`, the run was complete before.
+    """
+    from flows.runtime.flow_runs import summarize_run
+
+    ended = summary or summarize_run(run)
+    spent = phases().describe()
+    say(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
+    if ended.is_untrained:
         raise SystemExit(UNTRAINED)
 
 
@@ -199,12 +213,10 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
     return FLOWS[name]
 
 
-def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
-    """Return what a run has come to: its gain, its time, what failed and where to look."""
+def _closing_lines(summary: "RunSummary", run: "RunFolder", spent: str) -> str:
+    """Return what a run has come to: its gain, what was `spent` on it, what failed, and so on."""
     from tasks.reports.facts import ask_failures, describe_origin
 
-    known, trained = summary.seconds is not None, summary.seconds or 0
-    spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
     measured = STEPS.get(summary.measure, "select step, loss from steps")
@@ -215,7 +227,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "split": summary.held_out,
         "trained": describe_origin(run),
         "drift": " ".join(f"{drift:.2g}" for drift in summary.drift),
-        "time": f"{spent}{seconds:.0f} s in this command",
+        "time": spent,
         "failed": failed if summary.failed else "",
         "error": summary.error,
         "note": "" if summary.reproducible else "no other run repeats it",

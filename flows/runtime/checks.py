@@ -31,6 +31,7 @@ from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
+from tasks.checkpoints import Ledger
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
@@ -38,6 +39,7 @@ from tasks.settings.run import Model, Tracking
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
+    REPLAY,
     Manifest,
     differences,
     parent_of,
@@ -188,6 +190,28 @@ def is_finished(child: PlannedRun) -> bool:
     unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_written(run.evaluation(f"{recipe.steps:05d}"))
     return steps_done(run.metrics) == recipe.steps and scored
+
+
+def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
+    """Return whether a run has all that training it would make, so that nothing need be opened.
+
+    RunError if it was started with another recipe. A run whose trackers may be behind is not
+    complete, nor is one that lacks a checkpoint or an evaluation, which are then made again.
+    """
+    if not run.exists() or recipe.tracking.is_given:
+        return False
+    check_binding(run, recipe := count_steps(recipe))
+    steps, parent = recipe.steps, parent_of(run)
+    ledgers = (Ledger(run.checkpoints(policy)) for policy in recipe.policies())
+    if steps_done(run.metrics) < steps or any(one.last_step() < steps for one in ledgers):
+        return False
+    if not recipe.holds_out():
+        return True
+    if not isinstance(recipe, Recipe):
+        return is_written(run.measure(steps))
+    first = steps if parent is not None and parent["how"] == REPLAY else 0
+    due = (step for step in range(first, steps + 1) if recipe.evaluation.due(step, steps))
+    return all(is_written(run.evaluation(f"{step:05d}")) for step in due)
 
 
 def refuse_left_out(run: str, names: Collection[str]) -> None:
