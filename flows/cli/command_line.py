@@ -11,7 +11,7 @@ import typer
 from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
 from adapters.process.phases import phases
-from adapters.process.terminal import WIDTH, hanging, say, terminal_width
+from adapters.process.terminal import hanging, say, table_width, write_json
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from durable.cores import usable_cores
@@ -47,8 +47,10 @@ Overrides = Annotated[
 ]
 
 
-def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
-    """Run the flow of a run, with a progress bar, and print its closing lines.
+def train_with_bar(
+    run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = (), *, as_json: bool = False
+) -> None:
+    """Run the flow of a run, with a progress bar, and print its closing lines or its summary.
 
     The command ends with the status UNTRAINED if no step has trained anything.
 
@@ -60,7 +62,7 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
 
     folder = folder_of(run)
     if folder not in replaced and is_complete(folder, recipe):
-        _end(folder, None)
+        _end(folder, None, as_json=as_json)
         return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
     doors = recipe.doors(usable_cores())
@@ -74,11 +76,11 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
                 flow = _find_flow(folder, recipe.flow)
                 with served(), explain_absence(partial(_way_on, folder)):
                     summary = flow(recipe=recipe, run=run)
-    _end(folder, summary)
+    _end(folder, summary, as_json=as_json)
 
 
-def _end(run: "RunFolder", summary: "RunSummary | None") -> None:
-    """Print the closing lines of a run; end with the status UNTRAINED if none of it was trained.
+def _end(run: "RunFolder", summary: "RunSummary | None", *, as_json: bool) -> None:
+    """Print the end of a run; the command has the status UNTRAINED if none of it was trained.
 
     Without a `summary`, the run was complete before.
     """
@@ -86,15 +88,22 @@ def _end(run: "RunFolder", summary: "RunSummary | None") -> None:
 
     ended = summary or summarize_run(run)
     spent = phases().describe()
-    say(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
+    if as_json:
+        write_json(ended.model_dump(mode="json"))
+    else:
+        say(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
     if ended.is_untrained:
         raise SystemExit(UNTRAINED)
 
 
 def train_runs(
-    run: str, recipe: "StagesRecipe | SweepRecipe", replaced: "Sequence[RunFolder]" = ()
-) -> str:
-    """Run the flow of stages or of a sweep, with a bar for each run; return a table of them.
+    run: str,
+    recipe: "StagesRecipe | SweepRecipe",
+    replaced: "Sequence[RunFolder]" = (),
+    *,
+    as_json: bool = False,
+) -> None:
+    """Run the flow of stages or of a sweep, with a bar for each run; print a table of them.
 
     What is `replaced` is deleted after the checks.
     """
@@ -123,11 +132,14 @@ def train_runs(
 
     with show_progress(runs):
         summary = call_flow(flow, explain, recipe=plan.recipe, run=run)
-    record, width = read_plan(folder), min(terminal_width(), WIDTH)
-    table = fitted(*record.table(), width, ["run", "starts at", "held-out", "error"])
+    if as_json:
+        write_json(summary.model_dump(mode="json"))
+        return
+    record = read_plan(folder)
+    table = fitted(*record.table(), table_width(), ["run", "starts at", "held-out", "error"])
     said = [summary.outcome, table, record.note, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
-    return f"{lines}\nserve   ratchet serve {summary.result}"
+    say(f"{lines}\nserve   ratchet serve {summary.result}")
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:

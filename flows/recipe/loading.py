@@ -232,9 +232,40 @@ def _validated(kind: type[R], values: Section) -> R:
         raise RecipeError(explain(error, kind)) from None  # which quotes secrets
 
 
-def recipe_options(flow: str = TRAIN) -> str:
-    """List every key of a flow's recipe, with its type, default and explanation, for `--set`."""
-    return "\n".join(_describe(key, field) for key, field in fields_of(_kind_of({"flow": flow})))
+def recipe_options(*of: str) -> str:
+    """List keys of a recipe, each with its type, default and explanation, for `--set`.
+
+    `of` has the flow, a section of its recipe, or both; without a flow the section is that of the
+    first flow that has it. FlowError or RecipeError if there is none.
+    """
+    kinds = _kinds(FlowRecipe)
+    if len(of) == 1 and of[0] not in kinds:
+        having = [flow for flow, kind in kinds.items() if of[0] in _sections(kind)]
+        if not having:
+            known = [*kinds, *_sections(Recipe)]
+            raise RecipeError(
+                f"there is no flow or section {of[0]!r}; the flows are {', '.join(sorted(kinds))}, "
+                f"and the sections of {TRAIN} are {', '.join(_sections(Recipe))}"
+                f"{did_you_mean(of[0], known)}"
+            )
+        of = (TRAIN if TRAIN in having else having[0], *of)
+    flow, *sections = of or (TRAIN,)
+    fields = [*fields_of(kind := _kind_of({"flow": flow}))]
+    for section in sections:
+        if section not in (known := _sections(kind)):
+            raise RecipeError(
+                f"a recipe of {flow} has no section {section!r}; there are: "
+                f"{', '.join(known)}{did_you_mean(section, known)}"
+            )
+    return "\n".join(
+        _describe(key, field)
+        for key, field in fields
+        if not sections or any(f"{key}.".startswith(f"{section}.") for section in sections)
+    )
+
+
+def _sections(kind: type[FlowRecipe]) -> list[str]:
+    return [key for key, field in fields_of(kind) if section_of(field)]
 
 
 def _describe(key: str, field: FieldInfo) -> str:

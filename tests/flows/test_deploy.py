@@ -1,5 +1,6 @@
 """`ratchet deploy`: one table of what is on the server, and the commands that come next."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -106,6 +107,8 @@ def test_a_server_gets_one_automation_that_stays_as_it_is_when_more_is_deployed(
 def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: Path) -> None:
     _, row, *_ = deploy("whispers")
     assert row.split()[:3] == ["train/whispers", "none", "ratchet"]
+    [one] = json.loads("".join(deploy("whispers", "--json")))
+    assert (one["deployment"], one["work_pool"]) == ("train/whispers", "ratchet")
     with get_client(sync_client=True) as client:
         [step] = client.read_deployment_by_name("train/whispers").pull_steps or []
     assert [*step.values()] == [{"directory": str(folder)}]

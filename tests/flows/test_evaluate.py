@@ -79,6 +79,10 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
         f"numbers {evaluated.file}",
         *(f"games   {path}" for path in evaluated.games.values()),
     ]
+    said = CliRunner().invoke(app, ["evaluate", str(recipe), "--model", "base", "--json"]).stdout
+    written = json.loads(said)
+    assert written["file"] == str(evaluated.file)
+    assert written["scores"]["sampled"]["failed"] == 0
 
 
 def mended(**changes: Any) -> Recipe:

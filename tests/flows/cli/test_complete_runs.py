@@ -1,5 +1,6 @@
 """A run that has all that it is to have: `resume` says what it has come to, and opens nothing."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,12 @@ def test_a_complete_run_is_resumed_without_an_engine_or_a_server(
     assert re.match(r"held-out reward [\d.]+ → [\d.]+ in 2 steps\n", said.stdout)
     assert re.search(r"^time    \d+ s: nothing was left to do$", said.stdout, re.M)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_what_a_run_has_come_to_is_written_for_programs(run: RunFolder) -> None:
+    summary = json.loads(call("resume", "run", "--json").stdout)
+    assert (summary["run"], summary["steps"], summary["measure"]) == ("run", 2, "reward")
+    assert summary["before"] is not None
 
 
 @pytest.mark.parametrize(
