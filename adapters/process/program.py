@@ -25,7 +25,7 @@ PASSED_VARIABLES = re.compile(
 """The environment variables that a program gets: programs need them to start, and they hold no
 secrets."""
 
-INTERPRETER = re.compile(r"(^|/)(python[\d.]*|node|deno|bun|npx|ruby|perl|env|(ba|da|z)?sh)$")
+LAUNCHER = re.compile(r"(^|/)(python[\d.]*|node|deno|bun|npx|ruby|perl|env|(ba|da|z)?sh)$")
 """Programs that run another one, which a command line names after them."""
 
 LONGEST_OUTPUT = 64 * 1024
@@ -78,7 +78,7 @@ def name_program(line: str) -> str:
     An interpreter is passed over with its options, as is what holds a variable.
     """
     words = [word for word in re.split(r"[\s'\"]+", line) if word and "$" not in word]
-    programs = [word for word in words if word[0] not in "-=" and not INTERPRETER.search(word)]
+    programs = [word for word in words if word[0] not in "-=" and not LAUNCHER.search(word)]
     return PurePath((programs or words or [line])[0]).stem
 
 

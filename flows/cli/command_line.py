@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,9 +21,11 @@ from flows.server.prefect_startup import check_prefect, quiet_prefect, server_be
 from tasks.doors.begun import doors_begun
 from tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.flow_runs import RunSummary
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PLAYING = ("replay", "evaluate", "compare", "dryrun")
+"""Flows that have the recipe of train, and train no new run by it."""
 STEPS = {"reward": 'select step, "reward/mean" from steps'}
 """What is measured on held-out examples → the question about each step's, if it is no loss."""
 UNTRAINED = 3
@@ -140,6 +144,50 @@ def train_runs(
     said = [summary.outcome, table, record.note, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
     say(f"{lines}\nserve   ratchet serve {summary.result}")
+
+
+def check_deployments(files: Sequence["Path"], name: str | None) -> None:
+    """Refuse (RecipeError) a deployment that could not run here, as `ratchet train` would.
+
+    Of all deployments, the examples that Ratchet carries are not looked at unless one is named:
+    some of them need what a machine may not have.
+    """
+    from flows.recipe.loading import RecipeError, flow_name, is_carried, read_deployments
+
+    for file in files:
+        for of, deployment in read_deployments(file).items():
+            values = (deployment.get("parameters") or {}).get("recipe")
+            chosen = of == name or (name is None and not is_carried(file))
+            if not chosen or not isinstance(values, dict):
+                continue  # a flow run brings its recipe
+            try:
+                _check_deployed(flow_name(deployment["entrypoint"]), values, name_run(of, "new"))
+            except UserError as error:
+                raise RecipeError(f"the deployment {of} cannot run: {error}") from error
+
+
+def _check_deployed(flow: str, values: dict[str, Any], run: str) -> None:
+    """Refuse (UserError) what would end a new run of a deployment's recipe before its steps."""
+    from flows.recipe.loading import ENTRYPOINTS, TRAIN, changed_recipe, count_steps
+    from flows.recipe.plan import StagesRecipe, SweepRecipe
+    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.runtime.checks import check_recipe, check_start
+    from flows.stages import check_stages
+    from flows.sweep import check_sweep
+
+    trains = flow in ENTRYPOINTS.values()
+    if not trains and flow not in PLAYING:
+        return  # it is the user's own
+    recipe = changed_recipe({"flow": flow if trains else TRAIN, **values}, (), FlowRecipe)
+    if isinstance(recipe, StagesRecipe):
+        check_stages(recipe, run)
+    elif isinstance(recipe, SweepRecipe):
+        check_sweep(recipe.model_copy(update={"at_once": 1}), run)  # workers may come later
+    elif isinstance(recipe, RunRecipe) and trains:
+        check_start(recipe, folder_of(run))
+    elif isinstance(recipe, Recipe):  # the run that it needs may come later
+        check_recipe(count_steps(recipe))
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:

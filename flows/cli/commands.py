@@ -17,6 +17,7 @@ from flows.cli.command_line import (
     Overrides,
     Verbose,
     call_flow,
+    check_deployments,
     load_checked_recipe,
     train_runs,
     train_with_bar,
@@ -386,7 +387,6 @@ def deploy(
     check_folder()
     file, plain = (None, None) if name is None else find_deployment(name)
     files = [file] if file else project_files()
-    from flows.server.deployment_checks import check_deployments
     from flows.server.deployments import deploy_files, describe_deployed
 
     check_deployments(files, plain)

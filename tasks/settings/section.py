@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Self, get_args
+from typing import ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -133,13 +133,17 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
         yield prefix + name, field
         if section := section_of(field):
             yield from fields_of(section, f"{prefix}{name}.")
-        elif entry := _model_in(next(iter(get_args(field.annotation)), None)):
+        elif get_origin(field.annotation) is tuple and (entry := _entry_of(field)):
             yield from fields_of(entry, f"{prefix}{name}.NAME.")
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """Return the section that a key is; None if it has a value."""
     return _model_in(field.annotation)
+
+
+def _entry_of(field: FieldInfo) -> type[BaseModel] | None:
+    return _model_in(get_args(field.annotation)[0])
 
 
 def _model_in(kind: object) -> type[BaseModel] | None:

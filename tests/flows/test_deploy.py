@@ -11,10 +11,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from adapters.errors import UserError
+from flows.cli.command_line import check_deployments
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
 from flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from flows.server.deployment_checks import check_deployments
 from flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
