@@ -109,7 +109,7 @@ WRONG: list[tuple[str, str]] = [
     ("train rateless.yaml", "(docs/algorithms.md); give optimizer.learning_rate\n"),
     ("train stage.yaml", "recipe.agent: Field required; recipe.dataset: Field required\n"),
     (changed("optimizer=null"), "recipe.optimizer: Input should be a table of keys (got null)"),
-    (changed("algorithm.teacher.models={a: b}"), "models: Input should be a list\n"),
+    (changed("algorithm.teacher.models={a:b}"), "models: Input should be a list\n"),
     ("train shortened.yaml", "not permitted (got 1); did you mean 'rollouts.temperature'?"),
     ("train shortened_stage.yaml", "stage a: recipe.optimizer.lr: Extra inputs are not permitted"),
     ("train shortened_stage.yaml", "did you mean 'optimizer.learning_rate'?"),

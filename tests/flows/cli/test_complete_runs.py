@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from adapters.process.phases import phases
 from flows.cli import command_line
 from flows.cli.commands import app
 from flows.runtime.checks import is_complete
@@ -25,6 +26,7 @@ whole = fixture_of(RECIPE)
 def run(whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A copy of a run that is complete."""
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    phases.cache_clear()  # as in a new process
     return RunFolder(copytree(whole.path, tmp_path / "run"))
 
 
