@@ -57,7 +57,7 @@ UserError               an error that its user can mend
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from adapters.redaction import redact
 
@@ -89,8 +89,37 @@ class EngineDied(ServiceError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question after the known name that is nearest to another; empty if none is near."""
-    close = difflib.get_close_matches(name, [*known], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return _ask_after(difflib.get_close_matches(name, [*known], n=1))
+
+
+def did_you_mean_key(key: str, known: Iterable[str]) -> str:
+    """Return a question after the known `section.key` that is nearest to another, if one is near.
+
+    A key of the same section comes first, which may be shortened: `lr` is `learning_rate`. Then
+    comes a key of the same name in another section.
+    """
+    keys = [*known]
+    section, _, name = key.rpartition(".")
+    own = {last: one for one in keys for of, _, last in [one.rpartition(".")] if of == section}
+    short = [last for last in own if _is_short_for(name, last)]
+    near = difflib.get_close_matches(name, short, n=1, cutoff=0)
+    if near := near or difflib.get_close_matches(name, own, n=1):
+        return _ask_after([own[near[0]]])
+    if namesakes := [one for one in keys if one.rpartition(".")[2] == name]:
+        return _ask_after(difflib.get_close_matches(key, namesakes, n=1, cutoff=0))
+    others = [] if section and own else keys
+    return _ask_after(difflib.get_close_matches(key, others, n=1))
+
+
+def _is_short_for(short: str, name: str) -> bool:
+    """Return whether a word is the beginning, the initials or a part of a name of several words."""
+    words = name.split("_")
+    initials = "".join(word[:1] for word in words)
+    return name.startswith(short) or short in (initials, *words)
+
+
+def _ask_after(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def counted(number: int, noun: str) -> str:

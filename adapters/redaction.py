@@ -1,5 +1,6 @@
 """Secrets by name, by shape and of the environment: no refusal, tracker or card shows them."""
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -72,9 +73,13 @@ def hide(text: str, value: object, name: str = "") -> str:
 
 
 def quote(value: object, name: str = "") -> str:
-    """Quote a user's value in a refusal, without its secrets, and in 100 letters at most."""
+    """Quote a user's value in a refusal, without its secrets, and in 100 letters at most.
+
+    None and truth values are written as YAML has them.
+    """
     first = _first_entries(value)
-    text = hide(redact(repr(first)), first, name)
+    written = json.dumps(first) if first is None or isinstance(first, bool) else repr(first)
+    text = hide(redact(written), first, name)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
 

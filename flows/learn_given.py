@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters.calls import POLICY
+from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
 from flows.recipe.given_examples import GivenRecipe
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
@@ -38,6 +39,7 @@ def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], No
 def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     """Train the policy of a run on the units of each step, and score what is due."""
     drawing, left, updater = recipe.drawing(), run.steps_left(), run.policies.main.updater
+    phases().enter(TRAINING)
 
     def draw(step: int) -> Path:
         return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
@@ -57,6 +59,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
         measure = measure_of(run.policies.main, step, files)
         record_step(run, step, {POLICY: measure}, given.measure(datums))
+    phases().enter(CLOSING)
 
 
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
@@ -65,4 +68,5 @@ def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
     if recipe.holds_out() and evaluation.due(step, recipe.steps):
         policy = run.policies.main.updater.sampler(step)
         drawn = evaluation.examples, evaluation.drawn_by(recipe.seed)
-        score_given(run.folder.measure(step), given, policy, *drawn)
+        with phases().within(EVALUATION):
+            score_given(run.folder.measure(step), given, policy, *drawn)

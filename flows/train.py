@@ -15,6 +15,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from adapters.process.phases import CLOSING, EVALUATION, ROLLOUTS, phases
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
@@ -62,15 +63,20 @@ def learn(
     extras: Extras,
 ) -> None:
     """Train the policies of a run on the rollouts of each step, and score what is due."""
+    spent = phases()
+    spent.enter(ROLLOUTS)
     run.tracking.follow()
     evaluations.submit_due(run.steps_left().start)
     for played in steps:
         step, spans = played.step, played.spans
         measures = train_step(played, extras)
         evaluations.submit_due(step + 1)
-        evaluations.score(step - recipe.rollouts.lag)
+        with spent.within(EVALUATION):
+            evaluations.score(step - recipe.rollouts.lag)
         record_step(run, step, measures, extras.metrics(step, spans))
-    evaluations.score(recipe.steps)
+    with spent.within(EVALUATION):
+        evaluations.score(recipe.steps)
+    spent.enter(CLOSING)
 
 
 def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Collection
+from traceback import format_exception_only
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from adapters.calls import Example
@@ -129,9 +130,14 @@ async def contained(function: Callable[..., object], *args: object, **kwargs: ob
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise AgentExit(f"the agent raised {error!r}") from error
+        raise AgentExit(f"the agent raised {_said(error)}") from error
     finally:
         _end_child(process)
+
+
+def _said(error: BaseException) -> str:
+    """Write an error as the last line of its trace does."""
+    return format_exception_only(error)[-1].strip()
 
 
 def contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -141,7 +147,7 @@ def contained_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -
         try:
             return await work
         except (SystemExit, KeyboardInterrupt) as error:
-            raise AgentExit(f"the agent raised {error!r}") from error
+            raise AgentExit(f"the agent raised {_said(error)}") from error
 
     task = asyncio.Task(contained(), loop=loop, **options)
     task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it never ran

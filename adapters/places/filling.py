@@ -14,6 +14,7 @@ from adapters.calls import Example
 from adapters.places.place import HOME, TESTS, WORK, Place, PlaceError
 from adapters.player_protocol import Failure, Outcome
 from adapters.project.modules import locate
+from adapters.redaction import quote
 from durable.files import appearing_folder
 
 TEXTS, FOLDER, REPOSITORY, COMMIT = "files", "folder", "repository", "commit"
@@ -118,7 +119,7 @@ def _files_of(files: object, column: str) -> Iterator[tuple[str, bytes]]:
     """
     if not isinstance(files, Mapping):
         raise PlaceError(
-            f"the column {column!r} is {type(files).__name__}; give an object of texts by path"
+            f"the column {column!r} is {quote(files)}; give an object of texts by path"
         )
     for name, text in files.items():
         if not isinstance(text, str | None):

@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -24,6 +24,9 @@ PASSED_VARIABLES = re.compile(
 )
 """The environment variables that a program gets: programs need them to start, and they hold no
 secrets."""
+
+LAUNCHER = re.compile(r"(^|/)(python[\d.]*|node|deno|bun|npx|ruby|perl|env|(ba|da|z)?sh)$")
+"""Programs that run another one, which a command line names after them."""
 
 LONGEST_OUTPUT = 64 * 1024
 """The number of bytes that are kept of the end of a program's stdout, and of its stderr."""
@@ -67,6 +70,16 @@ def split_words(kind: str, line: str) -> list[str]:
             "or write its path"
         )
     return words
+
+
+def name_program(line: str) -> str:
+    """Name the program of a command line in a word: of `python agents/x.py --fast`, x.
+
+    An interpreter is passed over with its options, as is what holds a variable.
+    """
+    words = [word for word in re.split(r"[\s'\"]+", line) if word and "$" not in word]
+    programs = [word for word in words if word[0] not in "-=" and not LAUNCHER.search(word)]
+    return PurePath((programs or words or [line])[0]).stem
 
 
 def program_environment() -> dict[str, str]:

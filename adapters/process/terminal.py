@@ -8,6 +8,7 @@ whatever is printed goes through `say`, `show` or `write_data`.
 
 import codecs
 import errno
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from typing_extensions import Buffer
 
 WIDTH = 100
 """Letters of a line that goes to no terminal, and the most of a line of prose."""
+UNBOUNDED = 100_000
+"""Letters of a line that nothing shortens."""
 NARROWEST = 60
 """The fewest letters of a line of prose, however narrow the terminal is."""
 WHOLE = re.compile(
@@ -54,8 +57,15 @@ GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ESHUTDOWN}
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal, or WIDTH without a terminal."""
+    """Return the width of the terminal, or of COLUMNS; what goes elsewhere may have any width."""
+    if not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+        return UNBOUNDED
     return shutil.get_terminal_size((WIDTH, 0)).columns
+
+
+def table_width() -> int:
+    """Return the width of a table among prose, whose lines `say` would break in a terminal."""
+    return min(terminal_width(), WIDTH) if sys.stdout.isatty() else terminal_width()
 
 
 def visible(text: str) -> str:
@@ -98,6 +108,11 @@ def write_data(data: bytes) -> None:
     else:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
+
+
+def write_json(value: object) -> None:
+    """Write a value to stdout as JSON, for programs."""
+    write_data(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode())
 
 
 def break_lines(text: str, width: int) -> str:

@@ -18,7 +18,8 @@ import psutil
 
 from adapters.errors import ServiceError, did_you_mean
 from adapters.tinker.engines import LOCAL, needs_engine, prepare_base
-from adapters.tinker.known_models import KNOWN, is_fetched
+from adapters.tinker.known_models import KNOWN, dequantised_folder, is_fetched
+from durable.files import sha256_of
 
 if TYPE_CHECKING:
     from jinja2.ext import Extension
@@ -352,5 +353,8 @@ def _dequantised(file: Path) -> Path:
         raise ServiceError(f"{file} cannot be read ({error.strerror}); mend that") from error
     if begins != MAGIC:
         raise ServiceError(f"{file} does not begin as a GGUF file; download it again")
-    log.warning("reading %s: a new file is dequantised first, which may take a minute", file)
+    made = dequantised_folder(sha256_of(file) or "")
+    if (made / ORIGIN).is_file():  # it is written last
+        return made
+    log.warning("dequantising %s, which may take a minute", file)
     return prepare_base(str(file))

@@ -79,8 +79,17 @@ KNOWN = {
 
 def models_folder() -> Path:
     """Return the folder of fetched files in the user's cache."""
+    return _cache() / "models"
+
+
+def dequantised_folder(checksum: str) -> Path:
+    """Return the folder that the engine makes of a GGUF file with a checksum."""
+    return _cache() / "bases" / checksum[:16]
+
+
+def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "ratchet" / "models"
+    return Path(home) / "ratchet"
 
 
 def find_known(name: str) -> KnownModel:

@@ -68,6 +68,8 @@ SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
 """All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
 client that has failed before."""
 
+KEY, UNKNOWN_KEY = "TINKER_API_KEY", (401, 403)
+"""Variable of the service's key, and what the service answers to a key that it does not know."""
 PASSING = {408, 409, 410, 429}
 
 
@@ -84,6 +86,8 @@ def translate_error(error: Exception, what: str) -> Exception:
         return _failed(what, said)
     if isinstance(error, tinker.APIStatusError):
         status, said = error.status_code, f"{_detail(error)} ({error.status_code})"
+        if status in UNKNOWN_KEY and KEY not in said:
+            said += f"; set {KEY} to a key of this service, or unset it to run on the engine here"
         if status in PASSING or status >= 500:
             return _failed(what, said)
         return _refused(what, said, missing=status == 404)
@@ -91,6 +95,8 @@ def translate_error(error: Exception, what: str) -> Exception:
         return _failed(what, str(error))
     if isinstance(error.__cause__, SDK_ERRORS):
         return translate_error(error.__cause__, what)
+    if isinstance(error, tinker.TinkerError):  # the SDK refuses a key before it is sent
+        return _refused(what, f"{error}")
     return error
 
 

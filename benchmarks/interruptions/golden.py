@@ -130,7 +130,7 @@ def _make(folder: Path, name: str, environment: killable_runs.Environment) -> No
     if not wanted.derived:
         killable_runs.train_to_end(run, wanted.settings, environment, wanted.recipe)
         return
-    command = [sys.executable, "-m", "flows.cli.main", *wanted.derived, "--as", name]
+    command = [sys.executable, "-m", "flows.cli.main", *wanted.derived, "--run", name]
     variables = {**environment, "RATCHET_RUNS": str(folder)}
     with killable_runs.log_of(run).open("ab") as log:
         done = subprocess.run(

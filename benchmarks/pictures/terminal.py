@@ -97,7 +97,7 @@ def draw_training(folder: Path) -> None:
     terminal.read_until(lambda: False)
     terminal.draw("ratchet train hello", PICTURES / "last-words-100.svg")
     run_and_draw(f"train hello --run {RUN} --if-exists resume", 80, folder, "last-words-80.svg")
-    run_and_draw(f"fork {RUN} --at 15 --as fork-1 --set steps=17", 100, folder, "fork.svg")
+    run_and_draw(f"fork {RUN} --at 15 --run fork-1 --set steps=17", 100, folder, "fork.svg")
     run_and_draw("runs", 100, folder, "runs.svg")
 
 

@@ -1,17 +1,17 @@
 """Flows that are run from the command line, with a progress bar and a closing line."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from adapters.errors import UserError, counted
 from adapters.process.open_files import check_files
-from adapters.process.terminal import WIDTH, hanging, say, terminal_width
+from adapters.process.phases import phases
+from adapters.process.terminal import hanging, say, table_width, write_json
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
 from durable.cores import usable_cores
@@ -21,9 +21,11 @@ from flows.server.prefect_startup import check_prefect, quiet_prefect, server_be
 from tasks.doors.begun import doors_begun
 from tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.run_recipe import RunRecipe
     from flows.runtime.flow_runs import RunSummary
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PLAYING = ("replay", "evaluate", "compare", "dryrun")
+"""Flows that have the recipe of train, and train no new run by it."""
 STEPS = {"reward": 'select step, "reward/mean" from steps'}
 """What is measured on held-out examples → the question about each step's, if it is no loss."""
 UNTRAINED = 3
@@ -47,8 +51,10 @@ Overrides = Annotated[
 ]
 
 
-def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
-    """Run the flow of a run, with a progress bar, and print its closing lines.
+def train_with_bar(
+    run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]" = (), *, as_json: bool = False
+) -> None:
+    """Run the flow of a run, with a progress bar, and print its closing lines or its summary.
 
     The command ends with the status UNTRAINED if no step has trained anything.
 
@@ -56,11 +62,13 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
     what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
     for while the servers load.
     """
-    from flows.runtime.checks import check_start
+    from flows.runtime.checks import check_start, is_complete
 
     folder = folder_of(run)
+    if folder not in replaced and is_complete(folder, recipe):
+        _end(folder, None, as_json=as_json)
+        return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    started = time.monotonic()
     doors = recipe.doors(usable_cores())
     with server_begun(), engine_begun(recipe.model.base), doors_begun(doors):
         check_prefect()
@@ -72,15 +80,34 @@ def train_with_bar(run: str, recipe: "RunRecipe", replaced: "Sequence[RunFolder]
                 flow = _find_flow(folder, recipe.flow)
                 with served(), explain_absence(partial(_way_on, folder)):
                     summary = flow(recipe=recipe, run=run)
-    say(_closing_lines(summary, folder, time.monotonic() - started))
-    if summary.is_untrained:
+    _end(folder, summary, as_json=as_json)
+
+
+def _end(run: "RunFolder", summary: "RunSummary | None", *, as_json: bool) -> None:
+    """Print the end of a run; the command has the status UNTRAINED if none of it was trained.
+
+    Without a `summary`, the run was complete before.
+    """
+    from flows.runtime.flow_runs import summarize_run
+
+    ended = summary or summarize_run(run)
+    spent = phases().describe()
+    if as_json:
+        write_json(ended.model_dump(mode="json"))
+    else:
+        say(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
+    if ended.is_untrained:
         raise SystemExit(UNTRAINED)
 
 
 def train_runs(
-    run: str, recipe: "StagesRecipe | SweepRecipe", replaced: "Sequence[RunFolder]" = ()
-) -> str:
-    """Run the flow of stages or of a sweep, with a bar for each run; return a table of them.
+    run: str,
+    recipe: "StagesRecipe | SweepRecipe",
+    replaced: "Sequence[RunFolder]" = (),
+    *,
+    as_json: bool = False,
+) -> None:
+    """Run the flow of stages or of a sweep, with a bar for each run; print a table of them.
 
     What is `replaced` is deleted after the checks.
     """
@@ -109,11 +136,58 @@ def train_runs(
 
     with show_progress(runs):
         summary = call_flow(flow, explain, recipe=plan.recipe, run=run)
-    record, width = read_plan(folder), min(terminal_width(), WIDTH)
-    table = fitted(*record.table(), width, ["run", "starts at", "held-out", "error"])
+    if as_json:
+        write_json(summary.model_dump(mode="json"))
+        return
+    record = read_plan(folder)
+    table = fitted(*record.table(), table_width(), ["run", "starts at", "held-out", "error"])
     said = [summary.outcome, table, record.note, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
-    return f"{lines}\nserve   ratchet serve {summary.result}"
+    say(f"{lines}\nserve   ratchet serve {summary.result}")
+
+
+def check_deployments(files: Sequence["Path"], name: str | None) -> None:
+    """Refuse (RecipeError) a deployment that could not run here, as `ratchet train` would.
+
+    Of all deployments, the examples that Ratchet carries are not looked at unless one is named:
+    some of them need what a machine may not have.
+    """
+    from flows.recipe.loading import RecipeError, flow_name, is_carried, read_deployments
+
+    for file in files:
+        for of, deployment in read_deployments(file).items():
+            values = (deployment.get("parameters") or {}).get("recipe")
+            chosen = of == name or (name is None and not is_carried(file))
+            if not chosen or not isinstance(values, dict):
+                continue  # a flow run brings its recipe
+            try:
+                _check_deployed(flow_name(deployment["entrypoint"]), values, name_run(of, "new"))
+            except UserError as error:
+                raise RecipeError(f"the deployment {of} cannot run: {error}") from error
+
+
+def _check_deployed(flow: str, values: dict[str, Any], run: str) -> None:
+    """Refuse (UserError) what would end a new run of a deployment's recipe before its steps."""
+    from flows.recipe.loading import ENTRYPOINTS, TRAIN, changed_recipe, count_steps
+    from flows.recipe.plan import StagesRecipe, SweepRecipe
+    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.runtime.checks import check_recipe, check_start
+    from flows.stages import check_stages
+    from flows.sweep import check_sweep
+
+    trains = flow in ENTRYPOINTS.values()
+    if not trains and flow not in PLAYING:
+        return  # it is the user's own
+    recipe = changed_recipe({"flow": flow if trains else TRAIN, **values}, (), FlowRecipe)
+    if isinstance(recipe, StagesRecipe):
+        check_stages(recipe, run)
+    elif isinstance(recipe, SweepRecipe):
+        check_sweep(recipe.model_copy(update={"at_once": 1}), run)  # workers may come later
+    elif isinstance(recipe, RunRecipe) and trains:
+        check_start(recipe, folder_of(run))
+    elif isinstance(recipe, Recipe):  # the run that it needs may come later
+        check_recipe(count_steps(recipe))
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:
@@ -199,12 +273,10 @@ def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
     return FLOWS[name]
 
 
-def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> str:
-    """Return what a run has come to: its gain, its time, what failed and where to look."""
+def _closing_lines(summary: "RunSummary", run: "RunFolder", spent: str) -> str:
+    """Return what a run has come to: its gain, what was `spent` on it, what failed, and so on."""
     from tasks.reports.facts import ask_failures, describe_origin
 
-    known, trained = summary.seconds is not None, summary.seconds or 0
-    spent = f"{trained:.0f} s of sampling and training since its start, " if known else ""
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
     drift = " ".join(f"{of_step:.2g}" for of_step in summary.drift)
@@ -216,7 +288,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", seconds: float) -> s
         "split": summary.held_out,
         "trained": describe_origin(run),
         "KL": f"{drift} by step, from the weights that sampled" if drift else "",
-        "time": f"{spent}{seconds:.0f} s in this command",
+        "time": spent,
         "failed": failed if summary.failed else "",
         "error": summary.error,
         "note": "" if summary.reproducible else "no other run repeats it",

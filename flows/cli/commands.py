@@ -2,25 +2,28 @@
 
 import os
 import sys
+from dataclasses import asdict
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from adapters.errors import UserError, counted
-from adapters.process.terminal import say, show, write_data
+from adapters.process.terminal import say, show, write_data, write_json
 from flows.cli import comparing, inspect_runs, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
     Verbose,
     call_flow,
+    check_deployments,
     load_checked_recipe,
     train_runs,
     train_with_bar,
 )
 from flows.cli.existing_run import IfExists, settle, settle_from
-from flows.cli.inspect_runs import Run, writable
+from flows.cli.inspect_runs import AsJson, Run, writable
 from flows.server.prefect_startup import quiet_prefect
 from tasks.storage.files import check_writable, write_text
 from tasks.storage.plan_record import has_plan, read_plan
@@ -36,7 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Trains the agents you already have, and never slips back.",
 )
 
 imports = typer.Typer(
@@ -46,6 +48,23 @@ app.add_typer(imports, name="import")
 app.add_typer(comparing.app)
 app.add_typer(inspect_runs.app)
 app.add_typer(use_checkpoints.app)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        show(f"ratchet {version('ratchet-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Say the version.", callback=_say_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Trains the agents you already have, and never slips back."""
+
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -63,6 +82,9 @@ Examples = Annotated[
     typer.Option(
         min=1, help="The examples to play, twice each, or the rows to show: 4, or 1 with --say."
     ),
+]
+NewRun = Annotated[
+    str | None, typer.Option("--run", help="The new run's name; by default made of the old one's.")
 ]
 Said = Annotated[
     Path | None,
@@ -90,6 +112,7 @@ def train(
             help="A stage of the run, which has stages: it and all after it are trained anew.",
         ),
     ] = None,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages."""
@@ -107,7 +130,7 @@ def train(
     else:
         names = recipe.names() if isinstance(recipe, StagesRecipe) else []
         replaced = settle_from(run, names, from_)
-    _train(run, recipe, replaced)
+    _train(run, recipe, replaced, as_json=as_json)
 
 
 @app.command()
@@ -138,6 +161,7 @@ def sweep(
     if_exists: Annotated[
         IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
     ] = IfExists.ASK,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Train a recipe with several values of its keys, and choose the best run."""
@@ -149,20 +173,20 @@ def sweep(
 
     recipe = swept_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", _now())
-    say(train_runs(run, recipe, settle(run, if_exists)))
+    train_runs(run, recipe, settle(run, if_exists), as_json=as_json)
 
 
 @app.command()
-def resume(run: Run, verbose: Verbose = False) -> None:
+def resume(run: Run, as_json: AsJson = False, verbose: Verbose = False) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
     from flows.recipe.run_recipe import FlowRecipe, RunRecipe
     from tasks.storage.manifest import recipe_of
 
     if has_plan(folder := folder_of(run)):
-        _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe))
+        _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe), as_json=as_json)
     else:
-        train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe))
+        train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe), as_json=as_json)
 
 
 @app.command()
@@ -171,40 +195,42 @@ def fork(
     at: Annotated[
         str | None, typer.Option(help="Number of steps that the fork shares, or best.")
     ] = None,
-    as_: Annotated[str | None, typer.Option("--as", help="The fork's name.")] = None,
+    name: NewRun = None,
     set_: Overrides = None,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
     from flows.runtime.bound_checkpoints import CheckpointName
 
-    named = CheckpointName.parse(name := f"{run}@{at}" if at else run)
-    named.check_whole(name)
+    named = CheckpointName.parse(forked := f"{run}@{at}" if at else run)
+    named.check_whole(forked)
     run, step = named.run, named.step
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import fork_run
 
-    name = as_ or f"{run}-at-{step}"
+    name = name or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
-    _train(name, recipe)
+    _train(name, recipe, as_json=as_json)
 
 
 @app.command()
 def replay(
     run: Run,
     set_: Overrides = None,
-    as_: Annotated[str | None, typer.Option("--as", help="The new run's name.")] = None,
+    name: NewRun = None,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     recipe = load_checked_recipe(run, set_ or [])
     from flows.runtime.forks import replay_run
 
-    name = as_ or name_run(run, "replay", _now())
+    name = name or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
-    _train(name, recipe)
+    _train(name, recipe, as_json=as_json)
 
 
 @app.command()
@@ -224,6 +250,7 @@ def evaluate(
     redo_failed: Annotated[
         bool, typer.Option("--redo-failed", help="Play again the rollouts that failed before.")
     ] = False,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
@@ -238,6 +265,9 @@ def evaluate(
     said = "stopped; the same command goes on, and repeats no game"
     asked = {"run": run, "checkpoint": checkpoint, "model": model, "redo_failed": redo_failed}
     evaluated = call_flow(flow, lambda: said, recipe=recipe, **asked)
+    if as_json:
+        write_json(evaluated.model_dump(mode="json"))
+        return
     show(scores_table(evaluated.scores))
     if failed := sum(score.failed for score in evaluated.scores.values()):
         them = "it" if failed == 1 else "them"
@@ -354,6 +384,7 @@ def deploy(
         str | None,
         typer.Argument(help="A deployment of prefect.yaml, or else an example; by default all."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
     from adapters.project.modules import check_folder
@@ -361,10 +392,16 @@ def deploy(
 
     check_folder()
     file, plain = (None, None) if name is None else find_deployment(name)
-    from flows.server.deployments import deploy_files
+    files = [file] if file else project_files()
+    from flows.server.deployments import deploy_files, describe_deployed
 
+    check_deployments(files, plain)
     say("deploying, which takes about half a minute", sys.stderr)
-    show(deploy_files([file] if file else project_files(), plain))
+    deployed = deploy_files(files, plain)
+    if as_json:
+        write_json([asdict(one) for one in deployed])
+    else:
+        show(describe_deployed(deployed))
 
 
 @app.command()
@@ -397,14 +434,19 @@ def trinity(
 
 @app.command()
 def keys(
-    flow: Annotated[
-        str, typer.Argument(help="The flow: train, finetune, prefer, stages or sweep.")
-    ] = "train",
+    of: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FLOW] [SECTION]",
+            help="The flow (train, finetune, prefer, stages or sweep), a section of its recipe "
+            "such as optimizer, or both; by default all keys of train.",
+        ),
+    ] = None,
 ) -> None:
-    """List every key of a recipe, for --set."""
+    """List the keys of a recipe, for --set."""
     from flows.recipe.loading import recipe_options
 
-    show(recipe_options(flow))
+    show(recipe_options(*(of or [])))
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)
@@ -448,15 +490,17 @@ def _now() -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _train(run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = ()) -> None:
+def _train(
+    run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = (), *, as_json: bool
+) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.run_recipe import RunRecipe
     from tasks.settings.presets import describe_preset
 
     if said := describe_preset(recipe.model_dump()):
-        say(said)
+        say(said, sys.stderr if as_json else None)
     if isinstance(recipe, RunRecipe):
-        train_with_bar(run, recipe, replaced)
+        train_with_bar(run, recipe, replaced, as_json=as_json)
     elif isinstance(recipe, StagesRecipe | SweepRecipe):
-        say(train_runs(run, recipe, replaced))
+        train_runs(run, recipe, replaced, as_json=as_json)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adapters.errors import counted
-from adapters.process.terminal import WIDTH, on_one_line, say, show, terminal_width, write_data
+from adapters.process.terminal import on_one_line, say, show, table_width, write_json
 from flows.cli.command_line import Overrides, Verbose, call_flow
+from flows.cli.inspect_runs import AsJson
 from tasks.storage.run_folder import folder_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def compare(
     gate: Annotated[
         bool, typer.Option("--gate", help="End with status 1 unless each is shown to be better.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the record instead.")] = False,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare checkpoints and models on the same held-out examples, with the same seeds."""
@@ -57,8 +58,8 @@ def compare(
     find_targets(recipe, targets, against)  # refuses before anything starts
     stopped = "stopped; the same command goes on, and repeats no game"
     comparison = call_flow(flow, lambda: stopped, recipe=recipe, targets=targets, against=against)
-    if json:
-        write_data(f"{comparison.model_dump_json(indent=2)}\n".encode())
+    if as_json:
+        write_json(comparison.model_dump(mode="json"))
     else:
         say(_describe(comparison))
     if gate:
@@ -95,7 +96,7 @@ def _describe(comparison: "Comparison") -> str:
         else:
             row += [None] * 6
         rows.append([*row, one.failed or None, one.tokens, one.cost])
-    parts = [fitted(TARGET_COLUMNS, rows, min(terminal_width(), WIDTH), ["target"])]
+    parts = [fitted(TARGET_COLUMNS, rows, table_width(), ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
     played = counted(comparison.examples, "example")

@@ -11,7 +11,14 @@ from typing import Annotated, Literal
 import typer
 
 from adapters.errors import UserError, did_you_mean
-from adapters.process.terminal import is_lost, say, show, terminal_width, write_data
+from adapters.process.terminal import (
+    is_lost,
+    say,
+    show,
+    terminal_width,
+    write_data,
+    write_json,
+)
 from tasks.storage.files import check_output, is_written, write_bytes
 from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
@@ -21,6 +28,9 @@ app = typer.Typer()
 BEGIN_SECONDS, LOOK_SECONDS = 30, 0.5
 """Seconds in which a run that has been started has its folder, and between two looks for it."""
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write the result to stdout as JSON, in place of text.")
+]
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 
 
@@ -32,10 +42,13 @@ def writable(out: Path | None) -> Path | None:
 
 
 @app.command()
-def runs() -> None:
+def runs(as_json: AsJson = False) -> None:
     """List the runs of this folder."""
-    from tasks.reports.board.runs import runs_table
+    from tasks.reports.board.runs import list_runs, runs_table
 
+    if as_json:
+        write_json([row.record() for row in list_runs()])
+        return
     table, _, below = runs_table(terminal_width()).partition("\n\n")
     show(table)
     if below:

@@ -1,23 +1,23 @@
 """Recipes as prefect.yaml or a file of YAML has them, and as a run has recorded them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from adapters.errors import UserError, did_you_mean
+from adapters.errors import UserError, did_you_mean, did_you_mean_key
 from adapters.project.modules import EXAMPLES
 from adapters.redaction import hide, quote
 from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
-from flows.recipe.plan import FLOW_RECIPES, Stage, StagesRecipe, SweepRecipe
+from flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from tasks.settings.presets import PRESETS
-from tasks.settings.section import TABLES, explain
+from tasks.settings.section import TABLES, explain, fields_of, section_of
 from tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
 from tasks.storage.manifest import ByStep, lineage, recipe_of
 from tasks.storage.run_folder import RunFolder, folder_of
@@ -58,9 +58,9 @@ def project_files() -> list[Path]:
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
-    carried = EXAMPLES / PROJECT_FILE
     _deployment_names(PROJECT_FILE)
-    return [PROJECT_FILE] if PROJECT_FILE.samefile(carried) else [carried, PROJECT_FILE]
+    examples = [] if is_carried(PROJECT_FILE) else [EXAMPLES / PROJECT_FILE]
+    return [*examples, PROJECT_FILE]
 
 
 def find_deployment(name: str) -> tuple[Path, str]:
@@ -108,6 +108,13 @@ def read_lineage(run: RunFolder, recipe: RunRecipe) -> ByStep[RunRecipe]:
     """Return the recipes that make the steps of a run: those of its ancestors, and its own."""
     *ancestors, (own, _) = lineage(run)
     return ByStep((*((first, _recipe(values)) for first, values in ancestors), (own, recipe)))
+
+
+def training_command(run: str) -> str:
+    """Return the command that trains a run of this name, by the recipe after which it is named."""
+    known = _training_deployments(EXAMPLES / PROJECT_FILE) | _training_deployments(PROJECT_FILE)
+    named = [name for name in known if f"{run}-".startswith(f"{name}-")]
+    return f"ratchet train {max(named, key=len, default='NAME')} --run {run}"
 
 
 def _read_values(name: str) -> Json:
@@ -222,16 +229,47 @@ def _validated(kind: type[R], values: Section) -> R:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error)) from None  # which quotes secrets
+        raise RecipeError(explain(error, kind)) from None  # which quotes secrets
 
 
-def recipe_options(flow: str = TRAIN) -> str:
-    """List every key of a flow's recipe, with its type, default and explanation, for `--set`."""
-    return "\n".join(_describe(key, field) for key, field in _fields(_kind_of({"flow": flow})))
+def recipe_options(*of: str) -> str:
+    """List keys of a recipe, each with its type, default and explanation, for `--set`.
+
+    `of` has the flow, a section of its recipe, or both; without a flow the section is that of the
+    first flow that has it. FlowError or RecipeError if there is none.
+    """
+    kinds = _kinds(FlowRecipe)
+    if len(of) == 1 and of[0] not in kinds:
+        having = [flow for flow, kind in kinds.items() if of[0] in _sections(kind)]
+        if not having:
+            known = [*kinds, *_sections(Recipe)]
+            raise RecipeError(
+                f"there is no flow or section {of[0]!r}; the flows are {', '.join(sorted(kinds))}, "
+                f"and the sections of {TRAIN} are {', '.join(_sections(Recipe))}"
+                f"{did_you_mean(of[0], known)}"
+            )
+        of = (TRAIN if TRAIN in having else having[0], *of)
+    flow, *sections = of or (TRAIN,)
+    fields = [*fields_of(kind := _kind_of({"flow": flow}))]
+    for section in sections:
+        if section not in (known := _sections(kind)):
+            raise RecipeError(
+                f"a recipe of {flow} has no section {section!r}; there are: "
+                f"{', '.join(known)}{did_you_mean(section, known)}"
+            )
+    return "\n".join(
+        _describe(key, field)
+        for key, field in fields
+        if not sections or any(f"{key}.".startswith(f"{section}.") for section in sections)
+    )
+
+
+def _sections(kind: type[FlowRecipe]) -> list[str]:
+    return [key for key, field in fields_of(kind) if section_of(field)]
 
 
 def _describe(key: str, field: FieldInfo) -> str:
-    if section := _section_of(field):
+    if section := section_of(field):
         return f"{key}: {section.__doc__}"
     kind = str(getattr(field.annotation, "__name__", field.annotation)).replace("typing.", "")
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -242,41 +280,61 @@ def _describe(key: str, field: FieldInfo) -> str:
 
 def _training_deployments(file: Path) -> dict[str, Json]:
     """Read the training deployments of a prefect.yaml; there are none if there is no file."""
-    if not file.exists():
-        return {}
-    try:
-        entries = [(entry["name"], entry) for entry in _read_yaml(file)["deployments"]]
-        training = [(name, one) for name, one in entries if one["entrypoint"] in ENTRYPOINTS]
-        recipes = {name: one["parameters"]["recipe"] for name, one in training}
-        flows = {name: {"flow": ENTRYPOINTS[one["entrypoint"]]} for name, one in training}
-        return {
-            name: flows[name] | recipe if isinstance(recipe, dict) else recipe
-            for name, recipe in recipes.items()
-        }
-    except (KeyError, TypeError) as error:
-        raise RecipeError(
-            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name, an "
-            "entrypoint and parameters, with a recipe among them"
-        ) from error
+    read: dict[str, Json] = {}
+    for name, one in read_deployments(file).items():
+        if (flow := ENTRYPOINTS.get(one["entrypoint"])) is None:
+            continue
+        parameters = one.get("parameters")
+        if not isinstance(parameters, dict) or "recipe" not in parameters:
+            raise RecipeError(
+                f"the deployment {name} of {file} has no parameter recipe; give it one, with the "
+                "keys of a recipe"
+            )
+        recipe = parameters["recipe"]
+        read[name] = {"flow": flow} | recipe if isinstance(recipe, dict) else recipe
+    return read
 
 
 def _deployment_names(file: Path) -> dict[str, str]:
     """Map NAME and FLOW/NAME of each deployment to NAME; there are none if there is no file."""
+    deployments = read_deployments(file)
+    flows = {name: flow_name(one["entrypoint"]) for name, one in deployments.items()}
+    whole = {f"{flow.replace('_', '-')}/{name}": name for name, flow in flows.items()}
+    return {name: name for name in deployments} | whole
+
+
+def flow_name(entrypoint: str) -> str:
+    """Return the name of the function at an entrypoint, `module.flow` or `file.py:flow`."""
+    return re.split("[.:]", entrypoint)[-1]
+
+
+def is_carried(file: Path) -> bool:
+    """Return whether a file of deployments is that of the examples that Ratchet carries."""
+    return file.samefile(EXAMPLES / PROJECT_FILE)
+
+
+def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
+    """Read the deployments of a prefect.yaml by their names; none if there is no file.
+
+    RecipeError if it is not one that Prefect reads.
+    """
     if not file.exists():
         return {}
-    try:
-        entries = _read_yaml(file)["deployments"]
-        flows = {str(entry["name"]): str(entry["entrypoint"]) for entry in entries}
-    except (KeyError, TypeError) as error:
-        raise RecipeError(
-            f"{file} lists no deployments as Prefect reads them ({error!r}); give each a name and "
-            "an entrypoint"
-        ) from error
-    whole = {
-        f"{re.split('[.:]', entrypoint)[-1].replace('_', '-')}/{name}": name
-        for name, entrypoint in flows.items()
-    }
-    return {name: name for name in flows} | whole
+    values = _read_yaml(file)
+    entries = values.get("deployments") if isinstance(values, dict) else None
+    if not isinstance(entries, list):
+        raise RecipeError(f"{file} has no list `deployments`; give it one, as Prefect reads it")
+    read: dict[str, dict[str, Any]] = {}
+    for number, one in enumerate(entries, 1):
+        named = one if isinstance(one, dict) else {}
+        for key in ("name", "entrypoint"):
+            if not isinstance(named.get(key), str):
+                raise RecipeError(
+                    f"deployment {number} of {file} has no {key} that is a text; give it one, as "
+                    "Prefect reads it"
+                )
+        read[named["name"]] = named
+    return read
 
 
 def _read_yaml(file: Path) -> Any:
@@ -292,7 +350,7 @@ def _read_yaml(file: Path) -> Any:
 
 def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -> dict[str, Json]:
     """Parse each `section.key=value`, into sections; the entries of tables are keys too."""
-    known = dict(_fields(kind))
+    known = dict(fields_of(kind))
     given: dict[str, Json] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -301,7 +359,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
             said = named.group() if named else ""
             raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
-            near = did_you_mean(key, known) or ";"
+            near = did_you_mean_key(key, known) or ";"
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")
@@ -324,21 +382,6 @@ def _parse(text: str, field: FieldInfo | None) -> Json:
     if text.startswith(("[", "{")):
         return read_yaml(text)
     return text.split(",") if get_origin(kind) is tuple else text
-
-
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Iterate over the keys of a recipe, the sections among them."""
-    for name, field in model.model_fields.items():
-        yield prefix + name, field
-        if section := _section_of(field):
-            yield from _fields(section, f"{prefix}{name}.")
-        elif name == "stages":
-            yield from _fields(Stage, f"{prefix}{name}.NAME.")
-
-
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _without(values: Section, sections: Mapping[str, Section]) -> dict[str, Json]:

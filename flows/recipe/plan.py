@@ -280,7 +280,7 @@ def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
     try:
         return FLOW_RECIPES[flow].model_validate({"flow": flow, **recipe})
     except ValidationError as error:
-        raise ValueError(f"stage {stage}: {explain(error)}") from None
+        raise ValueError(f"stage {stage}: {explain(error, FLOW_RECIPES[flow])}") from None
 
 
 class SweepRecipe(FlowRecipe):

@@ -16,6 +16,7 @@ from adapters.door.roles import (
     is_untrained,
     policy_of,
 )
+from adapters.process.program import name_program
 from flows.recipe.given_examples import Dataset
 from flows.recipe.run_recipe import RunRecipe, Teachers
 from tasks.algorithm.advantages import ADVANTAGES, find_advantage
@@ -39,6 +40,8 @@ HELD_OUT = {"path", "test_split", "splits", "held_out"}
 """Keys of a dataset that say which of its examples are held out."""
 
 COMMAND = "command:"
+PROGRAMS = ("command", "forks", "resident")
+"""Kinds of agents that are the command line of a program."""
 
 CORES_OF_A_DOOR = 4
 """Cores of a machine for each process that answers calls; the others are the agents', the engine's
@@ -74,7 +77,8 @@ class Recipe(RunRecipe):
 
     @property
     def subject(self) -> str:
-        return self.agent
+        kind, _, line = self.agent.partition(":")
+        return name_program(line) if kind in PROGRAMS else self.agent
 
     @model_validator(mode="before")
     @classmethod

@@ -20,7 +20,7 @@ from adapters.errors import UserError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
 from durable.files import link_or_copy, remove
-from flows.recipe.loading import read_lineage, read_recipe
+from flows.recipe.loading import read_lineage, read_recipe, training_command
 from flows.recipe.plan import BEST
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
@@ -386,8 +386,9 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
     only = named.policy
     if not (parent := named.folder).exists():
         raise CheckpointRefused(
-            f"{key} {name} names no run ({parent.path} is not there); give RUN@STEP of a run that "
-            "`ratchet runs` lists"
+            f"{key} {name} names no run ({parent.path} is not there); "
+            f"`{training_command(named.run)}` makes it; or give RUN@STEP of a run that `ratchet "
+            "runs` lists"
             f"{'' if key == START_KEY else ', base, or a model by its whole name'}"
         )
     trained = read_recipe(parent)

@@ -20,12 +20,19 @@ from adapters.places.cage import check_cage
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
+from flows.recipe.loading import (
+    RecipeError,
+    changed_recipe,
+    count_steps,
+    read_recipe,
+    training_command,
+)
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
 from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
 from tasks.algorithm.own_functions import check_source
+from tasks.checkpoints import Ledger
 from tasks.examples.teachers import choose_teacher, fill_reads
 from tasks.recording.scores import is_scored
 from tasks.recording.step_log import steps_done
@@ -34,6 +41,7 @@ from tasks.settings.run import Model, Tracking
 from tasks.storage.files import check_output
 from tasks.storage.manifest import (
     FORK,
+    REPLAY,
     Manifest,
     differences,
     parent_of,
@@ -77,6 +85,7 @@ def check_start(
         check_source(recipe.algorithm.advantage)
     if not (later or (there and run.bound_files())):
         refuse_deleted(recipe.queried_runs(), deleted)
+        refuse_absent(recipe.queried_runs())
         for examples in recipe.given_examples().values():
             len(examples)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
@@ -188,6 +197,28 @@ def is_finished(child: PlannedRun) -> bool:
     unscored = not recipe.plays_rollouts or not recipe.holds_out()
     scored = unscored or is_scored(run.evaluation(f"{recipe.steps:05d}"))
     return steps_done(run.metrics) == recipe.steps and scored
+
+
+def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
+    """Return whether a run has all that training it would make, so that nothing need be opened.
+
+    RunError if it was started with another recipe. A run whose trackers may be behind is not
+    complete, nor is one that lacks a checkpoint or an evaluation, which are then made again.
+    """
+    if not run.exists() or recipe.tracking.is_given:
+        return False
+    check_binding(run, recipe := count_steps(recipe))
+    steps, parent = recipe.steps, parent_of(run)
+    ledgers = (Ledger(run.checkpoints(policy)) for policy in recipe.policies())
+    if steps_done(run.metrics) < steps or any(one.last_step() < steps for one in ledgers):
+        return False
+    if not recipe.holds_out():
+        return True
+    if not isinstance(recipe, Recipe):
+        return is_written(run.measure(steps))
+    first = steps if parent is not None and parent["how"] == REPLAY else 0
+    due = (step for step in range(first, steps + 1) if recipe.evaluation.due(step, steps))
+    return all(is_written(run.evaluation(f"{step:05d}")) for step in due)
 
 
 def refuse_left_out(run: str, names: Collection[str]) -> None:
@@ -377,6 +408,16 @@ def refuse_deleted(needed: Iterable[str], deleted: Collection[str]) -> None:
             f"the recipe needs the run {lost[0]}, which is to be deleted first; give the new run "
             "another name by --run, or name another run in the recipe"
         )
+
+
+def refuse_absent(needed: Iterable[str]) -> None:
+    """Refuse (RunError) a recipe that takes what is learnt from a run that does not exist."""
+    for run in needed:
+        if not (folder := folder_of(run)).exists():
+            raise RunError(
+                f"the recipe needs the run {run} ({folder.path} is not there); "
+                f"`{training_command(run)}` makes it; or name one that `ratchet runs` lists"
+            )
 
 
 def check_service(base: str) -> None:

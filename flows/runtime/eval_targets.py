@@ -113,7 +113,7 @@ class EvalTarget:
     def _alone(cls, recipe: Recipe, model: str) -> Self:
         """Return a run of its own, whose checkpoint 0 is the base model."""
         bound = recipe.model_copy(update={"tracking": Tracking()})
-        name = name_run(recipe.agent, model, bound.fingerprint()[:8])
+        name = name_run(recipe.subject, model, bound.fingerprint()[:8])
         return cls(f"evaluations/{name}", bound, bound, 0, model)
 
 

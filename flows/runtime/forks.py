@@ -168,7 +168,7 @@ def _new_run(
     """Yield a folder to fill; on a clean exit it becomes the run `name`."""
     run = folder_of(name)
     if run.exists():
-        raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --as")
+        raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --run")
     manifest = read_manifest(parent)
     told = ("fingerprint", "recipe", "parent", "dataset_sha256")
     kept = {key: manifest[key] for key in told if key in manifest}

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from adapters.errors import UserError
+from adapters.process.phases import CLOSING, STARTING, phases
 from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
@@ -95,6 +96,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`, since then
     the same weights have sampled.
     """
+    phases().enter(STARTING)  # again, if an engine has died
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
     bound = {} if folder_of(name).exists() else _bind(recipe)
@@ -236,7 +238,14 @@ def record_step(
     `measures` has each policy's. `extra` metrics are recorded too. A step whose rollouts another
     run sampled costs nothing here.
     """
-    metrics: Metrics = {**(extra or {})}
+    with phases().within(CLOSING):
+        _record_step(run, step, measures, extra or {})
+
+
+def _record_step(
+    run: OpenRun, step: int, measures: Mapping[str, Measure], extra: Mapping[str, float]
+) -> None:
+    metrics: Metrics = {**extra}
     for policy in run.policies:
         measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,9 +19,14 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from adapters.errors import UserError
-from adapters.network.addresses import check_listener
 from adapters.process.terminal import terminal_width
-from flows.server.prefect_server import POOL, PREFECT, client_environment
+from flows.server.prefect_server import (
+    POOL,
+    POOL_TYPE,
+    PREFECT,
+    check_server,
+    client_environment,
+)
 from tasks.reports.tables import GAP, fitted
 
 FLOW_NAMES = (
@@ -49,15 +55,22 @@ UNWRAPPED = "1000"
 """Width for Prefect's output: no line of it may break."""
 
 
-def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
-    """Deploy all deployments of the files, or only `name`; later files override earlier ones.
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment on the server."""
 
-    Returns a table of the deployments, and the commands that come next.
-    """
+    deployment: str
+    schedule: str
+    work_pool: str | None
+    description: str
+
+
+def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deployed]:
+    """Deploy all deployments of the files, or only `name`; later files override earlier ones."""
     variables = client_environment()
     address = variables["PREFECT_API_URL"]
-    _check_server(address)
-    _call_prefect(variables, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    check_server(variables)
+    _call_prefect(variables, "work-pool", "create", POOL, "--type", POOL_TYPE, "--overwrite")
     chosen = ("--all",) if name is None else ("--name", name)
     made: dict[str, str] = {}
     for file in files:
@@ -69,8 +82,18 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> str:
         made = found | {other: id for other, id in made.items() if other not in found}
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         _crash_silent_flow_runs(client)
-        table = _table(client, made)
-    return f"{table}\n\n{_next_commands(address, [*made])}"
+        on_server = {name: client.read_deployment(id) for name, id in made.items()}
+    return [
+        Deployed(name, _schedules(one), one.work_pool_name, one.description or "")
+        for name, one in on_server.items()
+    ]
+
+
+def describe_deployed(deployed: Sequence[Deployed]) -> str:
+    """Return a table of deployments, and the commands that come next."""
+    address = client_environment()["PREFECT_API_URL"]
+    names = [one.deployment for one in deployed]
+    return f"{_table(deployed)}\n\n{_next_commands(address, names)}"
 
 
 def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
@@ -98,17 +121,6 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
     client.create_automation(AutomationCore(name=AUTOMATION, trigger=trigger, actions=[crash]))
 
 
-def _check_server(address: str) -> None:
-    """Raise UserError if nothing listens at the address of a server."""
-    try:
-        check_listener(address)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the Prefect server at {address} cannot be reached ({error}); start one with "
-            "`ratchet server`, or name another one by PREFECT_API_URL"
-        ) from error
-
-
 def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     """Return the output of a command of Prefect's; UserError with its end if the command fails."""
     done = subprocess.run(
@@ -132,16 +144,14 @@ def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     return done.stdout
 
 
-def _table(client: SyncPrefectClient, made: Mapping[str, str]) -> str:
-    """Return a table of the server's deployments, given by name and id."""
-    deployed = {name: client.read_deployment(id) for name, id in made.items()}
-    rows = [[name, _schedules(of), of.work_pool_name] for name, of in deployed.items()]
+def _table(deployed: Sequence[Deployed]) -> str:
+    rows: list[list[object]] = [[of.deployment, of.schedule, of.work_pool] for of in deployed]
     names = DEPLOYMENT_COLUMNS[:-1]
     width = terminal_width()
     widest = max(map(len, fitted(names, rows, width, names).splitlines()))
     room = max(NARROWEST, width - widest - len(GAP))
-    for row, of in zip(rows, deployed.values(), strict=True):
-        row.append(textwrap.shorten(of.description or "", room, placeholder=" …") or None)
+    for row, of in zip(rows, deployed, strict=True):
+        row.append(textwrap.shorten(of.description, room, placeholder=" …") or None)
     return fitted(DEPLOYMENT_COLUMNS, rows, width, DEPLOYMENT_COLUMNS)
 
 

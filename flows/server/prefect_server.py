@@ -2,15 +2,18 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
-from adapters.network.addresses import LOOPBACK
+from adapters.errors import UserError
+from adapters.network.addresses import LOOPBACK, check_listener
 from adapters.project.modules import check_folder
 
 POOL = "ratchet"
 """The work pool of the deployments."""
+POOL_TYPE = "process"
 
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 
@@ -22,9 +25,22 @@ def run_server(port: int) -> None:
 
 
 def run_worker() -> None:
-    """Become a worker of the work pool."""
+    """Become a worker of the work pool, which is made if it is not there."""
     check_folder()
-    _become(client_environment(), "worker", "start", "--pool", POOL)
+    check_server(variables := client_environment())
+    _become(variables, "worker", "start", "--pool", POOL, "--type", POOL_TYPE)
+
+
+def check_server(variables: Mapping[str, str]) -> None:
+    """Raise UserError if nothing listens at the address of the server that variables name."""
+    address = variables["PREFECT_API_URL"]
+    try:
+        check_listener(address)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the Prefect server at {address} cannot be reached ({error}); start one with "
+            "`ratchet server`, or name another one by PREFECT_API_URL"
+        ) from error
 
 
 def _become(variables: dict[str, str], *words: str) -> None:

@@ -151,3 +151,8 @@ class Tracking(Section):
     messages."""
 
     requirements = (Needs("rollouts", "project"),)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a tracker."""
+        return (self.project, self.experiment, self.opentelemetry) != (None, None, None)

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from adapters.errors import counted
+from adapters.errors import counted, did_you_mean_key
 from adapters.redaction import hide, quote
 
 Refusals = Iterator[tuple[bool, str]]
@@ -16,6 +18,14 @@ Refusals = Iterator[tuple[bool, str]]
 OTHERS = "*"
 """All keys of a section but the one that they need."""
 
+PLAINLY = {
+    "model_type": "Input should be a table of keys",
+    "dict_type": "Input should be a table of keys",
+    "tuple_type": "Input should be a list",
+    "too_short": "Input should have at least {min_length} entries",
+    "too_long": "Input should have at most {max_length} entries",
+}
+"""Type of a mistake → what is said of it, where pydantic's words are of Python's types."""
 MOST_MISTAKES = 10
 """Mistakes of a recipe that a refusal says."""
 MOST_STEPS = 10_000_000
@@ -117,15 +127,52 @@ class Section(BaseModel):
         return self
 
 
-def explain(error: ValidationError) -> str:
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Iterate over the keys of a recipe, the sections among them; entries of a list are NAME."""
+    for name, field in model.model_fields.items():
+        yield prefix + name, field
+        if section := section_of(field):
+            yield from fields_of(section, f"{prefix}{name}.")
+        elif get_origin(field.annotation) is tuple and (entry := _entry_of(field)):
+            yield from fields_of(entry, f"{prefix}{name}.NAME.")
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the section that a key is; None if it has a value."""
+    return _model_in(field.annotation)
+
+
+def _entry_of(field: FieldInfo) -> type[BaseModel] | None:
+    return _model_in(get_args(field.annotation)[0])
+
+
+def _model_in(kind: object) -> type[BaseModel] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def explain(error: ValidationError, kind: type[Section]) -> str:
     """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
-    mistakes = error.errors()
+    known = [key for key, _ in fields_of(kind)]
+    mistakes = [*_own_mistakes(error)]
     for mistake in mistakes[:MOST_MISTAKES]:
-        place, given = ".".join(["recipe", *map(str, mistake["loc"])]), mistake["input"]
-        shown = "" if isinstance(given, Mapping) else f" (got {quote(given, place)})"
-        said = f"{place}: {mistake['msg'].removeprefix('Value error, ')}"
-        lines.append(hide(said, {place: given}, place) + shown)
+        key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
+        place = f"recipe.{key}".removesuffix(".")
+        near = did_you_mean_key(key, known) if mistake["type"] == "extra_forbidden" else ""
+        shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
+        words = PLAINLY.get(mistake["type"], "").format(**mistake.get("ctx", {}))
+        said = f"{place}: {words or mistake['msg'].removeprefix('Value error, ')}"
+        lines.append(hide(said, {place: given}, place) + shown + near)
     if left := len(mistakes) - len(lines):
         lines.append(f"and {counted(left, 'mistake')} more")
     return "; ".join(lines)
+
+
+def _own_mistakes(error: ValidationError) -> Iterator[ErrorDetails]:
+    """Yield the mistakes, but for a list that is short since its entries have mistakes."""
+    mistakes = error.errors()
+    for mistake in mistakes:
+        depth = len(place := mistake["loc"])
+        inner = (other["loc"] for other in mistakes if len(other["loc"]) > depth)
+        if mistake["type"] != "too_short" or all(other[:depth] != place for other in inner):
+            yield mistake

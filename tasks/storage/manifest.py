@@ -212,7 +212,10 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
             created[manifest["created"]] = run
     if not created:
         having = f" with the roles {', '.join(roles)}" if roles else ""
-        raise RunError(f"{runs_root()} has no run of the agent {agent!r}{having}; train one first")
+        raise RunError(
+            f"{runs_root()} has no run of the agent {agent!r}{having}; evaluate the untrained "
+            "model by --model base, or train one first"
+        )
     return created[max(created)]
 
 
@@ -225,7 +228,12 @@ def differences(old: object, new: object, path: str = "") -> list[str]:
             for key in keys
             for difference in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
-    return [] if old == new else [f"{path}: {old!r} → {new!r}"]
+    return [] if old == new else [f"{path}: {_written(old)} → {_written(new)}"]
+
+
+def _written(value: object) -> str:
+    """Write a value of a recipe: a text as Python quotes it, anything else as JSON."""
+    return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:

@@ -1,7 +1,9 @@
 """The command line: what it reads from prefect.yaml, and what it says to a mistaken user."""
 
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -33,6 +35,10 @@ def ratchet(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=120, check=False
     )
+
+
+def keys_of(*of: str) -> set[str]:
+    return {*re.findall(r"^  ([\w.]+) \(", recipe_options(*of), re.M)}
 
 
 @pytest.mark.parametrize("name", ["hello", "arithmetic", "gsm8k"])
@@ -78,6 +84,11 @@ def test_values_are_put_over_the_deployments() -> None:
     ("override", "said"),
     [
         ("optimiser.learning_rate=1", "no key 'optimiser.learning_rate'; did you mean 'optimizer."),
+        ("optimizer.lr=1", "no key 'optimizer.lr'; did you mean 'optimizer.learning_rate'?"),
+        ("rollouts.temp=1", "did you mean 'rollouts.temperature'?"),
+        ("rollouts.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
+        ("group_size=8", "did you mean 'rollouts.group_size'?"),
+        ("optimizer.zzz=1", "no key 'optimizer.zzz'; `ratchet keys` lists them"),
         ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
         ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
         (
@@ -98,10 +109,32 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         named_recipe("helo")
 
 
-def test_the_keys_of_a_flow_that_there_is_not_are_answered_with_the_flows_that_there_are() -> None:
-    with pytest.raises(FlowError, match="no recipe is for a flow 'finetun'") as refused:
-        recipe_options("finetun")
-    assert str(refused.value).endswith("did you mean 'finetune'?")
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (["finetun"], "no flow or section 'finetun'; the flows are finetune, prefer, stages, swe"),
+        (["finetun"], "did you mean 'finetune'?"),
+        (["optimiser"], "did you mean 'optimizer'?"),
+        (["finetun", "batch"], "no recipe is for a flow 'finetun'"),
+        (["train", "preference"], "a recipe of train has no section 'preference'; there are: "),
+        (["stages", "learning_rate"], "a recipe of stages has no section 'learning_rate'"),
+    ],
+)
+def test_keys_of_what_there_is_not_are_answered_with_what_there_is(
+    of: list[str], said: str
+) -> None:
+    with pytest.raises((RecipeError, FlowError)) as refused:
+        recipe_options(*of)
+    assert said in str(refused.value)
+
+
+def test_the_keys_of_a_section_are_listed_alone() -> None:
+    assert "optimizer.learning_rate" in keys_of("optimizer")
+    assert all(key.startswith("optimizer") for key in keys_of("optimizer"))
+    assert keys_of("optimizer") == keys_of("train", "optimizer")
+    assert "preference.loss" in keys_of("preference"), "of the flow that has it"
+    assert keys_of("algorithm.kl") < keys_of("algorithm")
+    assert keys_of() == keys_of("train")
 
 
 def test_the_listed_keys_carry_their_explanations() -> None:
@@ -114,6 +147,11 @@ def test_errors_are_one_line_without_a_stack_trace() -> None:
     assert said.returncode == 2
     assert said.stderr.startswith("ratchet: a recipe has no key 'seeds'; did you mean 'seed'?")
     assert said.stderr.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    said = ratchet("--version")
+    assert (said.returncode, said.stdout) == (0, f"ratchet {version('ratchet-rl')}\n")
 
 
 def test_runs_are_listed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`ratchet deploy`: one table of what is on the server, and the commands that come next."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from adapters.errors import UserError
+from flows.cli.command_line import check_deployments
 from flows.cli.commands import app
 from flows.cli.new_project import AGENT, write_project
-from flows.recipe.loading import RecipeError, find_deployment
+from flows.recipe.loading import RecipeError, find_deployment, named_recipe
 from flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
@@ -105,6 +107,8 @@ def test_a_server_gets_one_automation_that_stays_as_it_is_when_more_is_deployed(
 def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: Path) -> None:
     _, row, *_ = deploy("whispers")
     assert row.split()[:3] == ["train/whispers", "none", "ratchet"]
+    [one] = json.loads("".join(deploy("whispers", "--json")))
+    assert (one["deployment"], one["work_pool"]) == ("train/whispers", "ratchet")
     with get_client(sync_client=True) as client:
         [step] = client.read_deployment_by_name("train/whispers").pull_steps or []
     assert [*step.values()] == [{"directory": str(folder)}]
@@ -120,6 +124,51 @@ def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -
     assert advice == "Mend that, and deploy again"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f"agent: {AGENT}", "agent: nobody", "no agent 'nobody'; there are: "),
+        ("path: datasets/", "path: nowhere/", "does not exist"),
+        ("steps:", "step:", "recipe.step: Extra inputs are not permitted"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), (AGENT,), (f"train/{AGENT}",)])
+def test_a_deployment_that_cannot_run_is_refused_before_it_is_deployed(
+    old: str, new: str, said: str, words: tuple[str, ...], project: Path
+) -> None:
+    assert old in project.read_text()
+    project.write_text(project.read_text().replace(old, new))
+    with pytest.raises(RecipeError, match=f"the deployment {AGENT} cannot run: .*{said}"):
+        deploy(*words)
+
+
+def test_an_example_that_cannot_run_yet_is_refused_with_what_makes_it_run() -> None:
+    with pytest.raises(RecipeError, match="`ratchet train hello --run hello-teacher` makes it"):
+        deploy("hello-distil")
+
+
+def test_what_is_no_key_of_tinker_is_refused_when_a_training_is_deployed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "sk-wrong")
+    with pytest.raises(RecipeError, match=r"TINKER_API_KEY \(8 characters\) is not a Tinker key"):
+        deploy("hello")
+
+
+@pytest.mark.parametrize("name", ["evaluate/hello-evaluation", "hello-replay", "hello-stages"])
+def test_a_deployment_that_can_run_later_is_not_refused(name: str) -> None:
+    file, plain = find_deployment(name)
+    check_deployments([file], plain)
+
+
+def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(UserError, match=r"9/api cannot be reached .*; start one with `ratchet ser"),
+    ):
+        CliRunner().invoke(app, ["worker"], catch_exceptions=False)
+
+
 def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
     with pytest.raises(RecipeError, match=f"no deployment 'introdce'.*; did you mean '{AGENT}'"):
         deploy("introdce")
@@ -127,6 +176,31 @@ def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
         deploy("evaluate/helo-evaluation")
     with pytest.raises(RecipeError, match="no deployment 'evaluate/hello'"):
         deploy("evaluate/hello")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: mine", "prefect.yaml has no list `deployments`; give it one"),
+        ("deployments: {}", "prefect.yaml has no list `deployments`; give it one"),
+        ("deployments: [1]", "deployment 1 of prefect.yaml has no name that is a text"),
+        ("deployments: [{name: a}]", "deployment 1 of prefect.yaml has no entrypoint that is"),
+    ],
+)
+def test_a_file_that_lists_no_deployments_is_refused_in_words(
+    text: str, said: str, folder: Path
+) -> None:
+    (folder / "prefect.yaml").write_text(text)
+    for refuse in (find_deployment, named_recipe):
+        with pytest.raises(RecipeError, match=re.escape(said)):
+            refuse("hello")
+
+
+def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path) -> None:
+    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {}}]"
+    (folder / "prefect.yaml").write_text(entry)
+    with pytest.raises(RecipeError, match=r"the deployment a of prefect\.yaml has no parameter"):
+        named_recipe("a")
 
 
 def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path) -> None:

@@ -1,6 +1,7 @@
 """evaluate: the base model, a checkpoint or a model of LiteLLM, and no example twice."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
         f"numbers {evaluated.file}",
         *(f"games   {path}" for path in evaluated.games.values()),
     ]
+    said = CliRunner().invoke(app, ["evaluate", str(recipe), "--model", "base", "--json"]).stdout
+    written = json.loads(said)
+    assert written["file"] == str(evaluated.file)
+    assert written["scores"]["sampled"]["failed"] == 0
 
 
 def mended(**changes: Any) -> Recipe:
@@ -291,7 +296,7 @@ def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:
         EvalTarget.find(small_recipe(), "old", None, None)
     with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
         EvalTarget.find(small_recipe(), None, None, "old@1")
-    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
         EvalTarget.find(small_recipe(), None, None, None)
 
 
@@ -301,6 +306,24 @@ def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:
     assert named.title == "base"
     other = EvalTarget.find(small_recipe(seed=1), None, None, "base")
     assert named.run != other.run
+
+
+@pytest.mark.parametrize(
+    ("agent", "subject"),
+    [
+        ("hello", "hello"),
+        ("command:python3 agents/introduce.py", "introduce"),
+        ("forks:.venv/bin/python3.12 -m my_program --fast", "my_program"),
+        ("forks:.mini/bin/mini -c ${PROJECT}/mini.yaml -t ${example.task}", "mini"),
+        ("resident:node agents/resident.mjs", "resident"),
+        ("command:sh -c 'my-program --task \"$0\"' ${example.task}", "my-program"),
+        ("command:program/node_modules/.bin/codex exec --skip-git-repo-check", "codex"),
+        ("command:sh", "sh"),
+    ],
+)
+def test_an_evaluation_of_a_program_is_named_by_the_program(agent: str, subject: str) -> None:
+    target = EvalTarget.find(small_recipe(agent=agent), None, None, "base")
+    assert re.fullmatch(rf"evaluations/{subject}-base-[0-9a-f]{{8}}", target.run)
 
 
 def test_a_model_of_litellm_answers_as_the_policy(

@@ -254,6 +254,20 @@ def test_a_fetched_model_is_a_base_by_its_name(
     assert served.output.startswith("export OPENAI_BASE_URL="), served.output
 
 
+def test_only_a_new_file_is_said_to_be_dequantised(
+    gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, copy = tmp_path / "first.gguf", tmp_path / "copy.gguf"
+    for file in (first, copy):
+        file.write_bytes(gguf)
+    made = bases.base_folder(str(first))
+    assert caplog.messages == [f"dequantising {first}, which may take a minute"]
+    caplog.clear()
+    assert bases.base_folder(str(copy)) == made
+    assert caplog.messages == []
+
+
 def test_a_second_fetch_asks_nobody_and_says_the_base_again(prepared: Fetching) -> None:
     first = prepared.fetch()
     written = (prepared.models / "tiny.gguf").stat().st_mtime_ns

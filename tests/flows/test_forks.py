@@ -14,7 +14,7 @@ from flows.runtime.forks import fork_run, replay_run
 from flows.train import train
 from tasks.doors.here import HeldBatch
 from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics, spent_seconds
+from tasks.recording.step_log import read_metrics
 from tasks.reports.facts import describe_origin
 from tasks.rollouts import Play, RolloutHost
 from tasks.storage.manifest import lineage
@@ -149,7 +149,7 @@ def test_a_fork_s_closing_lines_say_what_it_trained_and_what_its_parent_had(
 ) -> None:
     changed = ["--set", "optimizer.learning_rate=0.02", "--set", "evaluation.every=2"]
     said = CliRunner().invoke(
-        app, ["fork", "parent", "--at", "2", "--as", "lines", *changed], catch_exceptions=False
+        app, ["fork", "parent", "--at", "2", "--run", "lines", *changed], catch_exceptions=False
     )
     _, _, lines = said.stdout.partition("trained ")
     since, *changes = (line.strip() for line in lines.splitlines()[:3])
@@ -157,9 +157,6 @@ def test_a_fork_s_closing_lines_say_what_it_trained_and_what_its_parent_had(
     after = score_of(folder_of("lines"), 3)
     assert since == f"1 step since parent@2: held-out reward {before:.2f} → {after:.2f}"
     assert sorted(changes) == ["evaluation.every: 0 → 2", "optimizer.learning_rate: 0.005 → 0.02"]
-    own = spent_seconds(read_metrics(folder_of("lines").metrics)[2:])
-    assert f"time    {own:.0f} s of sampling and training since its start, " in lines
-    assert lines.partition("its start, ")[2].splitlines()[0].endswith(" s in this command")
 
 
 def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
@@ -174,7 +171,7 @@ def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
 
 
 def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:
-    with pytest.raises(RunError, match="give another --as"):
+    with pytest.raises(RunError, match="give another --run"):
         fork(parent, "parent", 1)
 
 

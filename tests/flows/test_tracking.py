@@ -39,6 +39,6 @@ def test_a_training_without_a_key_is_kept_offline_whole(
     assert config(folder)["rollouts.group_size"] == 2
     [saved] = artifacts(folder)
     assert (saved.name, sorted(saved.aliases)) == ("tracked", ["latest", "step-1"])
-    last_line = _closing_lines(summary, run, 1.0).splitlines()[-1]
+    last_line = _closing_lines(summary, run, "1 s").splitlines()[-1]
     assert last_line == f"W&B     wandb sync {folder}"
     assert [*find_damage(run)] == []

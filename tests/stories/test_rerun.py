@@ -154,7 +154,7 @@ def test_told_to_resume_it_asks_nothing_and_refuses_another_recipe(ratchet: Ratc
 
 
 def test_told_to_delete_it_starts_afresh(ratchet: Ratchet, resumed: Path) -> None:
-    assert ratchet("fork", "one", "--at", "1", "--as", "kept").code == 0
+    assert ratchet("fork", "one", "--at", "1", "--run", "kept").code == 0
     assert len(metrics(resumed, "kept")) == 2
     train = ("train", "faulty", "--run", "kept", "--steps", "1", "--if-exists", "delete")
     assert ratchet(*train).code == 0
@@ -164,7 +164,7 @@ def test_told_to_delete_it_starts_afresh(ratchet: Ratchet, resumed: Path) -> Non
 
 
 def test_a_replay_reports_its_drift_and_is_resumed_as_a_replay(ratchet: Ratchet) -> None:
-    said = ratchet("replay", "one", "--as", "centred", "--set", "algorithm.advantage=centred")
+    said = ratchet("replay", "one", "--run", "centred", "--set", "algorithm.advantage=centred")
     assert said.code == 0, said.stderr
     assert "\nKL      " in said.stdout
     assert "from the weights that sampled" in ratchet("resume", "centred").stdout

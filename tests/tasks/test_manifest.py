@@ -87,7 +87,7 @@ def test_the_newest_run_of_an_agent_is_found() -> None:
     for name in ("b", "a"):
         make_run(name)
     assert latest_run("hello", {}).name == "a"
-    with pytest.raises(RunError, match="no run of the agent 'arithmetic'; train"):
+    with pytest.raises(RunError, match="no run of the agent 'arithmetic'; evaluate"):
         latest_run("arithmetic", {})
 
 
@@ -97,7 +97,7 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     make_run("three")
     assert latest_run("hello", {"teller": "policy", "judge": "openai/gpt-4o-mini"}).name == "one"
     assert latest_run("hello", {"teller": "policy:teller", "judge": "openai/o"}).name == "two"
-    with pytest.raises(RunError, match="no run of the agent 'hello' with the roles teller; train"):
+    with pytest.raises(RunError, match="the agent 'hello' with the roles teller; evaluate"):
         latest_run("hello", {"teller": "policy"})
 
 
@@ -140,7 +140,7 @@ def test_the_newest_run_may_be_beside_runs_of_another_format(root: Path) -> None
     foreign.write_text("{}")
     assert latest_run("hello", {}).name == "new"
     folder_of("new").delete()
-    with pytest.raises(RunError, match="no run of the agent 'hello'; train one first"):
+    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
         latest_run("hello", {})
 
 

@@ -1,14 +1,17 @@
 """The table of `ratchet runs`: what each run has become, on a line that fits the terminal."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.calls import POLICY
 from adapters.process.terminal import hanging
+from flows.cli.commands import app
 from tasks.checkpoints import Ledger
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.step_log import record_metrics
@@ -115,6 +118,38 @@ def test_dollars_have_a_column_if_a_price_is_known_and_minutes_none_if_steps_ove
     names, lagging, priced = (line.split() for line in runs_table(100).splitlines())
     assert dict(zip(names, priced, strict=True))["USD"] == "0.75"
     assert dict(zip(names, lagging, strict=True))["min"] == "-"
+
+
+def test_a_table_that_goes_to_no_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "a-run-with-a-name-that-is-long" * 5
+    make_run(name, steps=1, done=1)
+    assert name in CliRunner().invoke(app, ["runs"]).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    assert name not in CliRunner().invoke(app, ["runs"]).stdout
+
+
+def test_runs_are_listed_for_programs(runs: Path) -> None:
+    evaluate(make_run("a", steps=4, done=2), 2, 1.0, 0.0)
+    (runs / "b").mkdir()
+    (runs / "b" / "manifest.json").write_text("{}")
+    one, other = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
+    assert one == {
+        "run": "a",
+        "state": "stopped",
+        "trouble": "",
+        "agent": "hello",
+        "done": 2,
+        "steps": 4,
+        "measure": "reward",
+        "held_out": {"2": 0.5},
+        "parent": None,
+        "tokens": 1500,
+        "seconds": 60.0,
+        "usd": None,
+    }
+    assert (other["run"], other["state"]) == ("b", "unreadable")
+    assert other["trouble"]
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -56,6 +56,25 @@ class RunRow:
             None if of.cost is None else f"{of.cost:.2f}",
         ]
 
+    def record(self) -> dict[str, Json]:
+        """Return the run for programs: numbers as they are, null where nothing is known."""
+        named: dict[str, Json] = {"run": self.name, "state": self.state, "trouble": self.trouble}
+        if self.trouble:
+            return named
+        of = self.facts
+        return {
+            **named,
+            "agent": of.agent,
+            "done": of.done,
+            "steps": of.steps,
+            "measure": of.held_out.measure,
+            "held_out": {str(step): value for step, value in of.held_out.by_step.items()},
+            "parent": of.parent or None,
+            "tokens": of.tokens[-1],
+            "seconds": None if of.keys.get("rollouts.lag") else of.seconds,
+            "usd": of.cost,
+        }
+
     def explanation(self) -> str:
         """Say what stands below the table: why the run cannot be read, or its last error, whole,
         and where the places of its rollouts are kept."""

@@ -227,7 +227,7 @@ def test_rollouts_that_are_cut_off_end_what_they_began(
 
 def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
     messages = [span["error_message"] for span in played(exits) if span["kind"] == "error"]
-    assert messages == ["the agent raised SystemExit(3)"]
+    assert messages == ["the agent raised SystemExit: 3"]
 
 
 def test_a_rollout_that_failed_is_played_again_with_other_tokens(played: Any) -> None:

@@ -160,7 +160,7 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         f"?{line}",
         f"{'x' * kept}{CUT}{'x' * (kept - len(f'end.{line}'))}end.{line}",
         f"none (1 sub-exception){line}",
-        "the agent raised SystemExit()",
+        "the agent raised SystemExit",
         f"TimeoutError without a message{out_of_a_thread}",
         f"<exception str() failed>{line}",
     ]

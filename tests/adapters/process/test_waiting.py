@@ -10,6 +10,7 @@ from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import tinker
 from tinker.types import RequestErrorCategory
@@ -234,3 +235,16 @@ def test_an_error_of_the_sdk_is_translated_by_its_cause() -> None:
     assert isinstance(translate_error(poisoned, "it"), ServiceRefused)
     ours = ValueError("No data provided")
     assert translate_error(ours, "it") is ours
+
+
+def test_a_key_that_a_service_does_not_know_is_a_sentence_with_what_to_do() -> None:
+    answer = httpx.Response(401, request=httpx.Request("POST", "http://127.0.0.1/api"))
+    unknown = tinker.AuthenticationError("no", response=answer, body={"detail": "Invalid API key"})
+    said = translate_error(unknown, "a new session")
+    assert isinstance(said, ServiceRefused)
+    assert f"{said}" == (
+        "the Tinker service refuses a new session: Invalid API key (401); set TINKER_API_KEY to a "
+        "key of this service, or unset it to run on the engine here"
+    )
+    expired = translate_error(tinker.TinkerError("The key has expired."), "a new session")
+    assert f"{expired}" == "the Tinker service refuses a new session: The key has expired."

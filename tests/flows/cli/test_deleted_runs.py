@@ -224,7 +224,7 @@ def test_a_stage_is_not_trained_anew_unasked_since_its_run_is_gone(
     ("line", "said"),
     [
         ("st.yaml --set stages.texts.recipe.seed=7", "differs in seed: 0 → 7; .* --from texts"),
-        ("played.yaml", "differs in evaluate.agent: None → 'hello', evaluate"),
+        ("played.yaml", "differs in evaluate.agent: null → 'hello', evaluate"),
     ],
 )
 def test_another_recipe_of_a_stage_whose_run_is_gone_is_refused(

@@ -80,7 +80,7 @@ def test_a_command_that_reads_runs_shows_their_words_as_text(
 
 def test_an_error_has_no_line_that_looks_like_a_command_s_own(hostile: RunFolder) -> None:
     listed = CliRunner().invoke(app, ["runs"]).output
-    for said in (listed, _closing_lines(summary(), hostile, 1.0), tried(hostile)):
+    for said in (listed, _closing_lines(summary(), hostile, "1 s"), tried(hostile)):
         assert "evil" in said
         assert not re.search(r"^serve +evil", said, re.M)
 
@@ -113,7 +113,7 @@ def tried(run: RunFolder) -> str:
 
 
 RENDERED = {
-    "train and resume": lambda run: _closing_lines(summary(), run, 1.0),
+    "train and resume": lambda run: _closing_lines(summary(), run, "1 s"),
     "evaluate": lambda run: scores(),
     "watch": watched,
     "compare": lambda run: _shown(HOSTILE),

@@ -276,6 +276,6 @@ def test_a_model_of_litellm_is_compared_by_its_reward_and_its_tokens(
 def test_a_fork_may_be_named_by_its_checkpoint(named: str) -> None:
     refused = CliRunner().invoke(app, ["fork", "one"])
     assert "--at is missing" in str(refused.exception)
-    refused = CliRunner().invoke(app, ["fork", named, "--as", "one", "--set", "steps=3"])
+    refused = CliRunner().invoke(app, ["fork", named, "--run", "one", "--set", "steps=3"])
     assert "the run" in str(refused.exception)
     assert "one exists" in str(refused.exception)

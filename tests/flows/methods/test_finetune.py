@@ -353,11 +353,11 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     folder_of("by-command").metrics.unlink()
     assert "held-out loss" in call("resume", "by-command")
     assert "1 step since by-command@2: held-out loss" in call(
-        "fork", "by-command", "--at", "best", "--as", "forked", "--set", "steps=3"
+        "fork", "by-command", "--at", "best", "--run", "forked", "--set", "steps=3"
     )
     ratchet = [sys.executable, "-m", "flows.cli.main"]
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "no rollouts: `ratchet fork forked --at 0 --set KEY=VALUE` trains them" in refused.stderr
-    call("fork", "forked", "--at", "0", "--as", "anew", "--set", "loss=dft", "--set", "steps=1")
+    call("fork", "forked", "--at", "0", "--run", "anew", "--set", "loss=dft", "--set", "steps=1")
     assert folder_of("anew").texts.samefile(folder_of("by-command").texts)

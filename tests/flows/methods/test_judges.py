@@ -279,7 +279,7 @@ def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
     other = replayed("other-examiner", EXAMINED.roles | {"examiner": FIRST["judge"]})
     assert [is_written(one.evaluation("00000")) for one in (same, other)] == [True, False]
     assert is_written(other.spans("judge-00000.0")), "the judge of training is the same"
-    with pytest.raises(RunError, match=r"roles.other: None → 'a/b': nothing is sampled"):
+    with pytest.raises(RunError, match=r"roles.other: null → 'a/b': nothing is sampled"):
         replayed("other-role", EXAMINED.roles | {"other": "a/b"})
 
 
