@@ -163,27 +163,25 @@ def sql(
 
 @app.command()
 def find(
-    text: Annotated[
-        str,
-        typer.Argument(help="Words of a question, an answer or an example."),
-    ] = "",
+    text: Annotated[str, typer.Argument(help="Words of a question, an answer or an example.")] = "",
     run: Annotated[
         list[str] | None,
         typer.Option(help="A run to read; repeat it for several, omit it for all."),
     ] = None,
     error: Annotated[str, typer.Option(help="Words of the error of a rollout.")] = "",
     tool: Annotated[str, typer.Option(help="Name of a tool that was called.")] = "",
-    least: Annotated[float | None, typer.Option(help="Least reward.")] = None,
-    most: Annotated[float | None, typer.Option(help="Greatest reward.")] = None,
+    reward: Annotated[
+        str, typer.Option(help="A reward, or a range of rewards: 0.2..0.8, ..0 or 1.. .")
+    ] = "",
     first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
 ) -> None:
     """Find rollouts by what was said, by reward, error or tool, and show what was said in them."""
-    from tasks.recording.finding import Sought, describe_found
+    from tasks.recording.finding import Sought, describe_found, read_range
     from tasks.storage.manifest import readable_runs
 
-    sought = Sought(text, error, tool, least, most)
+    sought = Sought(text, error, tool, *read_range(reward))
     if sought == Sought():
-        raise UserError("nothing is sought: give a text, --error, --tool, --least or --most")
+        raise UserError("nothing is sought: give a text, --error, --tool or --reward")
     found = describe_found(_named(run) or readable_runs(), sought, first)
     if not found:
         raise UserError("no rollout is so; seek less, or in other runs (`ratchet runs`)")

@@ -11,6 +11,11 @@ from tasks.storage.files import check_absent
 
 app = typer.Typer()
 
+PushTo = Annotated[
+    str | None,
+    typer.Option("--push", help="hub:OWNER/NAME: push the folder to this model of the hub."),
+]
+
 
 @app.command()
 def serve(
@@ -44,9 +49,6 @@ def export(
         str, typer.Argument(help="RUN, RUN@STEP, RUN:POLICY@STEP or a promoted name.")
     ],
     out: Annotated[Path, typer.Option(help="The new folder; nothing is written over.")],
-    policy: Annotated[
-        str | None, typer.Option(help="Which policy, if several are trained; as in RUN:POLICY.")
-    ] = None,
     format_: Annotated[
         Literal["peft", "merged"],
         typer.Option("--format", help="An adapter of PEFT's, or the base with it merged in."),
@@ -63,10 +65,7 @@ def export(
             "the engine of this machine, else 0.1.",
         ),
     ] = None,
-    push_to: Annotated[
-        str | None,
-        typer.Option("--push", help="hub:OWNER/NAME: push the folder to this model of the hub."),
-    ] = None,
+    push_to: PushTo = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
     from adapters.project.publishing import check_push, push
@@ -74,8 +73,7 @@ def export(
 
     check_absent(out)
     model = None if push_to is None else check_push(push_to)
-    run, at, step = checkpoint.partition("@")
-    weights = find_weights(checkpoint if policy is None else f"{run}:{policy}{at}{step}")
+    weights = find_weights(checkpoint)
     from flows.export import ExportForm
     from flows.export import export as write
 
@@ -85,8 +83,9 @@ def export(
         "checked": [str(exported.parity)],
         "note": exported.notes(),
         "serve": [f"ratchet serve {out}"],
-        "pushed": [] if model is None else [push(out, model, f"Add {exported.name}")],
     }
     for label, said in lines.items():
         for line in said:
             say(f"{label:8}{line}")
+    if model is not None:
+        say(f"pushed  {push(out, model, f'Add {exported.name}')}")

@@ -38,7 +38,7 @@ from tasks.recording.scores import is_scored
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking
-from tasks.storage.files import check_output
+from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
     REPLAY,
@@ -218,7 +218,7 @@ def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
         return is_written(run.measure(steps))
     first = steps if parent is not None and parent["how"] == REPLAY else 0
     due = (step for step in range(first, steps + 1) if recipe.evaluation.due(step, steps))
-    return all(is_written(run.evaluation(f"{step:05d}")) for step in due)
+    return all(is_scored(run.evaluation(f"{step:05d}")) for step in due)
 
 
 def refuse_left_out(run: str, names: Collection[str]) -> None:

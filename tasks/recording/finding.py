@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adapters.errors import counted
+from adapters.errors import UserError, counted
 from adapters.process.terminal import hanging
 from tasks.recording.views import SPAN_VIEWS, open_views
 from tasks.storage.run_folder import RunFolder
@@ -12,7 +12,7 @@ from tasks.storage.tables import query_beside
 
 QUERY = query_beside(__file__)
 
-LONGEST_WORDS = 400
+LONGEST_SHOWN = 400
 """Letters of a question or an answer that are shown, around what is sought if it is there."""
 
 
@@ -29,6 +29,18 @@ class Sought:
     tool: str = ""
     least: float | None = None
     most: float | None = None
+
+
+def read_range(text: str) -> tuple[float | None, float | None]:
+    """Read the least and the greatest reward of `0.2..0.8`, `..0`, `1..`, a number, or nothing."""
+    least, dots, most = text.partition("..")
+    try:
+        bounds = [float(bound) if bound else None for bound in (least, most if dots else least)]
+    except ValueError as error:
+        raise UserError(
+            f"{text!r} is no reward and no range of rewards; give one such as 0.2..0.8, ..0 or 1"
+        ) from error
+    return bounds[0], bounds[1]
 
 
 def describe_found(runs: Sequence[RunFolder], sought: Sought, first: int) -> str:
@@ -52,9 +64,9 @@ def _lines(row: Mapping[str, Any], text: str) -> Iterator[str]:
 
 def _around(words: str, text: str) -> str:
     """Return the words around a text, or if they lack it their beginning."""
-    if len(words) <= LONGEST_WORDS:
+    if len(words) <= LONGEST_SHOWN:
         return words
     at = max(words.lower().find(text.lower()), 0)
-    start = max(0, min(at - LONGEST_WORDS // 2, len(words) - LONGEST_WORDS))
-    cut = words[start : start + LONGEST_WORDS]
-    return f"{'… ' if start else ''}{cut}{' …' if start + LONGEST_WORDS < len(words) else ''}"
+    start = max(0, min(at - LONGEST_SHOWN // 2, len(words) - LONGEST_SHOWN))
+    cut = words[start : start + LONGEST_SHOWN]
+    return f"{'… ' if start else ''}{cut}{' …' if start + LONGEST_SHOWN < len(words) else ''}"

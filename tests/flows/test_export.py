@@ -201,7 +201,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
         return str(caught.value)
 
     assert "is a base model, which is not trained; give RUN@STEP" in refused("local/tiny-chat")
-    assert "trains no policy fox; it trains policy" in refused("whole@1", "--policy", "fox")
+    assert "trains no policy fox; it trains policy" in refused("whole:fox@1")
     assert "has no checkpoint 7" in refused("whole@7")
     assert "an adapter is float32; leave out --dtype" in refused("whole", "--dtype", "bfloat16")
     monkeypatch.setattr(flows.export, "find_spec", lambda name: None)

@@ -53,10 +53,11 @@ def names(shown: str) -> list[str]:
         (["--tool", "search"], ["hello 1"]),
         (["--error", "too late"], ["hello 2"]),
         (["--error", "timeouterror"], ["hello 2"]),
-        (["--least", "1"], ["hello 0"]),
-        (["--most", "0.25"], ["hello 1", "other 0"]),
-        (["--most", "0.25", "--run", "other"], ["other 0"]),
-        (["needle", "--most", "1"], ["other 0"]),
+        (["--reward", "1"], ["hello 0"]),
+        (["--reward", "0.25.."], ["hello 0", "hello 1"]),
+        (["--reward", "..0.25"], ["hello 1", "other 0"]),
+        (["--reward", "0..0.25", "--run", "other"], ["other 0"]),
+        (["needle", "--reward", "..1"], ["other 0"]),
     ],
 )
 def test_each_mark_finds_the_rollouts_that_have_it(words: list[str], found: list[str]) -> None:
@@ -79,11 +80,18 @@ def test_a_long_text_is_shown_around_the_words_that_are_sought() -> None:
 
 
 def test_those_that_are_not_shown_are_counted() -> None:
-    assert find("--most", "1", "--first", "1").endswith("2 more rollouts; --first 3 shows all\n")
+    assert find("--reward", "..1", "--first", "1").endswith(
+        "2 more rollouts; --first 3 shows all\n"
+    )
 
 
-@pytest.mark.parametrize("words", [[], ["nobody said this"], ["a", "--run", "nowhere"]])
+@pytest.mark.parametrize(
+    "words", [[], ["nobody said this"], ["a", "--run", "nowhere"], ["--reward", "low"]]
+)
 def test_what_finds_nothing_is_refused_with_a_remedy(words: list[str]) -> None:
     result = CliRunner().invoke(app, ["find", *words])
     said = str(result.exception)
-    assert any(told in said for told in ("give a text", "seek less", "`ratchet runs` lists"))
+    assert any(
+        told in said
+        for told in ("give a text", "seek less", "`ratchet runs` lists", "give one such as")
+    )
