@@ -152,7 +152,13 @@ def _is_served(weight: torch.Tensor) -> bool:
         and weight.dtype in ROUNDING
         and platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
+        and (weight.dtype != torch.bfloat16 or has_bfloat16())
     )
+
+
+def has_bfloat16() -> bool:
+    """Return whether oneDNN computes in bfloat16 here, for which a CPU needs AVX-512 or like."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @torch.no_grad()

@@ -112,7 +112,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("of", "said"),
     [
-        (["finetun"], "no flow or section 'finetun'; the flows are finetune, prefer, stages, swe"),
+        (["finetun"], "there is no flow or section 'finetun'; the flows are "),
         (["finetun"], "did you mean 'finetune'?"),
         (["optimiser"], "did you mean 'optimizer'?"),
         (["finetun", "batch"], "no recipe is for a flow 'finetun'"),

@@ -319,7 +319,7 @@ def test_a_reward_that_does_not_fit_fails_its_rollout(
             "says_nothing",
             "tests.adapters.door.test_roles:says_nothing returned 3; a text or an assistant's",
         ),
-        ("leaves", "SystemExit(3)"),
+        ("leaves", "SystemExit: 3"),
     ],
 )
 def test_a_function_that_fails_is_not_asked_again_by_the_client(

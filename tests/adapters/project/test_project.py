@@ -46,7 +46,10 @@ def test_an_agent_of_the_working_folder_comes_before_an_example(project: Path) -
     assert reward("hello") == reward("hello:play") == 0.25
 
 
-def test_a_module_that_can_be_imported_comes_before_an_example(project: Path) -> None:
+def test_a_module_that_can_be_imported_comes_before_an_example(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "hello", raising=False)
     (project / "hello.py").write_text(PAYS.format(0.5))
     assert reward("hello:play") == 0.5
     assert load_agent_file("hello").__file__ == str(EXAMPLES / "agents" / "hello.py")
