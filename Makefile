@@ -47,7 +47,7 @@ $(MINI_SWE_READY): agents/mini_swe/requirements.txt
 	touch $@
 
 mini-swe: $(READY) $(MINI_SWE_READY) ## train the model of mini-swe-agent, which it installs, by two stages (needs bubblewrap)
-	@bwrap --version || (echo "bubblewrap is missing: install the package of that name" >&2; exit 1)
+	@bwrap --unshare-all --ro-bind / / true || (echo "bubblewrap is missing, or may make no cage here: install the package of that name, as root or where users may have namespaces" >&2; exit 1)
 	$(BIN)/ratchet fetch smollm2-135m
 	$(BIN)/ratchet train errands-stages
 
