@@ -209,7 +209,8 @@ def test_a_game_in_which_only_others_were_answered_is_no_result(runs: Path) -> N
 def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_was_answered(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = evaluate(mended(), model="base")
+    recipe = mended(evaluation={"examples": 4, "greedy": False})
+    sound = evaluate(recipe, model="base")
     scores, folder = sound.scores, RunFolder(sound.file.parents[1])
     folder.delete()
     append, ends = Journal.append, []
@@ -220,14 +221,14 @@ def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_
             raise CutOff
         await append(journal, span)
 
-    (runs / "broken").write_text("test-0 greedy-0")
+    (runs / "broken").write_text("test-0")
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", cut_off)
         with pytest.raises(CutOff):
-            evaluate(mended(), model="base")
+            evaluate(recipe, model="base")
     assert sum(ends) >= 3
     (runs / "broken").unlink()
-    assert evaluate(mended(), model="base").scores == scores
+    assert evaluate(recipe, model="base").scores == scores
 
 
 def test_an_evaluation_that_nobody_answered_is_played_when_its_run_goes_on(runs: Path) -> None:
