@@ -259,6 +259,10 @@ class Completion:
     tokenizer_sha: str = ""
     request_sha: str = ""
     """The digest of all that can change the answer (`adapters.door.role_calls.request_sha`)."""
+    cached_tokens: int = 0
+    """Tokens of the prompt whose keys and values the service had in memory."""
+    cut_tokens: int = 0
+    """Tokens that were sampled after the answer's end, and are not in it."""
     recalled: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
@@ -282,6 +286,8 @@ class Begun:
     policy_version: str
     seed: int
     started: datetime
+    prompt_tokens: int
+    max_tokens: int
 
 
 class Refused(Exception):

@@ -179,7 +179,7 @@ class PolicyUpdater:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
                 (term,) = self.recorded.methods.at(step).terms(step)
                 datums = to_datums(batch, term.loss, term.settings)
-                self._live.accumulate(Pass(datums, term.service_loss()))
+                self._live.accumulate(step, Pass(datums, term.service_loss()))
 
     def plan(self, planned: "PlannedUpdate") -> None:
         """Have an update submitted before the one before it has its result."""

@@ -65,8 +65,19 @@ class PolicyBackend:
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, seed, len(prompt.token_ids))
         self.chat.tell_of_noise(len(prompt.token_ids))
-        memory.begin(Begun(call, sha, self.policy.version, seed, started))
-        sequence = await _sample(self.policy, prompt, params)
+        memory.begin(
+            Begun(
+                id=call,
+                request_sha=sha,
+                policy_version=self.policy.version,
+                seed=seed,
+                started=started,
+                prompt_tokens=len(prompt.token_ids),
+                max_tokens=params.max_tokens or 0,
+            )
+        )
+        response = await _sample(self.policy, prompt, params)
+        sequence = response.sequences[0]
         sampled = _cut_at_stop(sequence, request.stop, self.chat)
         message = _parse_message(sampled, request, call, self.chat, prompt.token_ids)
         return Completion(
@@ -89,6 +100,8 @@ class PolicyBackend:
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
+            cached_tokens=response.prompt_cache_hit_tokens,
+            cut_tokens=len(sequence.tokens) - len(sampled.token_ids),
         )
 
     def _sampling_params(self, request: Request, seed: int, prompt_tokens: int) -> SamplingParams:
@@ -121,12 +134,11 @@ def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
     return [*request.stop, *(chat.text([token]) for token in chat.stop_tokens)]
 
 
-async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampledSequence:
+async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampleResponse:
     try:
-        response = await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
+        return await policy.sampler.sample(ModelInput.from_ints(prompt.token_ids), 1, params)
     except (tinker.TinkerError, UserError, ValueError, ConnectionError, TimeoutError) as error:
         raise _refusal(error) from error
-    return response.sequences[0]
 
 
 def _refusal(error: Exception) -> Refused:

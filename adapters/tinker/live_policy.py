@@ -18,6 +18,7 @@ from tinker.types import (
     SaveWeightsResponse,
 )
 
+from adapters.tinker.metering import Work
 from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
@@ -83,11 +84,19 @@ class UpdateRequest:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """A submitted pass, and the meter's name for it."""
+
+    output: APIFuture[ForwardBackwardOutput]
+    metered: str
+
+
+@dataclass(frozen=True)
 class SubmittedUpdate:
     """Forward-backward passes and optimizer steps that were submitted."""
 
     step: int
-    outputs: list[APIFuture[ForwardBackwardOutput]]
+    outputs: list[_Asked]
     optimizer: list[APIFuture[OptimStepResponse]]
 
 
@@ -111,22 +120,29 @@ class LivePolicy:
     unknown, so a client that failed is dropped.
     """
 
-    def __init__(self, service: Service, client: TrainingClient) -> None:
+    def __init__(self, service: Service, client: TrainingClient, task: str = "updates") -> None:
         self._service = service
         self._client = client
-        self._outputs: list[APIFuture[ForwardBackwardOutput]] = []
+        self._task = task
+        """Folder of the policy's updates, for whose files the meter counts."""
+        self._outputs: list[_Asked] = []
         """Passes that no optimizer step has followed."""
 
-    def accumulate(self, asked: Pass) -> None:
+    def accumulate(self, step: int, asked: Pass) -> None:
         """Submit a forward-backward pass, whose gradient is added to those of the passes before.
 
         A loss with a derivative waits for a forward pass first or, beside another pass, for that.
         """
         datums, loss = asked.datums, asked.loss
         if loss.derivative is not None:
-            datums = self._weigh(asked, loss.derivative)
+            datums = self._weigh(step, asked, loss.derivative)
+        metered = self._meter(step, datums)
         submitted = self._client.forward_backward(list(datums), loss.name, dict(loss.settings))
-        self._outputs.append(submitted)
+        self._outputs.append(_Asked(submitted, metered))
+
+    def _meter(self, step: int, datums: Sequence[Datum]) -> str:
+        trained = sum(datum.model_input.length for datum in datums)
+        return self._service.meter.asked(f"{self._task}/{step:05d}", Work(trained=trained))
 
     def submit(self, step: int, request: UpdateRequest) -> SubmittedUpdate:
         """Submit what is left of a step's passes, and the optimizer's steps.
@@ -137,7 +153,7 @@ class LivePolicy:
         assert begun <= len(request.passes), "more passes were submitted than the step has"
         for passes in request.optimizer_steps:
             for asked in passes[begun:]:
-                self.accumulate(asked)
+                self.accumulate(step, asked)
             begun = max(begun - len(passes), 0)
             taken.append(self._client.optim_step(request.optimizer))
         outputs, self._outputs = self._outputs, []
@@ -158,24 +174,27 @@ class LivePolicy:
         taken = (stepped[0].metrics or {}).get(STEPS_TAKEN) if stepped else None
         return UpdateResult(logprobs, None if taken is None else int(taken))
 
-    def _logprobs_of(
-        self, outputs: Sequence[APIFuture[ForwardBackwardOutput]], of: str
-    ) -> list[list[np.ndarray]]:
+    def _logprobs_of(self, passes: Sequence[_Asked], of: str) -> list[list[np.ndarray]]:
         """Wait for forward-backward passes; return the log-probabilities of the datums of each."""
-        wait = self._service.result
-        passes = [wait(output, f"forward_backward of {of}") for output in outputs]
-        return [[datum["logprobs"].to_numpy() for datum in made.loss_fn_outputs] for made in passes]
+        return [self._wait(asked, f"forward_backward of {of}") for asked in passes]
+
+    def _wait(self, asked: _Asked, what: str) -> list[np.ndarray]:
+        outputs = self._service.result(asked.output, what).loss_fn_outputs
+        self._service.meter.answered(asked.metered)
+        return [output["logprobs"].to_numpy() for output in outputs]
 
     def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""
-        return self._forward([datum], loss, f"forward of step {step}")[0]
+        return self._forward(step, [datum], loss, f"forward of step {step}")[0]
 
-    def _weigh(self, asked: Pass, derivative: Derivative) -> list[Datum]:
+    def _weigh(self, step: int, asked: Pass, derivative: Derivative) -> list[Datum]:
         datums = asked.datums
         if asked.beside:
             (logprobs,) = self._logprobs_of(self._outputs[-1:], "the loss that a term is beside")
         else:
-            logprobs = self._forward(datums, asked.loss, "the forward pass of a loss by weights")
+            logprobs = self._forward(
+                step, datums, asked.loss, "the forward pass of a loss by weights"
+            )
         inputs = [
             {name: given.to_numpy() for name, given in datum.loss_fn_inputs.items()}
             for datum in datums
@@ -187,12 +206,14 @@ class LivePolicy:
             weighted.append(_weighted(datum, TensorData.from_numpy(weights)))
         return weighted
 
-    def _forward(self, datums: Sequence[Datum], loss: ServiceLoss, what: str) -> list[np.ndarray]:
+    def _forward(
+        self, step: int, datums: Sequence[Datum], loss: ServiceLoss, what: str
+    ) -> list[np.ndarray]:
         if loss.derivative is not None:
             datums = [_weighted(datum, datum.loss_fn_inputs["weights"]) for datum in datums]
+        metered = self._meter(step, datums)
         forward = self._client.forward(list(datums), loss.name, dict(loss.settings))
-        outputs = self._service.result(forward, what).loss_fn_outputs
-        return [output["logprobs"].to_numpy() for output in outputs]
+        return self._wait(_Asked(forward, metered), what)
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
         """Submit saves. Requests are served in order, so the saves hold every update before."""

@@ -6,7 +6,7 @@ Its faults are translated into errors that say what was asked.
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -32,10 +32,13 @@ from adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
+from adapters.tinker.metering import RUN_KEY, Meter, Unmetered, Work, current_task
 
 CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
 """Time for the SDK to notice that nobody answers."""
+
+UNMETERED = Unmetered()
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
@@ -204,15 +207,36 @@ class PatientSampler:
 
         All sequences are submitted at once, and the service computes them in parallel.
         """
-        submitted = [
-            self.client.compute_logprobs(tinker.ModelInput.from_ints([*tokens]), count)
-            for tokens, count in zip(sequences, last, strict=True)
+        options = [
+            {"include_prompt_logprobs": True, "prompt_logprobs_last_n": count} for count in last
         ]
-        scored = [self._service.result(future, "log-probabilities") for future in submitted]
+        answers = self._score("log-probabilities", sequences, options)
+        found = [answer.prompt_logprobs_np for answer in answers]
+        if any(scores is None for scores in found):
+            raise ServiceRefused(
+                "the Tinker service gives no log-probabilities of a prompt, by which a reference, "
+                "a teacher or a held-out text is scored; use another service, or leave these out"
+            )
         return [
-            np.array(values[-count:], np.float32)
-            for values, count in zip(scored, last, strict=True)
+            np.array(scores[-count:], np.float32)
+            for scores, count in zip(found, last, strict=True)
+            if scores is not None
         ]
+
+    def _score(
+        self, what: str, sequences: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
+    ) -> list[tinker.SampleResponse]:
+        """Have the service read each sequence, all at once; count what it reads and samples."""
+        meter, once = self._service.meter, tinker.SamplingParams(max_tokens=1)
+        work = Work(prefill=sum(map(len, sequences)), sampled=len(sequences))
+        asked = meter.asked(current_task(), work)
+        submitted = [
+            self.client.sample(tinker.ModelInput.from_ints([*tokens]), 1, once, **given)
+            for tokens, given in zip(sequences, options, strict=True)
+        ]
+        answers = [self._service.result(future, what) for future in submitted]
+        meter.answered(asked, sum(answer.prompt_cache_hit_tokens for answer in answers))
+        return answers
 
     @_asked_again
     def score_likeliest(
@@ -223,21 +247,18 @@ class PatientSampler:
         Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
         has the log-probability -99999. All sequences are submitted at once.
         """
-        once = tinker.SamplingParams(max_tokens=1)
-        submitted = [
-            self.client.sample(
-                tinker.ModelInput.from_ints([*tokens]),
-                1,
-                once,
-                include_prompt_logprobs=True,
-                topk_prompt_logprobs=k,
-                prompt_logprobs_last_n=count,
-            )
-            for tokens, count in zip(sequences, last, strict=True)
+        options = [
+            {
+                "include_prompt_logprobs": True,
+                "topk_prompt_logprobs": k,
+                "prompt_logprobs_last_n": count,
+            }
+            for count in last
         ]
+        answers = self._score("the likeliest tokens", sequences, options)
         found: list[tuple[np.ndarray, np.ndarray]] = []
-        for future, count in zip(submitted, last, strict=True):
-            scored = self._service.result(future, "the likeliest tokens").topk_prompt_logprobs_np
+        for answer, count in zip(answers, last, strict=True):
+            scored = answer.topk_prompt_logprobs_np
             if scored is None:
                 raise ServiceRefused(
                     "the Tinker service gives no likeliest tokens of a prompt, from which a "
@@ -254,19 +275,17 @@ class PatientSampler:
 
         A place may have any tokens; -1 is none, and its log-probability 0.
         """
-        once = tinker.SamplingParams(max_tokens=1)
-        submitted = []
+        options = []
         for tokens, own in zip(sequences, chosen, strict=True):
             asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
             asked[-len(own) :] = own
-            targets = tinker.TensorData.from_numpy(asked)
-            prompt = tinker.ModelInput.from_ints([*tokens])
-            submitted.append(self.client.sample(prompt, 1, once, target_prompt_logprobs=targets))
-        found: list[np.ndarray] = []
-        for future, own in zip(submitted, chosen, strict=True):
-            scored = self._service.result(future, "chosen log-probabilities")
-            found.append(cast(Any, scored.target_prompt_logprobs).to_numpy()[-len(own) :])
-        return found
+            options.append({"target_prompt_logprobs": tinker.TensorData.from_numpy(asked)})
+        return [
+            cast(Any, answer.target_prompt_logprobs).to_numpy()[-len(own) :]
+            for answer, own in zip(
+                self._score("chosen log-probabilities", sequences, options), chosen, strict=True
+            )
+        ]
 
 
 class Lifeline:
@@ -340,12 +359,17 @@ class Service(Lifeline):
     """
 
     def __init__(
-        self, client: tinker.ServiceClient, server: TinkerServer, patience: float = PATIENCE_SECONDS
+        self,
+        client: tinker.ServiceClient,
+        server: TinkerServer,
+        patience: float = PATIENCE_SECONDS,
+        meter: Meter = UNMETERED,
     ) -> None:
         super().__init__(server.died)
         self.client = client
         self.server = server
         self.patience = patience
+        self.meter = meter
 
     def result(self, future: tinker.APIFuture[T], what: str) -> T:
         """Wait for a submitted operation; logs and errors call it `what`."""
@@ -465,7 +489,9 @@ class Service(Lifeline):
 
 
 @contextmanager
-def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[Service]:
+def connect(
+    base_model: str, state: Path, patience: float = PATIENCE_SECONDS, meter: Meter = UNMETERED
+) -> Iterator[Service]:
     """Yield a service that has `base_model`; each answer is awaited for `patience` seconds.
 
     TINKER_BASE_URL names a server. Without it a Tinker key means the hosted service, and no key,
@@ -479,17 +505,23 @@ def connect(base_model: str, state: Path, patience: float = PATIENCE_SECONDS) ->
     else:
         url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
         serving = nullcontext(TinkerServer(url, key, Future(), None))
-    with serving as server, open_session(server, patience) as service:
+    with serving as server, open_session(server, patience, meter) as service:
         yield service
 
 
 @contextmanager
-def open_session(server: TinkerServer, patience: float) -> Iterator[Service]:
-    """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
+def open_session(
+    server: TinkerServer, patience: float, meter: Meter = UNMETERED
+) -> Iterator[Service]:
+    """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out.
+
+    The session's metadata has the id of the meter's run, so that a bill can be told apart by runs.
+    """
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # and what failed
-    client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
-    service = Service(client, server, patience)
+    metadata = {RUN_KEY: meter.run} if meter.run else None
+    client = tinker.ServiceClient(metadata, base_url=server.url, api_key=server.key)
+    service = Service(client, server, patience, meter)
     status: SessionEnd = "errored"
     try:
         yield service

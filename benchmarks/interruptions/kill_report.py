@@ -17,8 +17,11 @@ STOPPING_SECONDS = 5.0
 VICTIMS = ("flow", "engine", "flow and engine", *STOPPED)
 WORKER = "worker"
 """Victim beside the others where batches are played on a cluster; its flow lives on."""
-FORBIDDEN = ("decisions_changed", *REPETITIONS)
-COUNTS = (*FORBIDDEN, "recalled", "lost", "rebuilt")
+TOKEN_COUNTS = ("tokens", "unanswered_tokens", "unexplained_tokens")
+"""Tokens that the service has counted; those of them whose answers a kill has lost; and those that
+the ledger of the run does not explain."""
+FORBIDDEN = ("decisions_changed", *REPETITIONS, TOKEN_COUNTS[-1])
+COUNTS = (*FORBIDDEN, "recalled", "lost", "rebuilt", *TOKEN_COUNTS[:-1])
 
 
 Line = dict[str, Any]

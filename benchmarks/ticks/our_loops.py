@@ -20,12 +20,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 from prefect.logging import disable_run_logger
 from prefect.states import Completed
 from tinker import Datum, TensorData
 from tinker.types import (
     ForwardBackwardOutput,
     OptimStepResponse,
+    SampleResponse,
     SaveWeightsForSamplerResponse,
     SaveWeightsResponse,
 )
@@ -128,7 +130,7 @@ class ServiceClient:
         return Made(self._training)
 
     def create_sampling_client(self, **_: object) -> "Made":
-        return Made(SimpleNamespace(compute_logprobs=score))
+        return Made(SimpleNamespace(sample=score))
 
 
 class Made:
@@ -146,10 +148,10 @@ class Made:
         return future
 
 
-def score(prompt: Any, count: int) -> Made:
+def score(*_: object, prompt_logprobs_last_n: int, **__: object) -> Made:
     """Return the log-probabilities of the last tokens of a prompt."""
-    del prompt
-    return Made([LOGPROB] * count)
+    scored = np.full(prompt_logprobs_last_n, LOGPROB, np.float32)
+    return Made(SampleResponse(sequences=[], prompt_logprobs_np=scored))
 
 
 class PlayedBatch:

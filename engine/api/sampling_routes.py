@@ -84,7 +84,14 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
 
     async def work() -> Response:
         lora = await engine.weights_of(sampler)
-        return protobuf_answer(await answer_scored(engine, scored, lora))
+        result, answer = await answer_scored(engine, scored, lora)
+        engine.usage.add(
+            sampler.session_id,
+            prefill=len(decoded.prompt) - result.cached_tokens,
+            cached=result.cached_tokens + (decoded.num_samples - 1) * len(decoded.prompt),
+            sampled=sum(len(one.tokens) for one in result.sequences),
+        )
+        return protobuf_answer(answer)
 
     numbered = request.sampling_session_id is not None and request.seq_id is not None
     key = (sampler.sampler_id, request.seq_id) if numbered else None
@@ -239,7 +246,7 @@ def _integers(values: list[int] | list[float]) -> np.ndarray:
 
 async def answer_scored(
     engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None
-) -> bytes:
+) -> tuple[SampleResult, bytes]:
     """Sample, look up the requested log-probabilities, and encode the response."""
     request = scored.request
     if scored.needs_table:
@@ -253,7 +260,7 @@ async def answer_scored(
         tables = await _score_sampled(engine, scored, result, lora)
         for sequence, table in zip(message.sequences, tables, strict=True):
             sequence.topk_sampled_logprobs.CopyFrom(wire.encode_table(*table))
-    return message.SerializeToString()
+    return result, message.SerializeToString()
 
 
 def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.ndarray) -> None:

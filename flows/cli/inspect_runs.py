@@ -188,6 +188,26 @@ def find(
     show(found)
 
 
+@app.command()
+def costs(
+    run: Run,
+    bill: Annotated[
+        bool, typer.Option("--bill", help="Ask the service for its own count, and compare.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the tokens that a run has used, by purpose and kind, and their price."""
+    from tasks.spending.statement import describe_costs, read_costs
+
+    folder = folder_of(run)
+    parts = child_runs(folder) or _named([run])
+    statements = [read_costs(part, billed=bill) for part in parts]
+    if as_json:
+        write_json([one.record() for one in statements])
+        return
+    show("\n\n".join(map(describe_costs, statements)))
+
+
 def _named(names: list[str] | None) -> list[RunFolder]:
     """Return the runs of these names; UserError if one is not there."""
     from tasks.storage.manifest import read_manifest

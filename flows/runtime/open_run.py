@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from hashlib import sha256
 from threading import Event
 from typing import Any
 
@@ -33,9 +32,10 @@ from tasks.recovery.retention import Retention
 from tasks.reports.facts import ask_failures, read_facts
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Model
+from tasks.spending.work_log import WorkLog, run_id
 from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written
-from tasks.storage.manifest import bind_run, read_manifest
+from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking, tracker_openers
@@ -148,7 +148,7 @@ def _connect(recipe: RunRecipe, folder: RunFolder) -> Iterator[Service]:
     """Yield the service of a run; its own engine has the weights to which the run is bound."""
     carry_weights(recipe, folder, _make_whole)
     patience = recipe.service.timeout_seconds
-    with connect(recipe.model.base, folder.engine, patience) as service:
+    with connect(recipe.model.base, folder.engine, patience, WorkLog(folder)) as service:
         yield service
 
 
@@ -201,10 +201,9 @@ def _retention(recipe: RunRecipe, folder: RunFolder) -> Retention | None:
 
 def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     """Return the trackers of a run; a run made in place of a deleted run has another id."""
-    created = read_manifest(folder)["created"]
     run = TrackedRun(
         name=folder.name,
-        id=sha256(f"{folder.name}/{created}".encode()).hexdigest()[:16],
+        id=run_id(folder),
         config=public(flatten(recipe.model_dump(mode="json"))),
         folder=folder.tracking,
         shared=folder.path.parent,

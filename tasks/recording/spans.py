@@ -123,6 +123,8 @@ def call_span(completion: Completion) -> Span:
         | ({"instructions": said} if said else {})
         | ({"left_out_tools": [*request.left_out]} if request.left_out else {})
         | dict(completion.outcomes)
+        | ({"cached_tokens": completion.cached_tokens} if completion.cached_tokens else {})
+        | ({"cut_tokens": completion.cut_tokens} if completion.cut_tokens else {})
         | ({} if completion.usage is None else {"cost": completion.usage.cost}),
         "request_sha": completion.request_sha,
         "recalled": completion.recalled,
@@ -143,7 +145,9 @@ def begun_span(begun: Begun) -> Span:
     return {
         **_of_call(begun.id, BEGUN),
         "started": begun.started,
+        "gen_ai_request_max_tokens": begun.max_tokens,
         "gen_ai_request_seed": begun.seed,
+        "gen_ai_usage_input_tokens": begun.prompt_tokens,
         "request_sha": begun.request_sha,
         "policy_version": begun.policy_version,
     }

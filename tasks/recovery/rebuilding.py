@@ -8,7 +8,9 @@ import logging
 from dataclasses import dataclass, field
 
 import numpy as np
+from tinker import TrainingClient
 
+from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from adapters.tinker.service import Service, ServiceRefused
@@ -103,9 +105,7 @@ class Rebuilder:
         if start is not None:
             return self._client_of(start.state, with_optimizer=start.with_optimizer)
         lora, create = vars(self.recorded.policy.lora), client.create_lora_training_client
-        return LivePolicy(
-            self.service, self.service.create("a new training client", create, **lora)
-        )
+        return self._live(self.service.create("a new training client", create, **lora))
 
     def rebuild(self, step: int) -> RebuiltPolicy:
         """Rebuild the policy after `step` updates, on a client that no request has failed on."""
@@ -141,4 +141,9 @@ class Rebuilder:
             if with_optimizer
             else client.create_training_client_from_state
         )
-        return LivePolicy(self.service, self.service.create(f"the state {state}", load, state))
+        return self._live(self.service.create(f"the state {state}", load, state))
+
+    def _live(self, client: TrainingClient) -> LivePolicy:
+        name = self.recorded.policy.name
+        task = "updates" if name == POLICY else f"policies/{name}/updates"
+        return LivePolicy(self.service, client, task)

@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from adapters.errors import PassingError
+from adapters.tinker.metering import working_on
 from tasks.storage.files import is_full, is_written
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
@@ -61,7 +62,8 @@ def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concate
         if is_written(path):
             cached = Completed(name="Cached", message=f"{path} is there", data=WrittenFile(path))
             return cast(Path, cached)  # Prefect takes a returned state as the task run's
-        write(path, *args, **kwargs)
+        with working_on(task_name(path)):
+            write(path, *args, **kwargs)
         return WrittenFile(path)
 
     return DurableTask(
@@ -77,8 +79,11 @@ def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concate
 
 
 def _name_task_run(parameters: Mapping[str, Path]) -> str:
-    """Name the task run after its file: `datums/00003`, `policies/listener/datums/00003`."""
-    path = parameters["path"]
+    return task_name(parameters["path"])
+
+
+def task_name(path: Path) -> str:
+    """Name a task after its file: `datums/00003`, `policies/listener/datums/00003`."""
     policies = [f"policies/{path.parts[-3]}"] if path.parts[-4:-3] == ("policies",) else []
     return "/".join([*policies, path.parent.name, path.stem])
 

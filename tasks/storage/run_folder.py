@@ -110,6 +110,8 @@ class RunFolder:
     """Metrics, one line for each finished step."""
     arrivals = FileAt("arrivals.jsonl")
     """Ledger of what made each step, if steps are made of batches as they arrive."""
+    work = FileAt("work.jsonl")
+    """Log of what the run has asked its service for, beside the calls of its agents."""
     stages = FileAt("stages.json")
     """Record of a run of several runs: stages, or the runs of a sweep."""
     report = FileAt("report.html")

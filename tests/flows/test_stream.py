@@ -39,9 +39,9 @@ def whole(
     passes = 0
     accumulate, play = LivePolicy.accumulate, RolloutHost.play
 
-    def count(live: LivePolicy, asked: Pass) -> None:
+    def count(live: LivePolicy, step: int, asked: Pass) -> None:
         nonlocal passes
-        accumulate(live, asked)
+        accumulate(live, step, asked)
         passes += 1
 
     def wait_for_the_pass(server: RolloutHost, batch: HeldBatch, how: Play) -> None:

@@ -39,7 +39,7 @@ def dying_in_update(step: int) -> Iterator[None]:
 
     def die(live: LivePolicy, submitted: SubmittedUpdate) -> UpdateResult:
         if submitted is not None and submitted.step == step and not killed:
-            submitted.outputs[-1].result()
+            submitted.outputs[-1].output.result()
             killed.append(_kill_engine(live._service))
         return result(live, submitted)
 

@@ -1,0 +1,67 @@
+"""Meters of what a service computes for a run beside the calls of agents: training and scoring."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+RUN_KEY = "ratchet_run"
+"""Key, in a session's metadata, of the id of the run whose session it is."""
+
+_task: ContextVar[str] = ContextVar("task", default="")
+
+
+@contextmanager
+def working_on(task: str) -> Iterator[None]:
+    """Have what this block asks of a service counted for a task, such as `updates/00003`."""
+    before = _task.set(task)
+    try:
+        yield
+    finally:
+        _task.reset(before)
+
+
+def current_task() -> str:
+    return _task.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one or several requests that are submitted together.
+
+    `trained` are in forward or backward passes, `prefill` in scored sequences; a scored sequence
+    has a token `sampled`, since the API has no request without one.
+    """
+
+    trained: int = 0
+    prefill: int = 0
+    sampled: int = 0
+
+
+class Meter(Protocol):
+    """Meter of a run: `run` is the run's id, which its sessions name."""
+
+    @property
+    def run(self) -> str: ...
+
+    def asked(self, task: str, work: Work) -> str:
+        """Record work before it is submitted; return the name of the record."""
+        ...
+
+    def answered(self, asked: str, cached: int = 0) -> None:
+        """Record that work was answered; `cached` tokens of its prefill were in the cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unmetered:
+    """Meter that keeps nothing, of a process that only samples or of a service without a run."""
+
+    run: str = ""
+
+    def asked(self, task: str, work: Work) -> str:
+        return ""
+
+    def answered(self, asked: str, cached: int = 0) -> None:
+        pass

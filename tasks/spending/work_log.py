@@ -1,0 +1,66 @@
+"""The log of what a run has asked its service for, beside the calls of its agents."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from hashlib import sha256
+from secrets import token_hex
+from typing import Any
+
+from adapters.tinker.metering import Work
+from tasks.storage.files import JsonRow
+from tasks.storage.logs import follow
+from tasks.storage.manifest import read_manifest
+from tasks.storage.run_folder import RunFolder
+
+
+class WorkLog:
+    """Meter of a run: two lines of work.jsonl for what is submitted together.
+
+    The first comes before the requests, the second with their answers; so a killed run shows what
+    its service may have computed for nothing. The lines are in the file when a request leaves, and
+    only a crash of the machine can lose them.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.run = run_id(folder)
+        self._opening = token_hex(4)
+        self._log = follow(folder.work, list[JsonRow])
+
+    def asked(self, task: str, work: Work) -> str:
+        name, tokens = token_hex(6), asdict(work)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        row = {kind: count for kind, count in tokens.items() if count}
+        whose = {"asked": name, "task": task, "by": self._opening, "at": now}
+        self._log.append({**whose, **row}, synced=False)
+        return name
+
+    def answered(self, asked: str, cached: int = 0) -> None:
+        self._log.append({"answered": asked, "cached": cached}, synced=False)
+
+
+def run_id(folder: RunFolder) -> str:
+    """Return the run's id: a run made in place of a deleted run has another one."""
+    created = read_manifest(folder)["created"]
+    return sha256(f"{folder.name}/{created}".encode()).hexdigest()[:16]
+
+
+def read_work(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the work of a run, in order: its tokens by kind, and whether it was answered.
+
+    Equal `by` is of one opening of the run; what was begun before a crash has another one.
+    """
+    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
+    cached = {row["answered"]: row["cached"] for row in rows if "answered" in row}
+    for row in rows:
+        if (name := row.get("asked")) is not None:
+            hits = cached.get(name, 0)
+            yield {
+                "task": row["task"],
+                "by": row["by"],
+                "trained": row.get("trained", 0),
+                "prefill": row.get("prefill", 0) - hits,
+                "cached": hits,
+                "sampled": row.get("sampled", 0),
+                "answered": name in cached,
+            }
