@@ -42,6 +42,8 @@ UserError               an error that its user can mend
     UnreadableText      a text that a teacher cannot read before a conversation
     ProbeError          rebuilt weights that are not the recorded ones
     ShapingError        a query of algorithm.rewards
+    PricesRefused       a file of prices that cannot be read
+    BudgetReached       a run that has spent what it may
     StepStopped         a step or an evaluation of which too few rollouts have a reward
     FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later

@@ -13,7 +13,7 @@ from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
 from flows.recipe.given_examples import GivenRecipe
 from flows.runtime.checks import check_start
 from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
-from flows.runtime.open_run import OpenRun, measure_of, open_run, record_step
+from flows.runtime.open_run import OpenRun, check_budget, measure_of, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
 from tasks.metrics import StepFiles
 from tasks.storage.run_folder import folder_of
@@ -45,6 +45,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
 
     run.tracking.follow()
+    check_budget(run)
     score(run, recipe, given, left.start)
     following: Path | None = None
     for step in left:

@@ -22,7 +22,14 @@ from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.extras import Extras, open_extras
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from flows.runtime.open_rollouts import open_rollouts
-from flows.runtime.open_run import Measure, OpenRun, measure_of, open_run, record_step
+from flows.runtime.open_run import (
+    Measure,
+    OpenRun,
+    check_budget,
+    measure_of,
+    open_run,
+    record_step,
+)
 from flows.runtime.overlap import Following, PlayedStep, draw_train_shard, play_steps
 from flows.runtime.policies import RunPolicy
 from tasks.datums import build_datums
@@ -66,6 +73,7 @@ def learn(
     spent = phases()
     spent.enter(ROLLOUTS)
     run.tracking.follow()
+    check_budget(run)
     evaluations.submit_due(run.steps_left().start)
     for played in steps:
         step, spans = played.step, played.spans

@@ -158,6 +158,15 @@ class PolicyUpdater:
             self.ledger.add(made)
         return made
 
+    def keep_state(self) -> None:
+        """Save the newest checkpoint's training state, if the live client has it and none is saved.
+
+        A run that stops then continues without applying a step again.
+        """
+        last = self.ledger.last_step()
+        if self._is_at(last) and self.ledger.at(last).state is None:
+            self.make_again(last, with_state=True)
+
     def inflight_sampler(self) -> Sampler:
         """Return a sampler that answers each call by the weights that are the newest then."""
         self._open_inflight()

@@ -68,7 +68,9 @@ ARROWS = {
             "storage",
             "algorithm",
             "given",
+            "spending",
         },
+        "spending": {"settings", "recording", "storage"},
         "tracking": {MODULES, "settings", "algorithm", "recording", "reports", "storage"},
     },
     "adapters": {

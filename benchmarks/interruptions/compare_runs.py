@@ -28,7 +28,7 @@ from tasks.storage.names import JUDGE, batch_name, parse_batch
 from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder
 
-CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall)/")
+CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall|spent)/")
 """Metrics that two equal runs may differ in."""
 SIGNS_OF_KILLS = ("rollouts/retried", "calls/lost")
 """Metrics that count interruptions."""

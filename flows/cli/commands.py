@@ -26,7 +26,7 @@ from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import AsJson, Run, writable
 from flows.server.prefect_startup import quiet_prefect
 from tasks.storage.files import check_writable, write_text
-from tasks.storage.plan_record import has_plan, read_plan
+from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
@@ -177,13 +177,32 @@ def sweep(
 
 
 @app.command()
-def resume(run: Run, as_json: AsJson = False, verbose: Verbose = False) -> None:
+def resume(
+    run: Run,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="A larger limit of what it may spend: usd=40, tokens=…, hours=…"),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
     from flows.recipe.loading import changed_recipe
     from flows.recipe.run_recipe import FlowRecipe, RunRecipe
     from tasks.storage.manifest import recipe_of
 
-    if has_plan(folder := folder_of(run)):
+    folder = folder_of(run)
+    if budget:
+        from flows.server.watched_runs import resume_waiting
+        from tasks.spending.budgets import grant, read_limits
+
+        limits = read_limits(budget)
+        for one in child_runs(folder) or [folder]:
+            grant(one, limits)
+        if folder.is_open() and resume_waiting(run):
+            say(f"{run} goes on where it waited")
+            return
+    if has_plan(folder):
         _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe), as_json=as_json)
     else:
         train_with_bar(run, changed_recipe(recipe_of(folder), kind=RunRecipe), as_json=as_json)

@@ -197,7 +197,8 @@ def costs(
     as_json: AsJson = False,
 ) -> None:
     """Show the tokens that a run has used, by purpose and kind, and their price."""
-    from tasks.spending.statement import describe_costs, read_costs
+    from tasks.reports.costs import describe_costs
+    from tasks.spending.statement import read_costs
 
     folder = folder_of(run)
     parts = child_runs(folder) or _named([run])

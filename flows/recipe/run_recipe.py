@@ -17,7 +17,7 @@ from tasks.examples.reading import Source
 from tasks.settings.algorithm import names_checkpoint
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.rollouts import Rollouts
-from tasks.settings.run import Checkpoints, Model, ServicePatience, Tracking
+from tasks.settings.run import Budget, Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from tasks.storage.dotted_keys import flatten
 from tasks.storage.manifest import ByStep, differences
@@ -90,6 +90,7 @@ class RunRecipe(FlowRecipe, ABC):
     optimizer: Optimizer = Field(default=Optimizer(), validate_default=True)
     checkpoints: Checkpoints = Checkpoints()
     service: ServicePatience = ServicePatience()
+    budget: Budget = Budget()
     tracking: Tracking = Tracking()
 
     @field_validator("optimizer")
@@ -125,7 +126,8 @@ class RunRecipe(FlowRecipe, ABC):
         """Return the keys that may change when a run continues."""
         tracked = {f"tracking.{key}" for key in ("rollouts", "experiment", "opentelemetry")}
         saved = {f"checkpoints.{key}" for key in ("keep", "probe_tolerance")}
-        return {"epochs", "service.timeout_seconds", *saved, *tracked}
+        limits = {f"budget.{key}" for key in Budget.model_fields}
+        return {"epochs", "service.timeout_seconds", *limits, *saved, *tracked}
 
     @property
     def lag(self) -> int:

@@ -38,6 +38,7 @@ from tasks.recording.scores import is_scored
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking
+from tasks.spending.budgets import check_priced
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -310,6 +311,7 @@ def check_run(
     check_teachers(recipe, parent, bound)
     check_trackers(recipe.tracking)
     check_service(recipe.model.base)
+    check_priced(recipe.budget, recipe.model.base)
 
 
 def check_trackers(chosen: Tracking) -> None:

@@ -6,7 +6,9 @@ from functools import cache
 from typing import Protocol, TypeVar, cast
 
 import coolname.data
-from prefect.runtime import flow_run
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 from pydantic import BaseModel
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
@@ -16,11 +18,25 @@ from flows.recipe.loading import read_recipe
 from flows.recipe.plan import BEST
 from flows.recipe.run_recipe import RunRecipe
 from tasks.reports.facts import LOSS, Measure, read_facts
+from tasks.settings.run import Budget
+from tasks.spending.budgets import BudgetReached, budget_of, grant
 from tasks.storage.run_folder import RunFolder, name_run
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
+
+
+APPROVAL_SECONDS = 14 * 24 * 3600
+"""Time for which a flow run waits for approval; then it fails, and can be continued."""
+
+
+class LargerBudget(RunInput):
+    """Limits that whoever resumes a paused flow run gives it; without one, twice its own."""
+
+    usd: float | None = None
+    tokens: int | None = None
+    hours: float | None = None
 
 
 class Outcome(Protocol):
@@ -53,6 +69,23 @@ again_if_engine_dies = retry(
 
 Prefect would retry a flow after any error, also after a mistake of the user.
 """
+
+
+def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
+    """Pause a deployed flow run until its budget is approved; stop any other one (BudgetReached).
+
+    Nothing is lost, since every step is on disk: a run that is continued goes on behind it.
+    """
+    way = f"`ratchet resume {run.name} --budget tokens=…` (or usd, or hours) goes on"
+    if deployment.id is None:
+        raise BudgetReached(f"the run has spent {spent}, and stops; {way}")
+    log.warning("the run has spent %s, and waits; approve it in Prefect's page, or %s", spent, way)
+    limits = budget_of(run, budget).limits()
+    given = pause_flow_run(wait_for_input=LargerBudget, timeout=APPROVAL_SECONDS)
+    if larger := given.model_dump(exclude_none=True):
+        grant(run, larger)
+    elif budget_of(run, budget).limits() == limits:  # no command has granted any meanwhile
+        grant(run, {name: 2 * limit for name, limit in limits.items()})
 
 
 def name_of_run() -> str:

@@ -22,6 +22,7 @@ from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
 from flows.runtime.checks import check_binding, check_run
+from flows.runtime.flow_runs import wait_for_budget
 from flows.runtime.policies import RunPolicies, RunPolicy, open_policies
 from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
@@ -31,7 +32,9 @@ from tasks.recording.step_log import Metrics, record_metrics, steps_done
 from tasks.recovery.retention import Retention
 from tasks.reports.facts import ask_failures, read_facts
 from tasks.reports.progress import describe_step
-from tasks.settings.run import Model
+from tasks.settings.run import Budget, Model
+from tasks.spending.budgets import WARNED_AT, BudgetReached, measure_budget
+from tasks.spending.so_far import SpentSoFar
 from tasks.spending.work_log import WorkLog, run_id
 from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written
@@ -61,6 +64,8 @@ class OpenRun:
     unusable: Event
     """Event that is set while something that the run needs is opened; a new run is deleted if it is
     still set at the end."""
+    spending: SpentSoFar
+    budget: Budget
     retention: Retention | None
     """Rule of the checkpoints that are kept; None keeps all."""
 
@@ -112,7 +117,18 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
         kept = _retention(recipe, folder)
-        yield OpenRun(folder, service, policies, tracking, recipe.steps, on_policy, unusable, kept)
+        yield OpenRun(
+            folder=folder,
+            service=service,
+            policies=policies,
+            tracking=tracking,
+            steps=recipe.steps,
+            on_policy=on_policy,
+            unusable=unusable,
+            spending=SpentSoFar(folder),
+            budget=recipe.budget,
+            retention=kept,
+        )
         if tracking.is_followed:  # it has trained
             write_run_report(folder)
 
@@ -239,12 +255,18 @@ def record_step(
     """
     with phases().within(CLOSING):
         _record_step(run, step, measures, extra or {})
+    try:
+        check_budget(run)
+    except BudgetReached:
+        for policy in run.policies:
+            policy.updater.keep_state()
+        raise
 
 
 def _record_step(
     run: OpenRun, step: int, measures: Mapping[str, Measure], extra: Mapping[str, float]
 ) -> None:
-    metrics: Metrics = {**extra}
+    metrics: Metrics = {**extra, **run.spending.since_last()}
     for policy in run.policies:
         measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
@@ -257,6 +279,18 @@ def _record_step(
     run.tracking.follow()
     settle_collector()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
+
+
+def check_budget(run: OpenRun) -> None:
+    """Say once that most of a run's budget is spent; if all is, with steps left, wait or stop."""
+    if not run.steps_left():
+        return
+    spent = measure_budget(run.folder, run.budget)
+    if spent.share >= 1:
+        wait_for_budget(run.folder, run.budget, spent.words)
+        check_budget(run)
+    elif spent.share >= WARNED_AT > measure_budget(run.folder, run.budget, but_last=True).share:
+        log.warning("the run has spent %s", spent.words)
 
 
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:

@@ -70,6 +70,19 @@ def open_server_run(run: str) -> Iterator[Callable[[], WatchedRun]]:
     )
 
 
+def resume_waiting(run: str) -> bool:
+    """Have the flow run of a run go on if it waits for approval; return whether it did."""
+    if not PREFECT_API_URL.value():
+        return False
+    with get_client(sync_client=True) as client:
+        found = _find_flow_run(client, run)
+        if found is None or (state := client.read_flow_run(found).state) is None:
+            return False
+        if state.is_paused():
+            client.resume_flow_run(found, run_input={})
+        return state.is_paused()
+
+
 def _find_flow_run(client: SyncPrefectClient, run: str) -> UUID | None:
     """Find the newest flow run of a run.
 

@@ -11,6 +11,9 @@ Metrics = dict[str, float]
 
 COST = "cost/"
 """Prefix of a role's name: what its calls cost, in US dollars."""
+SPENDING, USD = "spent/", "usd"
+"""Prefix of what a run has spent since the step before: tokens by kind, seconds, and dollars of the
+service if its model has a price. Two equal runs differ in it."""
 EQUAL_REWARDS = "the rewards of each group were equal"
 """The commonest reason for a step that trains nothing."""
 DATUMS, EXPERT_TOKENS = "datums", "expert/tokens"

@@ -16,7 +16,15 @@ from tasks.checkpoints import Ledger
 from tasks.comparison.statistics import Gain
 from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
 from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
-from tasks.recording.step_log import COST, Metrics, read_metrics, spent_seconds, why_untrained
+from tasks.recording.step_log import (
+    COST,
+    SPENDING,
+    USD,
+    Metrics,
+    read_metrics,
+    spent_seconds,
+    why_untrained,
+)
 from tasks.recording.views import UNREADABLE, Views
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.dotted_keys import Json, flatten
@@ -277,8 +285,9 @@ class RunFacts:
 
     @cached_property
     def cost(self) -> float | None:
-        """Cost of roles that no policy answers, in US dollars; None if no price is known."""
-        costs = [row[key] for row in self.metrics for key in row if key.startswith(COST)]
+        """Cost of the steps in US dollars, the service's and helpers'; None without any price."""
+        priced = (COST, f"{SPENDING}{USD}")
+        costs = [row[key] for row in self.metrics for key in row if key.startswith(priced)]
         return fsum(costs) if costs else None
 
     @property

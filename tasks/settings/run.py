@@ -125,6 +125,24 @@ class HeldOut(Section):
         return step in (0, steps) or (self.every > 0 and step % self.every == 0)
 
 
+class Budget(Section):
+    """Limits of what a run may spend. It is looked at between two steps, so that the last step and
+    a last evaluation may go beyond; a deployed run then waits for approval, another one stops."""
+
+    usd: float | None = Field(default=None, gt=0, le=1e9)
+    """US dollars, the service's by its prices and helpers' by LiteLLM's."""
+
+    tokens: int | None = Field(default=None, gt=0, le=10**15)
+    """Tokens of prompts, cached or not, of answers and of training, together."""
+
+    hours: float | None = Field(default=None, gt=0, le=10**6)
+    """Hours in which the run was open."""
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are given, by their names."""
+        return {name: limit for name, limit in self if limit is not None}
+
+
 class ServicePatience(Section):
     """Patience with the Tinker service."""
 

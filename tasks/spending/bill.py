@@ -16,7 +16,7 @@ from tinker.types import (
 
 from adapters.tinker.metering import RUN_KEY
 from adapters.tinker.service import Service, connect
-from tasks.spending.ledger import TOKENS
+from tasks.spending.ledger import TOKEN_KINDS
 from tasks.spending.work_log import run_id
 from tasks.storage.manifest import read_manifest, recipe_of
 from tasks.storage.run_folder import RunFolder
@@ -39,7 +39,7 @@ def read_bill(run: RunFolder) -> Bill:
     base, begun = recipe_of(run)["model"]["base"], read_manifest(run)["created"]
     with connect(base, run.engine) as service:
         events = [*_events(service, datetime.fromisoformat(begun), run_id(run))]
-    tokens: Counter[str] = Counter(dict.fromkeys(TOKENS, 0))
+    tokens: Counter[str] = Counter(dict.fromkeys(TOKEN_KINDS, 0))
     for event in events:
         kind, count = _kind(event)
         tokens[kind] += count

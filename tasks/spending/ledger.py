@@ -2,24 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from adapters.calls import POLICY
+from adapters.tinker.prices import Prices, prices_of
 from tasks.recording.journal import read_spans
 from tasks.recording.spans import SPAN_SCHEMA
 from tasks.recording.views import open_views
-from tasks.spending.prices import Prices, prices_of
 from tasks.spending.work_log import read_work
 from tasks.storage.manifest import ancestors, recipe_of
-from tasks.storage.names import BASELINE, EXAMINER, JUDGE
+from tasks.storage.names import BASELINE, EXAMINER, JUDGE, BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
 QUERY = query_beside(__file__)
-TOKENS = ("prefill", "cached", "sampled", "trained")
+TOKEN_KINDS = ("prefill", "cached", "sampled", "trained")
 """Kinds of tokens: of prompts, those of them that were in a cache, of answers, of training."""
 USED, REPEATED, UNANSWERED = "used", "repeated", "not answered"
 PURPOSES = {"train": "rollouts", BASELINE: "baseline rollouts", JUDGE: "judge", EXAMINER: "judge"}
@@ -28,7 +28,7 @@ TASK = re.compile(r"(?:policies/(?P<policy>[^/]+)/)?(?P<stage>[^/]+)/(?P<step>\d
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentTokens:
     """Tokens of one purpose, role, step and use; a helper's have the `cost` that LiteLLM gives.
 
     What was `not answered` may not have been computed: its tokens are the most that it can be.
@@ -47,21 +47,21 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What a run has spent, and the prices of its model if they are known."""
+class TokenLedger:
+    """Ledger of a run: what it has spent, and the prices of its model if they are known."""
 
-    rows: Sequence[Spent]
+    rows: Sequence[SpentTokens]
     prices: Prices | None
 
     def tokens(self, *, answered: bool) -> dict[str, int]:
         """Sum the service's tokens by kind: those that were answered, or the others."""
-        total: Counter[str] = Counter(dict.fromkeys(TOKENS, 0))
+        total: Counter[str] = Counter(dict.fromkeys(TOKEN_KINDS, 0))
         for row in self.rows:
             if row.ours and (row.use != UNANSWERED) == answered:
                 total.update(row.tokens)
         return dict(total)
 
-    def cost_of(self, row: Spent) -> float | None:
+    def cost_of(self, row: SpentTokens) -> float | None:
         """Return the price of a row in US dollars; None if it is not known whole."""
         if not row.ours:
             return row.cost
@@ -70,36 +70,40 @@ class Ledger:
         return self.prices.cost(row.tokens)
 
 
-def read_ledger(run: RunFolder) -> Ledger:
+def read_ledger(run: RunFolder) -> TokenLedger:
     """Read what a run has spent until now."""
     rows = sorted(
-        [*_calls(run), *_work(run)],
+        [*read_calls(run), *read_scored(run)],
         key=lambda row: (row.purpose, row.role, -1 if row.step is None else row.step, row.use),
     )
-    return Ledger(rows, prices_of(recipe_of(run)["model"]["base"]))
+    return TokenLedger(rows, prices_of(recipe_of(run)["model"]["base"]))
 
 
-def _calls(run: RunFolder) -> Iterator[Spent]:
-    with open_views([run], ("spans",)) as views:
-        views.register("aside", _set_aside(run))
+def read_calls(
+    run: RunFolder, played: Callable[[BatchName], bool] = lambda _: True
+) -> Iterator[SpentTokens]:
+    """Yield the calls of agents and judges, of the batches for which `played` is true."""
+    with open_views([run], ("spans",), played) as views:
+        views.register("aside", _set_aside(run, played))
         found = views.sql(QUERY, params={"ancestors": ancestors(run)}).to_arrow_table().to_pylist()
     for row in found:
-        tokens = {kind: row.get(kind, 0) for kind in TOKENS}
+        tokens = {kind: row.get(kind, 0) for kind in TOKEN_KINDS}
         purpose = PURPOSES.get(row["split"].partition(".")[0], "evaluation")
         cost = row["cost"] if not row["ours"] else None
-        yield Spent(
+        yield SpentTokens(
             purpose, row["role"], row["step"], row["use"], row["calls"], tokens, row["ours"], cost
         )
 
 
-def _set_aside(run: RunFolder) -> pa.Table:
+def _set_aside(run: RunFolder, played: Callable[[BatchName], bool]) -> pa.Table:
     """Read the journals of batches that were played again from the beginning."""
-    tables = [read_spans(path) for path in sorted((run.path / "stopped").glob("*.jsonl"))]
+    journals = run.journals_set_aside()
+    tables = [read_spans(path) for batch, path in journals if played(parse_batch(batch))]
     spans = pa.concat_tables([SPAN_SCHEMA.empty_table(), *tables])
     return spans.add_column(0, "run", pa.array([run.name] * len(spans), pa.string()))
 
 
-def _work(run: RunFolder) -> Iterator[Spent]:
+def read_scored(run: RunFolder) -> Iterator[SpentTokens]:
     """Yield what was trained and scored; of a task that was done again, all but the last time."""
     rows = [*read_work(run)]
     last = {row["task"]: row["by"] for row in rows if row["answered"]}
@@ -108,11 +112,13 @@ def _work(run: RunFolder) -> Iterator[Spent]:
         use = USED if last.get(row["task"]) == row["by"] else REPEATED
         use = use if row["answered"] else UNANSWERED
         total = counted.setdefault((row["task"], use), Counter())
-        total.update({kind: row[kind] for kind in TOKENS} | {"requests": 1})
+        total.update({kind: row[kind] for kind in TOKEN_KINDS} | {"requests": 1})
     for (task, use), total in counted.items():
         requests = total.pop("requests")
         purpose, role, step = _parse_task(task)
-        yield Spent(purpose, role, step, use, requests, {kind: total[kind] for kind in TOKENS})
+        yield SpentTokens(
+            purpose, role, step, use, requests, {kind: total[kind] for kind in TOKEN_KINDS}
+        )
 
 
 def _parse_task(task: str) -> tuple[str, str, int | None]:

@@ -1,6 +1,7 @@
 """The log of what a run has asked its service for, beside the calls of its agents."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -64,3 +65,34 @@ def read_work(folder: RunFolder) -> Iterator[dict[str, Any]]:
                 "sampled": row.get("sampled", 0),
                 "answered": name in cached,
             }
+
+
+class _Answered:
+    """Sums of the work that was answered, by kind of tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str] = Counter()
+        self._asked: dict[str, JsonRow] = {}
+
+    def append(self, row: JsonRow) -> None:
+        if "asked" in row:
+            self._asked[row["asked"]] = row
+        elif (asked := self._asked.pop(row.get("answered", ""), None)) is not None:
+            self.tokens.update({kind: asked.get(kind, 0) for kind in asdict(Work())})
+            self.tokens.update({"prefill": -row["cached"], "cached": row["cached"]})
+
+
+def answered_work(folder: RunFolder) -> Counter[str]:
+    """Sum the tokens of a run's answered work by kind; each line is read once by a process."""
+    return follow(folder.work, _Answered).ask(lambda rows: Counter(rows.tokens))
+
+
+def add_grant(folder: RunFolder, limits: Mapping[str, float]) -> None:
+    """Record limits of a budget, which hold from now on."""
+    follow(folder.work, list[JsonRow]).append({"granted": dict(limits)})
+
+
+def read_grant(folder: RunFolder) -> dict[str, float]:
+    """Return the limits that were granted, each as it was granted last."""
+    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
+    return {name: limit for row in rows for name, limit in row.get("granted", {}).items()}

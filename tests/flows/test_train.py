@@ -23,7 +23,7 @@ from tasks.storage.run_folder import RunError
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 
-OF_A_RESTART = ("seconds/", "recall/", "rollouts/retried", "calls/lost")
+OF_A_RESTART = ("seconds/", "spent/", "recall/", "rollouts/retried", "calls/lost")
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 

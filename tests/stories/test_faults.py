@@ -79,7 +79,7 @@ def result_of(run: Path, engine: Address) -> list[Any]:
     weights = {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
     assert len(weights) == 4
     rows = read_metrics(run / "metrics.jsonl")
-    apart = ("seconds/", "recall/", "calls/lost", "rollouts/retried")
+    apart = ("seconds/", "spent/", "recall/", "calls/lost", "rollouts/retried")
     return [weights, [{k: v for k, v in row.items() if not k.startswith(apart)} for row in rows]]
 
 

@@ -35,7 +35,7 @@ from tests.tasks.test_journal import ended
 
 EXAMPLE = {"turns": ["one", "two", "three"]}
 SAMPLING = Sampling(max_tokens=12, temperature=1.0, top_p=1.0, top_k=-1)
-CLOCKS_AND_RESTARTS = ("seconds/", "recall/", "rollouts/retried", "calls/lost")
+CLOCKS_AND_RESTARTS = ("seconds/", "spent/", "recall/", "rollouts/retried", "calls/lost")
 
 Collect = Callable[..., RunFolder]
 

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.errors import UserError
+from adapters.tinker.prices import prices_of
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.train import train
+from tasks.reports.costs import describe_costs
 from tasks.spending.ledger import REPEATED, UNANSWERED, USED, read_ledger
-from tasks.spending.prices import prices_of
-from tasks.spending.statement import Costs, describe_costs, read_costs
+from tasks.spending.statement import Costs, read_costs
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, train_whole

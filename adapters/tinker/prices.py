@@ -10,7 +10,7 @@ from typing import Any
 
 from adapters.errors import UserError
 
-SHIPPED = Path(__file__).with_name("prices.json")
+SHIPPED_PRICES = Path(__file__).with_name("prices.json")
 PRICES_FILE = "RATCHET_PRICES"
 """Variable that names another file of prices; the service publishes one in the same form."""
 CACHED_SHARE = 0.2
@@ -49,7 +49,7 @@ def prices_of(model: str) -> Prices | None:
 
 @cache
 def _read(named: str) -> tuple[str, dict[str, dict[str, float]]]:
-    path = Path(named) if named else SHIPPED
+    path = Path(named) if named else SHIPPED_PRICES
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows, date = (content, "") if isinstance(content, list) else _dated(content)
@@ -57,7 +57,7 @@ def _read(named: str) -> tuple[str, dict[str, dict[str, float]]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PricesRefused(
             f"the prices in {path} cannot be read ({type(error).__name__}: {error}). Name a file "
-            f"in the form of {SHIPPED}, or unset {PRICES_FILE}"
+            f"in the form of {SHIPPED_PRICES}, or unset {PRICES_FILE}"
         ) from error
 
 

@@ -1,0 +1,91 @@
+"""Budgets of runs: how much of one is spent, and what somebody has granted beyond the recipe."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from adapters.errors import UserError
+from adapters.tinker.prices import PRICES_FILE, prices_of
+from tasks.settings.run import Budget
+from tasks.spending.so_far import sum_spent
+from tasks.spending.work_log import add_grant, read_grant
+from tasks.storage.run_folder import RunFolder
+
+WARNED_AT = 0.8
+"""Share of a budget from which a run says how much is spent."""
+SECONDS_AN_HOUR = 3600
+PRICED = ("prefill", "sampled", "trained")
+"""Kinds of tokens that a model must have prices of, to count in dollars."""
+
+
+class BudgetReached(UserError):
+    """End of a run between two steps, since it has spent what it may."""
+
+
+@dataclass(frozen=True)
+class BudgetSpent:
+    """The largest share of a budget that is spent, and of which limit; 0 without a budget."""
+
+    share: float
+    words: str
+
+
+def measure_budget(run: RunFolder, budget: Budget, *, but_last: bool = False) -> BudgetSpent:
+    """Measure what a run's steps have spent of its budget, or of a larger one that was granted.
+
+    The last step is left out if `but_last` says so.
+    """
+    limits = budget_of(run, budget).limits()
+    if not limits:
+        return BudgetSpent(0, "")
+    spent = sum_spent(run, but_last=but_last)
+    amounts = {
+        "usd": spent.get("usd", 0.0),
+        "hours": spent.get("seconds", 0.0) / SECONDS_AN_HOUR,
+        "tokens": sum(count for kind, count in spent.items() if kind not in ("usd", "seconds")),
+    }
+    shares = {name: amounts[name] / limit for name, limit in limits.items()}
+    name = max(shares, key=shares.__getitem__)
+    words = f"{_written(name, amounts[name])} of budget.{name} {_written(name, limits[name])}"
+    return BudgetSpent(shares[name], words)
+
+
+def budget_of(run: RunFolder, budget: Budget) -> Budget:
+    """Return the recipe's budget, with each limit that was granted since in place of its own."""
+    return budget.model_copy(update=read_grant(run))
+
+
+def grant(run: RunFolder, limits: Mapping[str, float]) -> None:
+    """Give a run other limits from now on; UserError if one is none that a recipe may have."""
+    add_grant(run, Budget.model_validate(dict(limits)).limits())
+
+
+def read_limits(given: Sequence[str]) -> dict[str, float]:
+    """Read limits as a command has them: `usd=40`, `tokens=2e6`; UserError for anything else."""
+    parts = [one.partition("=") for one in given]
+    try:
+        return Budget.model_validate({name: float(limit) for name, _, limit in parts}).limits()
+    except ValueError as error:
+        raise UserError(
+            f"--budget {' '.join(given)} is no limit of a run: give usd or tokens or hours with a "
+            "number above 0, such as usd=40"
+        ) from error
+
+
+def check_priced(budget: Budget, base: str) -> None:
+    """Refuse (UserError) a budget in dollars for a model without a price."""
+    if budget.usd is None:
+        return
+    known = prices_of(base)
+    missing = [] if known is None else known.missing(dict.fromkeys(PRICED, 1))
+    if known is None or missing:
+        of = f"price of {' and '.join(missing)} tokens" if missing else "price"
+        raise UserError(
+            f"budget.usd is {budget.usd:g}, and {base} has no {of}: name a file that has it by "
+            f"{PRICES_FILE}, or give budget.tokens or budget.hours"
+        )
+
+
+def _written(name: str, amount: float) -> str:
+    if name == "tokens":
+        return f"{amount:,.0f}"
+    return f"${amount:.2f}" if name == "usd" else f"{amount:.2f}"

@@ -1,0 +1,114 @@
+"""Budgets: a run that has spent its own stops between two steps, and goes on with a larger one."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters.calls import POLICY
+from adapters.errors import UserError
+from flows.finetune import finetune
+from flows.recipe.recipe import Recipe
+from flows.runtime.checks import check_run
+from flows.train import train
+from tasks.checkpoints import Ledger
+from tasks.recording.step_log import read_metrics
+from tasks.settings.run import Budget
+from tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
+from tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
+from tasks.spending.so_far import sum_spent
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.runs.finetuned import RECIPE as TEXTS
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import differences, train_whole
+
+
+def limited(**budget: float) -> Recipe:
+    return small_recipe(steps=3, checkpoints={"every": 3}, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+) -> Iterator[RunFolder]:
+    with train_whole(limited(), tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+def steps_of(run: RunFolder) -> int:
+    return len(read_metrics(run.metrics))
+
+
+def test_a_run_stops_after_the_step_that_spends_its_budget_and_goes_on_with_a_larger_one(
+    whole: RunFolder, root: Path
+) -> None:
+    recipe = limited(tokens=1)
+    with pytest.raises(BudgetReached, match=r"budget.tokens 1, and stops; `ratchet resume one"):
+        train(recipe, run="one")
+    run = folder_of("one")
+    assert steps_of(run) == 1
+    with pytest.raises(BudgetReached):  # the same budget allows no further step
+        train(recipe, run="one")
+    assert steps_of(run) == 1
+    grant(run, read_limits(["tokens=1e9"]))
+    train(recipe, run="one")
+    assert differences(run, whole) == []
+
+
+def test_a_run_that_stops_keeps_its_weights_so_that_no_step_is_applied_again(root: Path) -> None:
+    recipe = limited(tokens=1)
+    with pytest.raises(BudgetReached):
+        train(recipe, run="two")
+    run = folder_of("two")
+    assert Ledger(run.checkpoints(POLICY)).at(1).state is not None
+    grant(run, {"tokens": 10**9})
+    train(recipe, run="two")
+    assert REPEATED not in {row.use for row in read_ledger(run).rows}
+
+
+def test_a_step_records_what_was_spent_since_the_step_before(whole: RunFolder) -> None:
+    tokens = read_ledger(whole).tokens(answered=True)
+    spent = sum_spent(whole)
+    last = [row for row in read_ledger(whole).rows if row.step == 3]
+    for kind, count in tokens.items():
+        assert spent[kind] == count - sum(row.tokens[kind] for row in last), kind
+    assert spent["seconds"] > 0
+
+
+def test_a_budget_in_dollars_needs_a_price(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
+) -> None:
+    with pytest.raises(UserError, match=r"local/tiny-chat has no price: name a file"):
+        check_run(limited(usd=1), folder_of("priced"))
+    prices = tmp_path / "prices.json"
+    row = {"tinker_id": "local/tiny-chat", "prefill": 1, "sample": 1, "train": 1000}
+    prices.write_text(json.dumps([row]))
+    monkeypatch.setenv("RATCHET_PRICES", str(prices))
+    with pytest.raises(BudgetReached, match=r"\$\d+\.\d\d of budget.usd \$0\.10"):
+        train(limited(usd=0.1), run="priced")
+    spent = measure_budget(folder_of("priced"), Budget(usd=0.1))
+    assert spent.share == pytest.approx(sum_spent(folder_of("priced"))["usd"] / 0.1)
+
+
+def test_most_of_a_budget_is_told_once(
+    root: Path, whole: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = read_metrics(whole.metrics)[:2]
+    spent = sum(row[f"spent/{kind}"] for row in steps for kind in TOKEN_KINDS)
+    tokens = int(spent / 0.9)
+    train(limited(tokens=tokens), run="told")
+    told = [record for record in caplog.messages if "of budget.tokens" in record]
+    assert len(told) == 1
+
+
+def test_a_run_of_texts_has_a_budget_too(root: Path) -> None:
+    with pytest.raises(BudgetReached):
+        finetune(TEXTS.model_copy(update={"budget": Budget(tokens=1)}), run="texts")
+    assert steps_of(folder_of("texts")) == 1
+
+
+@pytest.mark.parametrize("given", ["foo=1", "usd", "usd=-1", "tokens=many", "hours=0"])
+def test_what_is_no_budget_is_refused_with_the_keys_that_there_are(given: str) -> None:
+    with pytest.raises(UserError, match="give usd or tokens or hours with a number above 0"):
+        read_limits([given])
