@@ -289,6 +289,7 @@ def _closing_lines(summary: "RunSummary", run: "RunFolder", spent: str) -> str:
         "trained": describe_origin(run),
         "KL": f"{drift} by step, from the weights that sampled" if drift else "",
         "time": spent,
+        "cost": "" if summary.usd is None else f"${summary.usd:.2f}, by `ratchet costs {run.name}`",
         "failed": failed if summary.failed else "",
         "error": summary.error,
         "note": "" if summary.reproducible else "no other run repeats it",

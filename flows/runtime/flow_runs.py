@@ -10,7 +10,7 @@ from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from adapters.errors import EngineDied, UserError, counted
@@ -20,6 +20,8 @@ from flows.recipe.run_recipe import RunRecipe
 from tasks.reports.facts import LOSS, Measure, read_facts
 from tasks.settings.run import Budget
 from tasks.spending.budgets import BudgetReached, budget_of, grant
+from tasks.spending.ledger import TOKEN_KINDS
+from tasks.spending.so_far import sum_spent
 from tasks.storage.run_folder import RunFolder, name_run
 
 NOTHING = "nothing, by dataset.held_out 0"
@@ -34,9 +36,9 @@ APPROVAL_SECONDS = 14 * 24 * 3600
 class LargerBudget(RunInput):
     """Limits that whoever resumes a paused flow run gives it; without one, twice its own."""
 
-    usd: float | None = None
-    tokens: int | None = None
-    hours: float | None = None
+    usd: float | None = Field(default=None, description="US dollars")
+    tokens: int | None = Field(default=None, description="Tokens of all kinds")
+    hours: float | None = Field(default=None, description="Hours in which the run is open")
 
 
 class Outcome(Protocol):
@@ -81,7 +83,10 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
         raise BudgetReached(f"the run has spent {spent}, and stops; {way}")
     log.warning("the run has spent %s, and waits; approve it in Prefect's page, or %s", spent, way)
     limits = budget_of(run, budget).limits()
-    given = pause_flow_run(wait_for_input=LargerBudget, timeout=APPROVAL_SECONDS)
+    asked = LargerBudget.with_initial_data(
+        f"{run.name} has spent {spent}. Give it a larger limit; without one its own is doubled."
+    )
+    given = pause_flow_run(wait_for_input=asked, timeout=APPROVAL_SECONDS, poll_interval=5)
     if larger := given.model_dump(exclude_none=True):
         grant(run, larger)
     elif budget_of(run, budget).limits() == limits:  # no command has granted any meanwhile
@@ -120,6 +125,8 @@ class RunSummary(BaseModel, frozen=True):
     - `untrained`: number of steps that trained nothing, and `why`, the commonest reason.
     - `drift`: in a replay, the KL of each step's weights from the weights that sampled it.
     - `reproducible`: whether another run of the recipe has the same weights.
+    - `tokens`: what the service has computed for the run, of all kinds; `usd`: the price of that
+      and of helpers, as far as it is known.
     - `best`: the step and the score of the best checkpoint, if others than the ends were scored; it
       expires at the age of `kept_seconds`.
     - `held_out`: how held-out examples were taken from a data set without splits.
@@ -142,6 +149,8 @@ class RunSummary(BaseModel, frozen=True):
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
     held_out: str = ""
+    tokens: int = 0
+    usd: float | None = None
 
     @property
     def outcome(self) -> str:
@@ -153,7 +162,8 @@ class RunSummary(BaseModel, frozen=True):
         if self.is_untrained:
             untrained = f", which trained nothing: {self.why}"
         steps = counted(self.steps, "step")
-        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}"
+        cost = "" if self.usd is None else f", for ${self.usd:.2f}"
+        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}{cost}"
 
     @property
     def is_untrained(self) -> bool:
@@ -181,7 +191,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
     before, after = (values.by_step.get(step) for step in (0, facts.done))
     known = before is not None and after is not None and facts.done > 0
     scored = len(values.by_step) > 2
-    reasons = Counter(facts.untrained)
+    reasons, spent = Counter(facts.untrained), sum_spent(run)
     return RunSummary(
         run=run.name,
         steps=facts.done,
@@ -200,6 +210,8 @@ def summarize_run(run: RunFolder) -> RunSummary:
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,
         held_out=describe_held_out(recipe),
+        tokens=int(sum(spent.get(kind, 0) for kind in TOKEN_KINDS)),
+        usd=spent.get("usd"),
     )
 
 

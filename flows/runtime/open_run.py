@@ -117,6 +117,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()
         kept = _retention(recipe, folder)
+        spending = SpentSoFar(folder)
         yield OpenRun(
             folder=folder,
             service=service,
@@ -125,11 +126,12 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
             steps=recipe.steps,
             on_policy=on_policy,
             unusable=unusable,
-            spending=SpentSoFar(folder),
+            spending=spending,
             budget=recipe.budget,
             retention=kept,
         )
         if tracking.is_followed:  # it has trained
+            spending.record_rest()
             write_run_report(folder)
 
 
@@ -288,6 +290,7 @@ def check_budget(run: OpenRun) -> None:
     spent = measure_budget(run.folder, run.budget)
     if spent.share >= 1:
         wait_for_budget(run.folder, run.budget, spent.words)
+        run.spending.restart_clock()
         check_budget(run)
     elif spent.share >= WARNED_AT > measure_budget(run.folder, run.budget, but_last=True).share:
         log.warning("the run has spent %s", spent.words)

@@ -23,6 +23,7 @@ from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from tasks.recording.step_log import Metrics, why_untrained
 from tasks.reports.facts import RunFacts, describe_ends, read_facts
 from tasks.shards import read_shard
+from tasks.spending.work_log import granted_at
 from tasks.storage.files import FileVersions, is_written, version_of
 from tasks.storage.manifest import Manifest
 from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
@@ -185,9 +186,10 @@ def step_seconds(run: RunFolder, steps: range) -> list[float]:
 
 
 def _opened(run: RunFolder) -> list[datetime]:
-    """Return when processes have opened the run, to the second."""
+    """Return when processes have opened the run, to the second, or went on after a wait."""
     said = read_openings(run.owners)
-    return [datetime.fromisoformat(one.replace(" UTC", "Z")) for one in said]
+    opened = [datetime.fromisoformat(one.replace(" UTC", "Z")) for one in said]
+    return [*opened, *granted_at(run)]
 
 
 class _Listing:

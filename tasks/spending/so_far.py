@@ -10,7 +10,7 @@ from adapters.tinker.prices import prices_of
 from tasks.recording.spans import LLM, OURS
 from tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from
 from tasks.spending.ledger import TOKEN_KINDS
-from tasks.spending.work_log import answered_work
+from tasks.spending.work_log import add_rest, answered_work, read_rest
 from tasks.storage.manifest import parent_of, recipe_of
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
@@ -36,6 +36,14 @@ class SpentSoFar:
         self._called: Counter[str] = Counter()
         self._since = time.monotonic()
         self._told = sum_spent(run)
+
+    def restart_clock(self) -> None:
+        """Leave out the seconds since the last call: the run has waited."""
+        self._since = time.monotonic()
+
+    def record_rest(self) -> None:
+        """Record what was spent since the last step, at the end of the run."""
+        add_rest(self._run, self.since_last())
 
     def since_last(self) -> Metrics:
         """Return what was spent since the last call, or since the last step that was recorded."""
@@ -73,7 +81,7 @@ def _count_calls(run: RunFolder, batch: str) -> dict[str, int]:
 
 
 def sum_spent(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
-    """Sum what the run's own steps have recorded: tokens by kind, `seconds`, and `usd`.
+    """Sum what the run has recorded of itself: tokens by kind, `seconds`, and `usd`.
 
     The last step is left out if `but_last` says so.
 
@@ -82,7 +90,7 @@ def sum_spent(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
     shared = (parent_of(run) or {}).get("step", 0)
     total: defaultdict[str, float] = defaultdict(float)
     rows = read_metrics_from(run.metrics, shared)
-    for row in rows[: len(rows) - but_last]:
+    for row in [*rows[: len(rows) - but_last], *read_rest(run)]:
         for key, value in row.items():
             if key.startswith((SPENDING, COST)):
                 total[USD if key.startswith(COST) else key.removeprefix(SPENDING)] += value

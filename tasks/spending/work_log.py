@@ -30,14 +30,17 @@ class WorkLog:
 
     def asked(self, task: str, work: Work) -> str:
         name, tokens = token_hex(6), asdict(work)
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         row = {kind: count for kind, count in tokens.items() if count}
-        whose = {"asked": name, "task": task, "by": self._opening, "at": now}
+        whose = {"asked": name, "task": task, "by": self._opening, "at": _now()}
         self._log.append({**whose, **row}, synced=False)
         return name
 
     def answered(self, asked: str, cached: int = 0) -> None:
         self._log.append({"answered": asked, "cached": cached}, synced=False)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def run_id(folder: RunFolder) -> str:
@@ -89,7 +92,25 @@ def answered_work(folder: RunFolder) -> Counter[str]:
 
 def add_grant(folder: RunFolder, limits: Mapping[str, float]) -> None:
     """Record limits of a budget, which hold from now on."""
-    follow(folder.work, list[JsonRow]).append({"granted": dict(limits)})
+    row = {"granted": dict(limits), "at": _now()}
+    follow(folder.work, list[JsonRow]).append(row)
+
+
+def add_rest(folder: RunFolder, spent: Mapping[str, float]) -> None:
+    """Record what a run has spent after its last step."""
+    follow(folder.work, list[JsonRow]).append({"rest": dict(spent)})
+
+
+def read_rest(folder: RunFolder) -> list[dict[str, float]]:
+    """Return what was spent after the last step, each time that the run was ended."""
+    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
+    return [row["rest"] for row in rows if "rest" in row]
+
+
+def granted_at(folder: RunFolder) -> list[datetime]:
+    """Return when limits were granted, for which the run may have waited."""
+    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
+    return [datetime.fromisoformat(row["at"]) for row in rows if "granted" in row]
 
 
 def read_grant(folder: RunFolder) -> dict[str, float]:

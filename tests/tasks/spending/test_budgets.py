@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from adapters.errors import UserError
 from flows.finetune import finetune
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_run
+from flows.server.watched_runs import resume_waiting
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
@@ -18,7 +20,9 @@ from tasks.settings.run import Budget
 from tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
 from tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
 from tasks.spending.so_far import sum_spent
+from tasks.spending.work_log import read_grant
 from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.processes import wait_until
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import differences, train_whole
@@ -67,12 +71,9 @@ def test_a_run_that_stops_keeps_its_weights_so_that_no_step_is_applied_again(roo
     assert REPEATED not in {row.use for row in read_ledger(run).rows}
 
 
-def test_a_step_records_what_was_spent_since_the_step_before(whole: RunFolder) -> None:
-    tokens = read_ledger(whole).tokens(answered=True)
-    spent = sum_spent(whole)
-    last = [row for row in read_ledger(whole).rows if row.step == 3]
-    for kind, count in tokens.items():
-        assert spent[kind] == count - sum(row.tokens[kind] for row in last), kind
+def test_steps_and_the_end_of_a_run_record_all_that_its_ledger_has(whole: RunFolder) -> None:
+    tokens, spent = read_ledger(whole).tokens(answered=True), sum_spent(whole)
+    assert {kind: spent[kind] for kind in TOKEN_KINDS} == tokens
     assert spent["seconds"] > 0
 
 
@@ -112,3 +113,16 @@ def test_a_run_of_texts_has_a_budget_too(root: Path) -> None:
 def test_what_is_no_budget_is_refused_with_the_keys_that_there_are(given: str) -> None:
     with pytest.raises(UserError, match="give usd or tokens or hours with a number above 0"):
         read_limits([given])
+
+
+def test_a_deployed_run_waits_for_approval_and_goes_on_as_if_it_had_not(
+    whole: RunFolder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-the-tests")
+    tokens = int(sum(read_ledger(whole).tokens(answered=True).values()) * 0.55)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, limited(tokens=tokens), run="approved")
+        wait_until("it waits, and is approved", lambda: resume_waiting("approved"))
+        training.result(120)
+    assert read_grant(folder_of("approved")) == {"tokens": 2 * tokens}
+    assert differences(folder_of("approved"), whole) == []
