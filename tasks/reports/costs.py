@@ -7,22 +7,23 @@ from tasks.reports.tables import aligned
 from tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
 from tasks.spending.statement import Costs
 
+COST_COLUMNS = ("purpose", "role", "use", "requests", *TOKEN_KINDS, "USD")
+
 
 def describe_costs(costs: Costs) -> str:
     """Return a run's costs as a table for a terminal, and what is left to say below it."""
-    names = ["purpose", "role", "use", "requests", *TOKEN_KINDS, "USD"]
-    rows = [*_by_purpose(costs.ledger)]
+    rows = [*rows_by_purpose(costs.ledger)]
     total = costs.ledger.tokens(answered=True)
     rows.append(["all answered", None, None, None, *total.values(), _total(costs.ledger)])
     if costs.billed is not None:
         rows.append(["the service's count", None, None, None, *costs.billed.values(), costs.bill])
         apart = [costs.billed[kind] - total[kind] for kind in TOKEN_KINDS]
         rows.append(["counted beyond that", None, None, None, *apart, None])
-    return "\n".join([f"{costs.run}", aligned(names, rows), *_notes(costs)])
+    return "\n".join([f"{costs.run}", aligned(COST_COLUMNS, rows), *_notes(costs)])
 
 
-def _by_purpose(ledger: TokenLedger) -> Iterator[list[object]]:
-    """Yield a row for each purpose, role and use, of all steps."""
+def rows_by_purpose(ledger: TokenLedger) -> Iterator[list[object]]:
+    """Yield a row by COST_COLUMNS for each purpose, role and use, of all steps."""
     merged: dict[tuple[str, str, str, bool], list[SpentTokens]] = {}
     for row in ledger.rows:
         merged.setdefault((row.purpose, row.role, row.use, row.ours), []).append(row)

@@ -19,6 +19,7 @@ from tasks.given.held_out import HeldOutMeasure
 from tasks.given.texts import Texts
 from tasks.recording.views import open_views
 from tasks.reports import plots
+from tasks.reports.costs import COST_COLUMNS, rows_by_purpose
 from tasks.reports.facts import (
     HeldOutScore,
     RecordedFailure,
@@ -34,6 +35,7 @@ from tasks.reports.rollouts import (
     find_before_and_after,
     read_marked_rollouts,
 )
+from tasks.spending.ledger import read_ledger
 from tasks.storage.dotted_keys import flatten
 from tasks.storage.files import is_written, write_text
 from tasks.storage.manifest import Manifest, ancestors, differences
@@ -87,6 +89,8 @@ class ReportedRun:
     facts: RunFacts
     curves: RunCurves
     spending: Sequence[Mapping[str, Any]]
+    costs: Sequence[Sequence[object]]
+    """Rows by COST_COLUMNS of all that the run has spent."""
     rollouts: Sequence[MarkedRollout]
     tokens_are_numbers: bool
     failures: Sequence[RecordedFailure]
@@ -161,6 +165,7 @@ def render_report(
         parts=plots.TIME_PARTS,
         recipes=compare_recipes([one.facts.recipe for one in reported]),
         metrics=_all_metrics(curves),
+        cost_columns=COST_COLUMNS,
     )
 
 
@@ -194,6 +199,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             facts,
             replace(facts.curves(views), chosen=chosen),
             spending=spending.to_arrow_table().to_pylist(),
+            costs=[*rows_by_purpose(read_ledger(run))],
             rollouts=marked,
             tokens_are_numbers=decode is None,
             failures=find_failures(views)[:MOST_FAILURES],

@@ -87,9 +87,9 @@ select
     use,
     gen_ai_provider_name is distinct from 'other' as ours,
     count(*) as calls,
-    sum(gen_ai_usage_input_tokens - cached)::bigint as prefill,
-    sum(cached)::bigint as cached,
-    sum(sampled)::bigint as sampled,
+    coalesce(sum(gen_ai_usage_input_tokens - cached), 0)::bigint as prefill,
+    coalesce(sum(cached), 0)::bigint as cached,
+    coalesce(sum(sampled), 0)::bigint as sampled,
     sum((attributes ->> '$.cost')::double) as cost
 
 from (

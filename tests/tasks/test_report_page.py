@@ -428,7 +428,7 @@ def test_no_number_of_an_axis_is_cut_off(scale: float) -> None:
 def test_a_table_whose_columns_scroll_says_so_on_a_narrow_screen() -> None:
     page = render_report([record_run("one"), record_run("two", seed=7)])
     tables = re.findall(r"([^\n]*)\n?<div class=\"scroll[^>]*><table>", page)
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert all("The columns of this table scroll sideways." in before for before in tables)
     alone = render_report([folder_of("one")])
     (said,) = re.findall(
