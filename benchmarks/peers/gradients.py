@@ -144,7 +144,7 @@ class Step:
 
     def _norm(self, passes: Gradient) -> float:
         for asked in passes:
-            self.live.accumulate(self.step, asked)
+            self.live.accumulate(0, asked)
         stepped = self.client.optim_step(STILL).result()
         assert stepped.metrics is not None
         return stepped.metrics["unclipped_grad_l2:mean"]

@@ -52,6 +52,7 @@ from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import LLM, Span, end_spans
 from tasks.rollouts import check_step
 from tasks.settings.rollouts import Rollouts
+from tasks.spending.so_far import SpentSoFar
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import DurableTask
 from tasks.storage.files import write_rows
@@ -311,4 +312,15 @@ def opened(folder: Path, recipe: Recipe, client: ServiceClient) -> Iterator[Open
         RunTracking(run, {}, recipe.steps, recipe.lag) as tracking,
     ):
         policies = open_policies(recipe, read_lineage(run, recipe), run, service, on_policy=False)
-        yield OpenRun(run, service, policies, tracking, recipe.steps, True, Event(), None)
+        yield OpenRun(
+            folder=run,
+            service=service,
+            policies=policies,
+            tracking=tracking,
+            steps=recipe.steps,
+            on_policy=True,
+            unusable=Event(),
+            spending=SpentSoFar(run),
+            budget=recipe.budget,
+            retention=None,
+        )

@@ -26,7 +26,7 @@ class ServiceOrder:
     url: str | None
     key: str | None = field(repr=False)
     patience: float
-    run: str
+    run: str = ""
     """Id of the run, which the door's session names."""
 
 
