@@ -22,9 +22,6 @@ from adapters.process.program import (
     split_words,
 )
 
-NOT_STARTED = (126, 127)
-"""Exit statuses by which shells say that a program cannot be run, or does not exist."""
-
 
 def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     """Return the agent that runs the command `line`, split like a shell's but run without a shell.
@@ -54,7 +51,7 @@ async def answer_of(program: Program, line: str, roles: Roles, place: Place | No
     keys = [of_role["api_key"] for of_role in roles.values()]
     if place is not None:
         await asyncio.to_thread(place.log, program.said(keys))
-        if place.settings.reward and program.status not in NOT_STARTED:
+        if place.settings.reward and program.began:
             return None
     if program.status == 0 and (found := program.stdout.last_json()):
         return found[0]
@@ -88,7 +85,9 @@ def told(words: Sequence[str], example: Example) -> str:
 
 def _failure(program: Program, secrets: Sequence[str]) -> str:
     """Describe why a program that has ended gave no reward."""
-    if program.status == 0:
+    if not program.began:
+        fact = "cannot be started; see why"
+    elif program.status == 0:
         fact = "printed no reward; its last line must be a JSON number, or object of roles"
     elif program.status is not None and program.status < 0:
         fact = f"{program.end()}; see why, and run it by hand"
