@@ -5,9 +5,12 @@ It reads the example on stdin, unless its words name columns of it, and writes t
 
 import asyncio
 import json
+import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 from adapters.calls import Example
@@ -21,6 +24,10 @@ from adapters.process.program import (
     running_program,
     split_words,
 )
+
+FILLED_IN_KEY = re.compile(r"\$\{\w+_API_KEY\}")
+
+log = logging.getLogger(__name__)
 
 
 def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -41,6 +48,18 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
         return await answer_of(program, line, roles, place)
 
     return play
+
+
+@cache
+def warn_of_shown_keys(agent: str) -> None:
+    """Warn once of a key among the words of an agent that is a command, where it is filled in."""
+    if shown := FILLED_IN_KEY.search(agent):
+        log.warning(
+            "the agent's words have %s: whoever may list this machine's processes reads the key of "
+            "each rollout while that is played; if the program can read it from a variable or a "
+            "file, give it by place.variables or by place.template",
+            shown[0],
+        )
 
 
 async def answer_of(program: Program, line: str, roles: Roles, place: Place | None) -> object:
