@@ -17,8 +17,8 @@ MOST_KEYS = {"train": 137, "finetune": 56, "prefer": 49, "stages": 8, "sweep": 8
 """Flow → keys of its recipe."""
 MOST_LINES = {
     "adapters": 1220, "adapters/clients": 620, "adapters/dialects": 2150, "adapters/door": 2440,
-    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 940,
-    "adapters/process": 1310, "adapters/programs": 1250, "adapters/project": 420,
+    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 930,
+    "adapters/process": 1310, "adapters/programs": 1250, "adapters/project": 430,
     "adapters/rendering": 1700, "adapters/tinker": 1760, "adapters/tracking": 510,
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1460,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 600, "engine/training": 920,
