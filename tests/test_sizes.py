@@ -17,12 +17,12 @@ MOST_KEYS = {"train": 137, "finetune": 56, "prefer": 49, "stages": 8, "sweep": 8
 """Flow → keys of its recipe."""
 MOST_LINES = {
     "adapters": 1220, "adapters/clients": 620, "adapters/dialects": 2150, "adapters/door": 2440,
-    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 930,
+    "adapters/harness": 1560, "adapters/network": 313, "adapters/places": 930,
     "adapters/process": 1310, "adapters/programs": 1250, "adapters/project": 430,
     "adapters/rendering": 1700, "adapters/tinker": 1760, "adapters/tracking": 510,
-    "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1460,
+    "adapters/weights": 280, "durable": 372, "engine": 840, "engine/api": 1460,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 600, "engine/training": 920,
-    "flows": 1540, "flows/cli": 2480, "flows/importing": 1370, "flows/recipe": 2050,
+    "flows": 1545, "flows/cli": 2490, "flows/importing": 1370, "flows/recipe": 2050,
     "flows/runtime": 3130, "flows/server": 1160, "ratchet": 120, "tasks": 3430,
     "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820, "tasks/examples": 1150,
     "tasks/given": 2380, "tasks/recording": 2350, "tasks/recovery": 600, "tasks/reports": 3980,
