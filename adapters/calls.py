@@ -169,11 +169,12 @@ class Choice:
 class Thinking:
     """A wish that the model thinks before it answers, or does not.
 
-    `where` names the client's field; it is empty if a format without a switch may answer too.
+    `where` names the client's field. A format without a switch answers a `hint` all the same.
     """
 
     on: bool
     where: str = field(default="", compare=False)
+    hint: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,9 @@ class Request:
     left_out: Sequence[str] = ()
     """Types of tools that the model is not shown: the API's service runs them, or finds more by
     them."""
+    hints: Sequence[str] = ()
+    """Paths of the client's fields that ask for what no policy has a setting for, such as how hard
+    to think."""
     dialect: str = ""
     """The name of the API by which the call was made."""
 
@@ -266,8 +270,9 @@ class Completion:
     recalled: bool = False
     """True if the answer was sampled in an earlier attempt and is only given again in this one."""
     usage: Usage | None = None
-    outcomes: Mapping[str, JsonObject] = field(default_factory=dict)
-    """Whether the answer follows the `tool_choice` and the `format` that the request asks for."""
+    outcomes: Mapping[str, object] = field(default_factory=dict)
+    """What became of what the request asks for: whether the answer follows the `tool_choice` and
+    the `format`, and `left_out_fields`."""
 
     @property
     def token_counts(self) -> tuple[int, int]:

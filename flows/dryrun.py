@@ -28,6 +28,7 @@ from flows.runtime.open_rollouts import (
 from flows.runtime.open_run import open_run, staying
 from tasks.datums import build_datums
 from tasks.evaluations import score_spans
+from tasks.recording.transcripts import read_transcripts
 from tasks.reports.dryruns import LearnedFrom, describe_dryrun
 from tasks.reports.programs import Played
 from tasks.rewards import compute_rewards
@@ -41,10 +42,12 @@ from tasks.trajectories import assemble_trajectories
 
 
 class DryRun(BaseModel, frozen=True):
-    """Numbers of a dry run's rollouts, and its report as text."""
+    """Numbers of a dry run's rollouts, their rewards or errors by name, and its report as text."""
 
     rollouts: int
     failed: int
+    rewards: Mapping[str, float]
+    errors: Mapping[str, str]
     report: str
 
 
@@ -79,11 +82,13 @@ def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
         runner = replace(opened.runner, check=lambda _: None)  # what fails is shown
         spans = runner.wait_for(runner.submit_shard(shard, 0, groups).values())
         learned = _learn(opened, recipe, spans)
-    score = score_spans(spans, shard)
+    score, ends = score_spans(spans, shard), read_transcripts(spans)
     publish_tag("dryrun")
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
+        rewards={one["rollout_id"]: one["reward"] for one in ends if one["reward"] is not None},
+        errors={one["rollout_id"]: one["error"] for one in ends if one["error"] is not None},
         report=describe_dryrun(spans, learned, recipe.credit(), _describe_model(opened, recipe)),
     )
 

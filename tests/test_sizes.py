@@ -16,13 +16,13 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 140, "finetune": 59, "prefer": 52, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1240, "adapters/clients": 620, "adapters/dialects": 2140, "adapters/door": 2440,
-    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 920,
-    "adapters/process": 1310, "adapters/programs": 1240, "adapters/project": 420,
+    "adapters": 1240, "adapters/clients": 620, "adapters/dialects": 2160, "adapters/door": 2460,
+    "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 940,
+    "adapters/process": 1310, "adapters/programs": 1260, "adapters/project": 440,
     "adapters/rendering": 1700, "adapters/tinker": 1960, "adapters/tracking": 520,
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 680, "engine/training": 920,
-    "flows": 1560, "flows/cli": 2520, "flows/importing": 1380, "flows/recipe": 2060,
+    "flows": 1560, "flows/cli": 2540, "flows/importing": 1380, "flows/recipe": 2060,
     "flows/runtime": 3220, "flows/server": 1180, "ratchet": 120, "tasks": 3440,
     "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820, "tasks/examples": 1160,
     "tasks/given": 2380, "tasks/recording": 2360, "tasks/recovery": 600, "tasks/reports": 4060,

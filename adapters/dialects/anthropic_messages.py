@@ -17,7 +17,7 @@ from adapters.calls import (
     ToolCall,
     ToolFunction,
 )
-from adapters.dialects.field_rules import Api, check_fields
+from adapters.dialects.field_rules import Api, check_fields, find_hints
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -69,6 +69,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         choice=_read_choice(sent, tools),
         thinking=read_thinking(sent) or _read_disabled(sent),
         left_out=left_out,
+        hints=find_hints(sent, Api.MESSAGES, passed),
         dialect="messages",
     )
     check_fields(sent, Api.MESSAGES, passed)
@@ -229,9 +230,9 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
 
 
 def _read_disabled(sent: Fields) -> Thinking | None:
-    """Read whether thinking is turned off, which a format without a switch may answer too."""
-    kind = sent.read_object("thinking").get("type")
-    return Thinking(on=False) if kind == "disabled" else None
+    thinking = sent.read_object("thinking")
+    off = thinking.get("type") == "disabled"
+    return Thinking(on=False, where=thinking.path_of("type"), hint=True) if off else None
 
 
 def _read_format(sent: Fields) -> Format | None:

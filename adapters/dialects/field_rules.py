@@ -4,7 +4,7 @@ A field of no row is refused by its name. A value of null is the same as no fiel
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +22,8 @@ class Api(StrEnum):
 
 class Fate(StrEnum):
     HONOURED = "honoured"
+    HINT = "hint"
+    """Obeyed as far as a policy has a setting for it; otherwise the record names the field."""
     SAMPLING = "sampling"
     """Said by the recipe in a run, and by the client where `ratchet serve` answers."""
     HARMLESS = "harmless"
@@ -30,7 +32,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The fate of fields, and why; values of `unless` ask for nothing, so they are not refused."""
+    """The fate of fields, and why.
+
+    Values of `unless` ask for nothing, so they are not refused, or are no hints that nobody obeys.
+    """
 
     names: tuple[str, ...]
     fate: Fate
@@ -38,10 +43,10 @@ class Rule:
     unless: tuple[object, ...]
     apis: tuple[Api, ...]
 
-    def takes(self, value: object) -> bool:
-        """Return whether a value is not refused; JSON's false is not the number 0."""
+    def excepts(self, value: object) -> bool:
+        """Return whether a value asks for nothing; JSON's false is not the number 0."""
         same = (one for one in self.unless if isinstance(one, bool) == isinstance(value, bool))
-        return self.fate is not Fate.REFUSED or value is None or value in same
+        return value is None or value in same
 
 
 RULES = tuple(
@@ -70,8 +75,25 @@ def check_fields(sent: Fields, api: Api, passed: Collection[str] = ()) -> None:
             continue
         if rule is None:
             raise bad_field(name, f"is no field of {api} that is known here; leave it out.")
-        if not rule.takes(value):
+        if rule.fate is Fate.REFUSED and not rule.excepts(value):
             raise bad_field(name, f"is not honoured here: {rule.why}.")
+
+
+def find_hints(sent: Fields, api: Api, passed: Collection[str] = ()) -> list[str]:
+    """Return the paths of the hints in a body that no policy has a setting for."""
+    hints = ((name, rule) for name, rule in rules_of(api).items() if rule.fate is Fate.HINT)
+    return [
+        name
+        for name, rule in hints
+        if name not in passed and not rule.excepts(_value_at(sent, name.split(".")))
+    ]
+
+
+def _value_at(sent: Mapping[str, object], path: Sequence[str]) -> object:
+    value: object = sent
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def write_table() -> str:
@@ -86,7 +108,8 @@ def _lines() -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in rule.names)
         others = [api for api in Api if api not in rule.apis]
         apis = ", ".join(rule.apis) if others[1:] else f"all but {others[0]}" if others else "all"
-        but = " or ".join(f"`{json.dumps(value)}`" for value in rule.unless)
+        taken = rule.unless if rule.fate is Fate.REFUSED else ()
+        but = " or ".join(f"`{json.dumps(value)}`" for value in taken)
         said = {Fate.SAMPLING: rule.why, Fate.HONOURED: f"honoured: {rule.why}"}
         told = said.get(rule.fate, f"{rule.fate}: {rule.why}")
         yield f"| {names} | {apis} | {told}{f'; only {but} is taken' if but else ''} |"

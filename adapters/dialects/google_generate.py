@@ -18,7 +18,7 @@ from adapters.calls import (
     Thinking,
     Tool,
 )
-from adapters.dialects.field_rules import Api, check_fields
+from adapters.dialects.field_rules import Api, check_fields, find_hints
 from adapters.dialects.fields import (
     NUMBER,
     Fields,
@@ -80,6 +80,7 @@ class GenerateContent:
             choice=_read_choice(sent, tools),
             thinking=_read_thinking(config),
             left_out=left_out,
+            hints=find_hints(sent, Api.GOOGLE, passed),
             dialect="generateContent",
         )
         told = {name: value for name, value in sent.items() if name != GENERATION}
@@ -300,9 +301,10 @@ def _read_format(config: Fields) -> Format | None:
 
 
 def _read_thinking(config: Fields) -> Thinking | None:
-    """Read whether thinking is turned off, which a format without a switch may answer too."""
-    budget = config.read_object("thinkingConfig").read("thinkingBudget", int)
-    return Thinking(on=False) if budget == 0 else None
+    thinking = config.read_object("thinkingConfig")
+    name = "thinkingBudget"
+    off = thinking.read(name, int) == 0
+    return Thinking(on=False, where=thinking.path_of(name), hint=True) if off else None
 
 
 def _parts(message: Message) -> list[JsonObject]:

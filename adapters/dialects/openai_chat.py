@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from adapters.calls import Completion, JsonObject, Message, Refused, Request
-from adapters.dialects.field_rules import Api, check_fields
+from adapters.dialects.field_rules import Api, check_fields, find_hints
 from adapters.dialects.fields import (
     DONE,
     RETURN_TOKEN_IDS,
@@ -60,6 +60,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         answers=_count_answers(sent),
         thinking=read_thinking(sent) or (None if EFFORT in passed else read_effort(sent, EFFORT)),
         continues=_continues(sent),
+        hints=find_hints(sent, Api.CHAT, passed),
         dialect="chat completions",
     )
     check_fields(sent, Api.CHAT, passed)

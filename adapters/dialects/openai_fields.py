@@ -80,14 +80,9 @@ def read_format(value: object, path: str) -> Format | None:
 
 
 def read_effort(sent: Fields, name: str) -> Thinking | None:
-    """Read how much the model is to think: not at all, or as it does."""
-    effort = sent.get(name)
-    if effort is None:
-        return None
-    if effort != "none":
-        problem = f"is {effort!r}; no such levels are known here, and none turns thinking off."
-        raise bad_field(sent.path_of(name), problem)
-    return Thinking(on=False, where=sent.path_of(name))
+    """Read whether the model is not to think at all; there are no levels."""
+    off = sent.read(name, str) == "none"
+    return Thinking(on=False, where=sent.path_of(name), hint=True) if off else None
 
 
 def write_logprobs(completion: Completion, chat: Chat) -> list[JsonObject]:

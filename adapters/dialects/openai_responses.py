@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from adapters.calls import Completion, JsonObject, Message, Refused, Request
-from adapters.dialects.field_rules import Api, check_fields
+from adapters.dialects.field_rules import Api, check_fields, find_hints
 from adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
@@ -77,6 +77,7 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         choice=read_choice(sent, tools.functions, name_chosen),
         thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
         left_out=tools.left_out,
+        hints=find_hints(sent, Api.RESPONSES, passed),
         dialect="responses",
     )
     check_fields(sent, Api.RESPONSES, passed)

@@ -26,7 +26,13 @@ from adapters.door.backends import Backend
 from adapters.door.batches import Attempt, OpenBatch
 from adapters.door.chat_api import ChatApi, ServedModel, check_key, read_body, read_number, token_of
 from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import UNRECORDED_ERRORS, Answer, Memory, RequestMeta
+from adapters.door.role_calls import (
+    UNRECORDED_ERRORS,
+    Answer,
+    Memory,
+    RequestMeta,
+    left_out_fields,
+)
 from adapters.door.roles import CallsOf
 from adapters.errors import UserError
 from adapters.network.addresses import Listener
@@ -140,7 +146,8 @@ class Door(ChatApi):
         async def answer(asked: ChatRequest, call: CallId, memory: Memory) -> Completion:
             completion = await backend(asked, call, memory)
             outcomes = await self.formats.outcomes(asked, completion.message)
-            return replace(completion, outcomes=outcomes)
+            left_out = left_out_fields(self.chat, completion)
+            return replace(completion, outcomes={**outcomes, **left_out})
 
         async def answer_all(asked: ChatRequest, meta: RequestMeta) -> list[Completion]:
             with attempt.waiting():

@@ -193,9 +193,19 @@ def chat_of(chat: Chat, request: Request) -> Chat:
     try:
         return chat.with_thinking(request.thinking.on)
     except NoRenderer as error:
-        if not request.thinking.where:
+        if request.thinking.hint:
             return chat
         raise bad_field(request.thinking.where, f"cannot be honoured: {error}.") from error
+
+
+def left_out_fields(chat: Chat, completion: Completion) -> dict[str, list[str]]:
+    """Return, as `left_out_fields`, the paths of hints that changed nothing, if there are any."""
+    request, by_policy = completion.request, completion.usage is None
+    paths, thinking = [*request.hints], request.thinking
+    if thinking is not None and thinking.hint:
+        obeyed = by_policy and chat_of(chat, request).thinking == thinking.on
+        paths += [] if obeyed else [thinking.where]
+    return {"left_out_fields": paths} if paths else {}
 
 
 def _join(begun: Message, answer: Message) -> Message:

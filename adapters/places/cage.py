@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -61,6 +61,9 @@ APART = (
 
 FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 
+STARTS = b"+"
+"""Last word of a cage that has started its program; another one follows if that failed."""
+
 PASSED_ON = 2**16
 """Bytes of a connection that are passed on at once."""
 
@@ -91,11 +94,20 @@ def check_cage() -> str:
     return found
 
 
+def has_begun(channel: socket.socket) -> bool:
+    """Return whether the program of a cage that has ended was started."""
+    said = b""
+    with suppress(BlockingIOError):  # the other end is open in this process
+        while more := channel.recv(1, socket.MSG_DONTWAIT):
+            said += more
+    return said.endswith(STARTS)
+
+
 @asynccontextmanager
 async def caged(
     place: Place, words: Sequence[str], roles: Roles
-) -> AsyncIterator[tuple[list[str], socket.socket]]:
-    """Yield the words of a program in a cage, and the socket that it inherits.
+) -> AsyncIterator[tuple[list[str], socket.socket, socket.socket]]:
+    """Yield the words of a program in a cage, our end of a socket, and the end that it inherits.
 
     Connections to the door of `roles` are passed on until the block ends.
     """
@@ -104,7 +116,7 @@ async def caged(
         door = next((urlsplit(one["base_url"]) for one in roles.values()), None)
         handed = asyncio.create_task(_pass_on(ours, door)) if door else None
         try:
-            yield _words(place, words, theirs.fileno(), door), theirs
+            yield _words(place, words, theirs.fileno(), door), ours, theirs
         finally:
             if handed is not None:
                 await cancel_and_wait(handed)

@@ -8,12 +8,20 @@ from signal import SIGKILL
 
 from adapters.clients.current_rollout import Roles
 from adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
-from adapters.places.cage import caged
+from adapters.places.cage import caged, has_begun
 from adapters.places.place import Place
 from adapters.process.program import Program, running_program
 
-LIMITED = ("/bin/sh", "-c", 'ulimit -f "$0" && exec "$@"')
-"""Words before the most blocks of a file, and a program's own words."""
+MARKED_END = """trap ': > "$0"' EXIT; shopt -s execfail 2>/dev/null"""
+LIMITED = ("/bin/sh", "-c", f'{MARKED_END}; ulimit -f "$1" && shift && exec "$@"')
+"""Words before a file, the most blocks of a file, and a program's own words.
+
+The first file is made if the program cannot be started: any exit status may be the program's own.
+Without execfail, which other shells do not know, bash would not come to its trap.
+"""
+
+NOT_STARTED = "not-started"
+"""Name of that file in a place."""
 
 
 @asynccontextmanager
@@ -23,17 +31,21 @@ async def program_in(
     """Start a program in a place, with `line` on its stdin; the program ends with the block.
 
     It reaches the door of `roles`. Raises BeyondBounds if it goes beyond the bounds of the place.
+    `began` is known after the block, which waits for its end.
     """
     if place.settings.caged:
-        async with caged(place, words, roles) as (in_cage, channel):
-            started = running_program(in_cage, variables, line, inherited=(channel.fileno(),))
+        async with caged(place, words, roles) as (in_cage, ours, theirs):
+            started = running_program(in_cage, variables, line, inherited=(theirs.fileno(),))
             async with started as program, held_to_bounds(place, program):
                 yield program
+                program.began = has_begun(ours)
         return
-    blocks = str(place.settings.bounds.most_bytes // BLOCK)
-    started = running_program([*LIMITED, blocks, *words], variables, line, folder=place.work)
+    blocks, mark = str(place.settings.bounds.most_bytes // BLOCK), place.folder / NOT_STARTED
+    limited = [*LIMITED, str(mark), blocks, *words]
+    started = running_program(limited, variables, line, folder=place.work)
     async with bounded(place, started, variables["HOME"]) as program:
         yield program
+        program.began = not mark.exists()
 
 
 @asynccontextmanager

@@ -102,6 +102,8 @@ class Program:
         self.silent = asyncio.Event()
         """Set when the program has ended and all that it wrote has been read."""
         self.status: int | None = None
+        self.began = True
+        """False if the program of a place has ended since the system could not start it."""
         self.stdout = StreamEnd("stdout")
         self.stderr = StreamEnd("stderr")
         self._pid: int | None = None

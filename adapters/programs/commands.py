@@ -5,9 +5,12 @@ It reads the example on stdin, unless its words name columns of it, and writes t
 
 import asyncio
 import json
+import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 from adapters.calls import Example
@@ -22,8 +25,9 @@ from adapters.process.program import (
     split_words,
 )
 
-NOT_STARTED = (126, 127)
-"""Exit statuses by which shells say that a program cannot be run, or does not exist."""
+FILLED_IN_KEY = re.compile(r"\$\{\w+_API_KEY\}")
+
+log = logging.getLogger(__name__)
 
 
 def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -46,6 +50,18 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     return play
 
 
+@cache
+def warn_of_shown_keys(agent: str) -> None:
+    """Warn once of a key among the words of an agent that is a command, where it is filled in."""
+    if shown := FILLED_IN_KEY.search(agent):
+        log.warning(
+            "the agent's words have %s: whoever may list this machine's processes reads the key of "
+            "each rollout while that is played; if the program can read it from a variable or a "
+            "file, give it by place.variables or by place.template",
+            shown[0],
+        )
+
+
 async def answer_of(program: Program, line: str, roles: Roles, place: Place | None) -> object:
     """Return the answer of a program that has ended; CommandFailed if it gave none.
 
@@ -54,7 +70,7 @@ async def answer_of(program: Program, line: str, roles: Roles, place: Place | No
     keys = [of_role["api_key"] for of_role in roles.values()]
     if place is not None:
         await asyncio.to_thread(place.log, program.said(keys))
-        if place.settings.reward and program.status not in NOT_STARTED:
+        if place.settings.reward and program.began:
             return None
     if program.status == 0 and (found := program.stdout.last_json()):
         return found[0]
@@ -88,7 +104,9 @@ def told(words: Sequence[str], example: Example) -> str:
 
 def _failure(program: Program, secrets: Sequence[str]) -> str:
     """Describe why a program that has ended gave no reward."""
-    if program.status == 0:
+    if not program.began:
+        fact = "cannot be started; see why"
+    elif program.status == 0:
         fact = "printed no reward; its last line must be a JSON number, or object of roles"
     elif program.status is not None and program.status < 0:
         fact = f"{program.end()}; see why, and run it by hand"

@@ -9,8 +9,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from adapters.errors import UserError
 from adapters.project.modules import locate
@@ -34,7 +36,6 @@ def locate_dataset(name: str) -> Path:
 
 @lru_cache(maxsize=8)
 def _fetch(name: str) -> Path:
-    """Fetch in a process of its own, since a run switches this one's hub library offline."""
     named = DATASET_NAME.fullmatch(name.removeprefix(HUB))
     if named is None:
         raise HubError(
@@ -42,10 +43,7 @@ def _fetch(name: str) -> Path:
             "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
         )
     wanted = named.groupdict()
-    command = [sys.executable, "-P", "-m", __name__, json.dumps(wanted)]
-    fetched = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = fetched.stdout.splitlines() or ['{"error": "the program that fetches it failed"}']
-    found = json.loads(lines[-1])
+    found = ask_aside(__name__, wanted)
     if "error" in found:
         options = f" --revision {wanted['revision']}" if wanted["revision"] else ""
         raise HubError(
@@ -57,16 +55,38 @@ def _fetch(name: str) -> Path:
     return Path(found["folder"])
 
 
-def main() -> None:
-    """Find the dataset that the argument names, as JSON; print its folder, or an error, as JSON."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def ask_aside(
+    module: str, asked: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the answer of a module that calls `answer_aside`, or an `error`.
 
-    wanted = json.loads(sys.argv[1])
+    It runs in a process of its own, since a run switches this one's hub library offline.
+    """
+    command = [sys.executable, "-P", "-m", module, json.dumps(asked)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    lines = ended.stdout.splitlines() or ['{"error": "the program that asks the hub failed"}']
+    return json.loads(lines[-1])
+
+
+def answer_aside(
+    answer: Callable[[Mapping[str, Any]], Mapping[str, str]], errors: tuple[type[Exception], ...]
+) -> None:
+    """Print the answer to what the argument asks, both as JSON; one of `errors` is an answer."""
     try:
-        said = {"folder": str(find_folder(wanted["id"], wanted["folder"], wanted["revision"]))}
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        said = answer(json.loads(sys.argv[1]))
+    except errors as error:
         said = {"error": str(error).strip().splitlines()[0]}
     print(json.dumps(said))  # noqa: T201
+
+
+def main() -> None:
+    """Find the dataset that the argument names."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    def answer(wanted: Mapping[str, Any]) -> Mapping[str, str]:
+        return {"folder": str(find_folder(wanted["id"], wanted["folder"], wanted["revision"]))}
+
+    answer_aside(answer, (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError))
 
 
 def find_folder(name: str, folder: str | None, revision: str | None) -> Path:

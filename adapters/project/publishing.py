@@ -1,13 +1,12 @@
 """Folders that are pushed to Hugging Face's hub as models, by its own client."""
 
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from adapters.errors import UserError
-from adapters.project.hub import HUB, HubError
+from adapters.project.hub import HUB, HubError, answer_aside, ask_aside
 
 OFFLINE = "HF_HUB_OFFLINE"
 
@@ -27,17 +26,11 @@ def check_push(name: str) -> str:
 def push(folder: Path, model: str, message: str) -> str:
     """Push a folder as a commit of a model, made private if it is new; return the page's address.
 
-    HubError if the hub refuses, or cannot be reached. It runs in a process of its own, since a run
-    switches this one's hub library offline.
+    HubError if the hub refuses, or cannot be reached.
     """
-    told = json.dumps({"folder": str(folder), "model": model, "message": message})
-    environment = {name: value for name, value in os.environ.items() if name != OFFLINE}
-    command = [sys.executable, "-P", "-m", __name__, told]
-    pushed = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=False, env=environment
-    )
-    lines = pushed.stdout.splitlines() or ['{"error": "the program that pushes it failed"}']
-    said = json.loads(lines[-1])
+    asked = {"folder": str(folder), "model": model, "message": message}
+    online = {name: value for name, value in os.environ.items() if name != OFFLINE}
+    said = ask_aside(__name__, asked, online)
     if "error" in said:
         raise HubError(
             f"{folder} is written, and cannot be pushed to {model}: {said['error'].rstrip('.')}; "
@@ -48,22 +41,20 @@ def push(folder: Path, model: str, message: str) -> str:
 
 
 def main() -> None:
-    """Push what the argument says, as JSON; print the page's address, or an error, as JSON."""
+    """Push what the argument says, and answer with the page's address."""
     from httpx2 import HTTPError  # of which the client's own errors are some
     from huggingface_hub import HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError
 
-    asked = json.loads(sys.argv[1])
-    hub = HfApi()
-    try:
+    def answer(asked: Mapping[str, Any]) -> Mapping[str, str]:
+        hub = HfApi()
         made = hub.create_repo(asked["model"], private=True, exist_ok=True)
         hub.upload_folder(
             repo_id=asked["model"], folder_path=asked["folder"], commit_message=asked["message"]
         )
-        said = {"page": str(made)}
-    except (HTTPError, LocalTokenNotFoundError, OSError, ValueError) as error:
-        said = {"error": str(error).strip().splitlines()[0]}
-    print(json.dumps(said))  # noqa: T201
+        return {"page": str(made)}
+
+    answer_aside(answer, (HTTPError, LocalTokenNotFoundError, OSError, ValueError))
 
 
 if __name__ == "__main__":

@@ -307,6 +307,7 @@ def dryrun(
     online: Annotated[
         bool, typer.Option(help="Use the recipe's own model, service and helper models.")
     ] = False,
+    as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
@@ -317,7 +318,8 @@ def dryrun(
 
     recipe = named_recipe(name, set_ or [], RunRecipe)
     if not isinstance(recipe, Recipe):
-        _show_given(recipe, examples, say_, keep=keep, online=online)
+        report = _describe_given(recipe, examples, say_, keep=keep, online=online)
+        _write_report(report, {"report": report}, broken=False, as_json=as_json)
         return
     recipe = prepare_rollouts(recipe, examples, say_, online=online)
     from flows.runtime.checks import check_start
@@ -337,10 +339,11 @@ def dryrun(
     finally:
         if not keep and folder.exists():
             folder.delete()
-    say(result.report)
+    _write_report(result.report, result.model_dump(mode="json"), broken=True, as_json=as_json)
     if keep:
         whole = f"ratchet sql --run {run} 'from rollouts'"
-        say(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}")
+        said_to = sys.stderr if as_json else None
+        say(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}", said_to)
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
 
@@ -490,10 +493,10 @@ def pretrain(
     say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
 
 
-def _show_given(
+def _describe_given(
     recipe: "RunRecipe", examples: int | None, said: Path | None, *, keep: bool, online: bool
-) -> None:
-    """Print texts or pairs as they are trained."""
+) -> str:
+    """Describe texts or pairs as they are trained."""
     from flows.cli.dry_recipes import EXAMPLES, describe_given
     from flows.recipe.given_examples import GivenRecipe
 
@@ -502,7 +505,15 @@ def _show_given(
         raise UserError("--keep does nothing with texts and pairs, which leave no file")
     if said is not None:
         raise UserError("--say does nothing with texts and pairs, which nobody plays")
-    show(describe_given(recipe, examples or EXAMPLES, online=online))
+    return describe_given(recipe, examples or EXAMPLES, online=online)
+
+
+def _write_report(report: str, record: dict[str, object], *, broken: bool, as_json: bool) -> None:
+    """Write a record as JSON, or print the report, whose long lines may be `broken`."""
+    if as_json:
+        write_json(record)
+    else:
+        (say if broken else show)(report)
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from adapters.calls import POLICY, Sampling
 from adapters.door.roles import (
     CallsOf,
+    answerers,
     check_role,
     checkpoint_of,
     earlier_of,
@@ -106,8 +107,7 @@ class Recipe(RunRecipe):
     @property
     def answerers(self) -> dict[str, str]:
         """Who answers each role."""
-        named = self.roles.items()
-        return {role: asked if isinstance(asked, str) else asked.who for role, asked in named}
+        return answerers(self.model_dump(include={"roles"})["roles"])
 
     def sent_calls(self) -> list[CallsOf]:
         """List the roles whose calls are known by what they say."""

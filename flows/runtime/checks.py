@@ -17,6 +17,7 @@ from adapters.errors import UserError
 from adapters.harness.agents import load_agent
 from adapters.network.addresses import check_listener
 from adapters.places.cage import check_cage
+from adapters.programs.commands import warn_of_shown_keys
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
@@ -455,6 +456,8 @@ def _check_agent(recipe: Recipe) -> None:
         create_backends(recipe.answerers, recipe.seed)
     others = sorted(role for role in asked if role != POLICY)
     load_agent(recipe.agent, others, placed=recipe.place.is_given)
+    if recipe.place.is_given:
+        warn_of_shown_keys(recipe.agent)
     if recipe.place.caged:
         check_cage()
     for judge in recipe.judges():

@@ -18,7 +18,7 @@ class Transcript(TypedDict):
     no tool, and `num_tool_calls` its tool calls. An interaction has the `role`, the last `question`
     and the `response`, with its tool calls as `name(arguments)`; a conversation has the `role`, the
     `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`. The models
-    were not shown `left_out_tools`.
+    were not shown `left_out_tools`, and had no setting for `left_out_fields`.
     """
 
     rollout_id: str
@@ -32,6 +32,7 @@ class Transcript(TypedDict):
     refused: Sequence[Mapping[str, str]]
     conversations: Sequence[Mapping[str, str]]
     left_out_tools: Sequence[str]
+    left_out_fields: Sequence[str]
 
 
 def describe_end(row: Transcript) -> str:
@@ -42,9 +43,12 @@ def describe_end(row: Transcript) -> str:
 
 
 def tell_left_out(row: Transcript) -> list[str]:
-    """Return a sentence about the tools that were left out; no sentence if none was."""
-    left = ", ".join(row["left_out_tools"])
-    return [f"tools that the model was not shown: {left}"] if left else []
+    """Return a sentence about the tools that were left out, and one about the fields, if any."""
+    told = {
+        "tools that the model was not shown": row["left_out_tools"],
+        "fields that changed nothing": row["left_out_fields"],
+    }
+    return [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
 
 
 def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:

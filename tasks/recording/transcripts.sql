@@ -29,7 +29,8 @@ calls as (
         spoken(reply) as response,
         coalesce(json_array_length(reply -> '$.tool_calls'), 0) as tool_calls,
         list(kept_call) over (partition by rollout_id, role) as continued,
-        coalesce(from_json(attributes -> '$.left_out_tools', '["varchar"]'), []) as left_out_tools
+        coalesce(from_json(attributes -> '$.left_out_tools', '["varchar"]'), []) as left_out_tools,
+        coalesce(from_json(attributes -> '$.left_out_fields', '["varchar"]'), []) as left_out_fields
 
     from kept
     where kind = 'llm' and error_type is null
@@ -51,7 +52,8 @@ conversations as (
             {'role': role, 'messages': messages::varchar, 'reply': reply::varchar}
             order by role, call
         ) filter (where not list_contains(continued, call)) as conversations,
-        list_sort(list_distinct(flatten(list(left_out_tools)))) as left_out_tools
+        list_sort(list_distinct(flatten(list(left_out_tools)))) as left_out_tools,
+        list_sort(list_distinct(flatten(list(left_out_fields)))) as left_out_fields
 
     from calls
     group by rollout_id
@@ -82,7 +84,8 @@ select
     coalesce(num_tool_calls, 0)::bigint as num_tool_calls,
     coalesce(interactions, []) as interactions,
     coalesce(conversations, []) as conversations,
-    coalesce(left_out_tools, []) as left_out_tools
+    coalesce(left_out_tools, []) as left_out_tools,
+    coalesce(left_out_fields, []) as left_out_fields
 
 from ends
 left join conversations using (rollout_id)

@@ -66,6 +66,21 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     assert any(run.name.startswith("dryruns/hello-") for run in runs)
 
 
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
+def test_a_dry_run_as_json_has_the_reward_or_the_error_of_each_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    said = CliRunner().invoke(app, ["dryrun", "hello", "--examples", "1", "--json"])
+    assert said.exit_code == 0, said.output
+    record = json.loads(said.stdout)
+    assert [*record] == ["rollouts", "failed", "rewards", "errors", "report"]
+    assert (record["rollouts"], record["failed"], record["errors"]) == (2, 0, {})
+    assert [*record["rewards"]] == ["train-00000-0000-00", "train-00000-0000-01"]
+    assert "# datums" in record["report"]
+
+
 @pytest.mark.usefixtures("prefect_server", "tiny_chat")
 def test_a_dry_run_of_several_policies_shows_what_each_would_learn_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +189,10 @@ def test_a_kept_dry_run_ends_with_the_query_that_lists_its_failures(
     dry = CliRunner().invoke(app, ["dryrun", *failing, "--keep"])
     assert "the policy would learn nothing: all 4 rollouts failed" in dry.output
     (command,) = re.findall(r"ratchet (sql .*)", dry.output)
+    told = CliRunner().invoke(app, ["dryrun", *failing, "--json"])
+    record = json.loads(told.stdout)
+    assert (told.exit_code, record["failed"], record["rewards"]) == (1, 4, {})
+    assert [error.partition(":")[0] for error in record["errors"].values()] == ["KeyError"] * 4
     asked = CliRunner().invoke(app, [*shlex.split(command), "--format", "json"])
     rows = json.loads(asked.stdout)
     assert [row["rollout_id"] for row in rows] == [

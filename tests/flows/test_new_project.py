@@ -33,6 +33,7 @@ from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.checks import check_recipe
 from flows.server.prefect_server import POOL
+from tasks.settings.places import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door
 from tests.support.servers.prefect_api import prefect_api
 
@@ -143,6 +144,21 @@ def test_a_program_is_of_one_version(kind: Kind) -> None:
         versions = [line.split("==")[1] for line in pins.read_text().splitlines()]
     assert all(re.fullmatch(r"[\d.]+", version) for version in versions)
     assert pins.name in kind.install or "npm install" in kind.install
+
+
+@of_programs
+def test_the_words_of_a_program_show_no_key(kind: Kind) -> None:
+    assert "_API_KEY" not in named_recipe(kind.name).agent
+
+
+def test_a_key_among_the_words_of_a_command_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = PlaceOfRollouts(kept="never")
+    recipe = named_recipe("hello").model_copy(update={"place": place})
+    for words in ("--quiet", "--key ${OPENAI_API_KEY}", "--key ${OPENAI_API_KEY}"):
+        check_recipe(recipe.model_copy(update={"agent": f"command:{sys.executable} {words}"}))
+    assert caplog.text.count("the agent's words have ${OPENAI_API_KEY}: whoever may list") == 1
 
 
 @of_programs

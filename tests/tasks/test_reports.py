@@ -80,6 +80,14 @@ def test_a_transcript_names_the_tools_that_the_model_was_not_shown(tmp_path: Pat
     calls = said("?", "yes", **left), said("?", "no", call=1), said("?", "", call=2, **left)
     text = transcripts([sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))])
     assert "*tools that the model was not shown: mcp, web_search*" in text
+    assert "fields" not in text
+
+
+def test_a_transcript_names_the_fields_that_changed_nothing(tmp_path: Path) -> None:
+    left = {"attributes": {"left_out_fields": ["text.verbosity", "reasoning.effort"]}}
+    calls = said("?", "yes", **left), said("?", "no", call=1)
+    text = transcripts([sealed(tmp_path / "spans.parquet", rollout(0, *calls, ended(1.0)))])
+    assert "*fields that changed nothing: reasoning.effort, text.verbosity*" in text
 
 
 @pytest.mark.parametrize(("count", "titles"), [(1, ["best"]), (2, ["best", "worst"])])

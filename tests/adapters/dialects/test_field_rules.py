@@ -82,6 +82,8 @@ def test_a_top_k_that_is_none_is_refused(value: object) -> None:
 def test_a_role_that_a_model_behind_litellm_answers_takes_what_litellm_passes_on() -> None:
     asked = READERS[Api.CHAT].read(body(Api.CHAT, logit_bias={"5": -100}), PASSED_FIELDS)
     assert asked.fields["logit_bias"] == {"5": -100}
+    efforts = body(Api.CHAT, reasoning_effort="high", verbosity="low")
+    assert READERS[Api.CHAT].read(efforts, PASSED_FIELDS).hints == ["verbosity"]
     with pytest.raises(Refused, match="guided_json"):
         READERS[Api.CHAT].read(body(Api.CHAT, guided_json={}), PASSED_FIELDS)
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from adapters.calls import Choice, Format, Message, Refused, Thinking
-from adapters.dialects.google_generate import GenerateContent
+from adapters.dialects.google_generate import GENERATION, GenerateContent
 from tasks.recording.spans import call_span
 from tests.support.door.opened_door import CALL, CHAT, Opened
 
@@ -134,7 +134,13 @@ def test_settings_of_google_are_those_of_other_dialects() -> None:
     lower = {"type": "object", "properties": {"yes": {"type": "boolean"}}}
     assert (request.format, request.stop) == (Format(lower), ["x"])
     assert request.choice == Choice("required", ("look",))
-    assert request.thinking == Thinking(on=False)
+    assert (request.thinking, request.hints) == (Thinking(on=False), [])
+    hinted = {"thinkingConfig": {"thinkingBudget": 512, "thinkingLevel": "HIGH"}}
+    below = f"{GENERATION}.thinkingConfig"
+    assert read(generationConfig=hinted).hints == [
+        f"{below}.thinkingBudget",
+        f"{below}.thinkingLevel",
+    ]
     assert (request.fields["temperature"], request.fields["top_k"]) == (0.5, 64)
     assert request.tools[0]["function"]["parameters"]["type"] == "object"
     own = {**LOOK, "parametersJsonSchema": {"type": "object"}}

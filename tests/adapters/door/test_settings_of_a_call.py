@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -24,6 +25,12 @@ def prompt(opened: Opened) -> str:
     return CHAT.text(opened.spans[-1].prompt_token_ids)
 
 
+def ask(opened: Opened, path: str, fields: dict[str, Any]) -> None:
+    body = {"model": "m", "input" if path == "responses" else "messages": ASK, **fields}
+    said = httpx.post(f"{opened.url}/{path}", json=body, headers=bearer(opened.key), timeout=None)
+    assert said.status_code == 200, said.text
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "end"),
     [
@@ -42,9 +49,7 @@ def prompt(opened: Opened) -> str:
 def test_a_call_may_turn_thinking_off(
     opened: Opened, path: str, fields: dict[str, Any], end: str
 ) -> None:
-    body = {"model": "m", "input" if path == "responses" else "messages": ASK, **fields}
-    said = httpx.post(f"{opened.url}/{path}", json=body, headers=bearer(opened.key), timeout=None)
-    assert said.status_code == 200, said.text
+    ask(opened, path, fields)
     assert prompt(opened).endswith(f"<|im_end|>\n{end}")
 
 
@@ -67,7 +72,7 @@ def test_tokens_are_counted_as_the_call_would_be_rendered(opened: Opened) -> Non
         ({"chat_template_kwargs": {"preserve": True}}, "chat_template_kwargs.preserve"),
         ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         (
@@ -95,13 +100,56 @@ def test_a_format_of_any_rules_for_system_messages_answers_in_json(name: str) ->
 
 def test_a_format_without_a_switch_refuses_one_by_its_name() -> None:
     chat = Chat(tokenizer_of("llama-3"), "llama-3", 400)
+    refused = pytest.raises(openai.BadRequestError, match="llama-3 cannot turn thinking off")
+    with Door(chat, {}, run_seed=7) as door, opened_batch(door) as opened, refused:
+        opened.ask(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("chat/completions", {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("responses", {"reasoning": {"effort": "none"}}, "reasoning.effort"),
+        ("messages", {"thinking": {"type": "disabled"}}, "thinking.type"),
+    ],
+)
+def test_a_format_without_a_switch_answers_a_hint_and_the_record_names_it(
+    path: str, fields: dict[str, Any], name: str
+) -> None:
+    chat = Chat(tokenizer_of("llama-3"), "llama-3", 400)
     with Door(chat, {}, run_seed=7) as door, opened_batch(door) as opened:
-        with pytest.raises(openai.BadRequestError, match="llama-3 cannot turn thinking off"):
-            opened.ask(extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-        body = {"model": "m", "messages": ASK, "thinking": {"type": "disabled"}}
-        url = f"{opened.url}/messages"
-        said = httpx.post(url, json=body, headers=bearer(opened.key), timeout=None)
-        assert said.status_code == 200, said.text
+        ask(opened, path, fields)
+        assert opened.spans[0].outcomes == {"left_out_fields": [name]}
+
+
+def test_a_hint_that_no_policy_has_a_setting_for_is_left_out_and_the_record_names_it(
+    opened: Opened,
+) -> None:
+    of_openai = opened.client
+    of_anthropic = anthropic.Anthropic(
+        base_url=opened.url, auth_token=opened.key, api_key=None, max_retries=0
+    )
+    sent: Any = {"reasoning": {"effort": "medium", "summary": "auto"}, "text": {"verbosity": "low"}}
+    hinted: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    further: Any = {"output_config": {"effort": "high"}}
+    of_openai.responses.create(model="m", input="hello", **sent)
+    of_openai.chat.completions.create(
+        model="m", messages=ASK, reasoning_effort="high", verbosity="low"
+    )
+    of_anthropic.messages.create(model="m", messages=ASK, max_tokens=2048, **hinted, **further)
+    of_openai.chat.completions.create(model="m", messages=ASK)
+    assert [span.outcomes.get("left_out_fields") for span in opened.spans] == [
+        ["reasoning.effort", "text.verbosity"],
+        ["reasoning_effort", "verbosity"],
+        ["thinking.budget_tokens", "output_config.effort"],
+        None,
+    ]
+    assert len({tuple(span.prompt_token_ids) for span in opened.spans}) == 1
+
+
+def test_a_hint_that_was_obeyed_is_not_left_out(opened: Opened) -> None:
+    ask(opened, "chat/completions", {"reasoning_effort": "none"})
+    assert opened.spans[0].outcomes == {}
 
 
 def test_a_conversation_keeps_its_tokens_when_thinking_is_turned_off_and_on(

@@ -192,3 +192,11 @@ def test_a_caged_program_that_cannot_be_started_has_no_reward(
     place = {"cage": "bwrap", "reads": [str(program.parent)], "reward": "true"}
     [end] = play_in_places(open_door, f"command:{program}", [{}], tmp_path / "places", **place)
     assert "cannot be started" in cast(Failure, end.outcome).message
+
+
+@pytest.mark.parametrize("status", [126, 127])
+def test_a_caged_program_that_ends_like_a_missing_one_earns_what_its_place_is_worth(
+    open_door: Door, tmp_path: Path, status: int
+) -> None:
+    program = f"echo made > file; exit {status}"
+    assert play(open_door, program, tmp_path, reward="test -f file") == [Reward(1.0)]

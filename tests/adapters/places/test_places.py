@@ -1,6 +1,5 @@
 """Places: what fills them, what their program sees, what is kept, and what they may hold."""
 
-import re
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -222,7 +221,7 @@ def test_a_program_whose_words_have_the_example_finds_nothing_on_its_stdin(
 
 @pytest.mark.parametrize(
     ("first_line", "outcome"),
-    [("#!/bin/sh", "reward"), ("#!/there/is/no/shell", "ended with exit status 12[67]")],
+    [("#!/bin/sh", "reward"), ("#!/there/is/no/shell", "cannot be started; see why")],
 )
 def test_a_program_s_path_begins_where_ratchet_runs_and_one_that_cannot_start_has_no_reward(
     open_door: Door,
@@ -240,4 +239,14 @@ def test_a_program_s_path_begins_where_ratchet_runs_and_one_that_cannot_start_ha
     if outcome == "reward":
         assert end.outcome == Reward(1.0)
     else:
-        assert re.search(outcome, failure(end))
+        assert outcome in failure(end)
+        assert "no/shell" in failure(end) or "not found" in failure(end)
+
+
+@pytest.mark.parametrize("status", [126, 127])
+def test_a_program_that_ends_like_a_missing_one_earns_what_its_place_is_worth(
+    open_door: Door, tmp_path: Path, status: int
+) -> None:
+    program = f"echo made > file; exit {status}"
+    ends = play_in_places(open_door, shell(program), [{}], tmp_path, reward="test -f file")
+    assert [end.outcome for end in ends] == [Reward(1.0)]

@@ -117,5 +117,7 @@ def test_the_command_starts_no_server_and_leaves_nothing(
     assert said.exit_code == 0, said.output
     assert "# rows as they are trained" in said.output
     assert not (tmp_path / "runs").exists()
+    told = CliRunner().invoke(app, ["dryrun", "r.yaml", "--examples", "1", "--json"])
+    assert "# rows as they are trained" in json.loads(told.stdout)["report"]
     kept = CliRunner().invoke(app, ["dryrun", "r.yaml", "--keep"])
     assert kept.exit_code != 0
