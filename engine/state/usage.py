@@ -1,19 +1,27 @@
 """Tokens that the sessions of a state folder have used: a log of lines, summed by hour."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 import tinker.types
 
-from durable.files import write_file
+from durable.files import sealed, unsealed, write_file
 from durable.tail import Tail
 from engine.state.checkpoints import Clock
 
+USAGE = "usage.jsonl"
 HOUR = timedelta(hours=1)
+Row = tuple[str, str, Mapping[str, int]]
+"""Hour, session, and tokens by kind."""
+
+log = logging.getLogger(__name__)
+
 TRAINED, PREFILL, CACHED, SAMPLED = "trained", "prefill", "cached", "sampled"
 """Kinds of tokens. Those of a prompt are prefill or, with keys and values in memory, cached."""
 
@@ -30,9 +38,11 @@ class UsageLog:
         self._now = now
         self._sums: Counter[tuple[str, str, str]] = Counter()
         self._adding = Lock()  # the device thread adds trained tokens, the event loop sampled ones
-        path = state / "usage.jsonl"
-        for line in Tail(path).read().lines:
-            hour, session, used = json.loads(line)
+        path = state / USAGE
+        rows, intact = read_usage(path)
+        if not intact:
+            log.warning("%s is not as it was written: what it has lost is not counted", path)
+        for hour, session, used in rows:
             self._take(hour, session, used)
         write_file(path, b"".join(_line(*row) for row in self._by_session().items()))
         self._file = path.open("ab", buffering=0)
@@ -73,8 +83,30 @@ class UsageLog:
         return rows
 
 
+def read_usage(path: Path) -> tuple[list[Row], bool]:
+    """Read the whole lines of a log, and say whether they all are as they were written.
+
+    The torn end that a killed engine has left is no damage.
+    """
+    try:
+        found = Tail(path).read()
+    except IsADirectoryError:
+        return [], False
+    rows = [row for line in found.lines if (row := _row(line)) is not None]
+    end_has_changed = _row(found.torn[:-1]) is not None
+    return rows, len(rows) == len(found.lines) and not end_has_changed
+
+
+def _row(line: bytes) -> Row | None:
+    """Return the row of a line; None if the line is not as it was written."""
+    try:
+        return cast(Row, json.loads(unsealed(line + b"\n")))
+    except ValueError:
+        return None
+
+
 def _line(whose: tuple[str, str], used: Mapping[str, int]) -> bytes:
-    return json.dumps([*whose, used]).encode() + b"\n"
+    return sealed(json.dumps([*whose, used]).encode())
 
 
 def _hour_of(time: datetime) -> datetime:

@@ -45,7 +45,7 @@ GIVEN_FILES = (
     *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
     *("pairs.parquet", "pair_references.parquet", "reference_parts"),
 )
-LOGS = ("owners.jsonl", "metrics.jsonl", "arrivals.jsonl", "checkpoints.jsonl")
+LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "arrivals.jsonl", "checkpoints.jsonl")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_json: ("manifest.json", "updates", "evaluations", "measures"),
     read_log: LOGS,
