@@ -23,13 +23,13 @@ MOST_LINES = {
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1460,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 600, "engine/training": 920,
     "flows": 1540, "flows/cli": 2480, "flows/importing": 1380, "flows/recipe": 2060,
-    "flows/runtime": 3140, "flows/server": 1160, "ratchet": 120, "tasks": 3440,
+    "flows/runtime": 3140, "flows/server": 1220, "ratchet": 120, "tasks": 3440,
     "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820, "tasks/examples": 1160,
     "tasks/given": 2380, "tasks/recording": 2340, "tasks/recovery": 600, "tasks/reports": 3980,
     "tasks/settings": 1660, "tasks/storage": 2040, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 339, "classes": 580, "deferred imports": 218}
+MOST = {"files": 340, "classes": 580, "deferred imports": 220}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
