@@ -15,6 +15,7 @@ from PIL import Image
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.pictures.board import COLOURS, PICTURES
+from flows.server.interface import find_interface
 from tasks.tracking.prefect_pages import TRAINING_ARTIFACTS, artifact_key
 
 WIDTH, HEIGHT = 1400, 1000
@@ -28,7 +29,8 @@ def pages_of(run: str, url: str) -> Iterator[tuple[str, str]]:
     found = httpx.post(f"{url}/flow_runs/filter", json=asked).raise_for_status().json()
     if not found:
         raise SystemExit(f"the server at {url} has no flow run {run}; train one by a deployment")
-    interface = url.removesuffix("/api")
+    if (interface := find_interface(url)) is None:
+        raise SystemExit(f"the server at {url} does not tell where its interface is")
     yield "runs", f"{interface}/runs"
     yield "run", f"{interface}/runs/flow-run/{found[0]['id']}"
     for what in TRAINING_ARTIFACTS:

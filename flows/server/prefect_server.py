@@ -10,6 +10,7 @@ from prefect.settings import PREFECT_API_URL
 from adapters.errors import UserError
 from adapters.network.addresses import LOOPBACK, check_listener
 from adapters.project.modules import check_folder
+from flows.server.interface import find_interface
 
 POOL = "ratchet"
 """The work pool of the deployments."""
@@ -28,6 +29,8 @@ def run_worker() -> None:
     """Become a worker of the work pool, which is made if it is not there."""
     check_folder()
     check_server(variables := client_environment())
+    if (interface := find_interface(variables["PREFECT_API_URL"])) is not None:
+        variables["PREFECT_UI_URL"] = interface
     _become(variables, "worker", "start", "--pool", POOL, "--type", POOL_TYPE)
 
 

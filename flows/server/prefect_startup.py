@@ -55,9 +55,9 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+    if (url := PREFECT_API_URL.value()) or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         _drop_begun()  # a profile may name another server, which the environment does not
-        yield nullcontext
+        yield partial(_linked, url) if url else nullcontext
         return
     server = _begun.pop() if _begun else EmbeddedServer()
     server.start()
@@ -70,10 +70,25 @@ def _drop_begun() -> None:
 
 
 @contextmanager
+def _linked(url: str) -> Iterator[None]:
+    """Have the links that a flow prints lead to the interface that a server shows by default."""
+    from prefect.settings import PREFECT_UI_URL, temporary_settings
+
+    from flows.server.interface import find_interface
+
+    interface = find_interface(url)
+    with temporary_settings({PREFECT_UI_URL: interface} if interface else {}):
+        yield
+
+
+@contextmanager
 def _served(server: EmbeddedServer) -> Iterator[None]:
-    """Wait for a server, and have it be the one of this block and of threads that begin in it."""
+    """Wait for a server, and have it be the one of this block and of threads that begin in it.
+
+    It has no interface, so that a flow prints no links to it.
+    """
     from prefect.context import _temporary_global_settings_context, get_settings_context
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
     _wait_for_start(server)
     over = Event()
@@ -81,7 +96,7 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
     keeper.start()
     try:
         with (
-            temporary_settings({PREFECT_API_URL: server.api_url}),
+            temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_UI_URL: ""}),
             _temporary_global_settings_context(get_settings_context()),
         ):
             yield

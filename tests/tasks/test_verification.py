@@ -24,8 +24,9 @@ FLIPS = 100
 LOGS = (".log", ".partial")
 whole = fixture_of(small_recipe())
 
-UNNOTICED = ("sessions", "samplers", "runs")
-"""Folders of an engine's records of its clients, of which a deleted one is not missed."""
+UNNOTICED = ("sessions", "samplers", "runs", "usage.jsonl", "work.jsonl")
+"""Folders of an engine's records of its clients, and logs of what was spent, which a run of an
+earlier version does not have: a deleted one is not missed."""
 
 
 @pytest.fixture
