@@ -111,7 +111,7 @@ def _work(run: RunFolder) -> Iterator[Spent]:
         total.update({kind: row[kind] for kind in TOKENS} | {"requests": 1})
     for (task, use), total in counted.items():
         requests = total.pop("requests")
-        purpose, role, step = _parse_task(task)
+        purpose, role, step = _parse_task(task.removeprefix(f"{run.path.name}/"))
         yield Spent(purpose, role, step, use, requests, {kind: total[kind] for kind in TOKENS})
 
 

@@ -1,0 +1,206 @@
+"""What a run will take: tokens by purpose and kind, their price, and the time, as ranges."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from adapters.errors import counted
+from tasks.reports.tables import aligned
+from tasks.spending.prices import Prices
+from tasks.spending.ranges import Range, sum_of
+
+KINDS = ("prompts", "sampled", "trained")
+"""Kinds of tokens. Which of those of prompts are in a cache is known when they are computed."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tokens of one purpose and role; of a helper, also the price that LiteLLM gives.
+
+    `cached` is the share of the prompts that was in a cache when a few rollouts were played.
+    """
+
+    purpose: str
+    role: str
+    tokens: Mapping[str, Range]
+    cached: float = 0.0
+    ours: bool = True
+    """Whether the Tinker service computes them."""
+    helper_cost: Range | None = None
+
+    def scaled(self, factor: float) -> "Line":
+        tokens = {kind: many * factor for kind, many in self.tokens.items()}
+        cost = None if self.helper_cost is None else self.helper_cost * factor
+        return replace(self, tokens=tokens, helper_cost=cost)
+
+    def __add__(self, other: "Line") -> "Line":
+        """Add a line of the same purpose and role."""
+        tokens = {kind: many + other.tokens[kind] for kind, many in self.tokens.items()}
+        prompts = tokens["prompts"].expected
+        cached = sum(one.cached * one.tokens["prompts"].expected for one in (self, other))
+        costs = [cost for cost in (self.helper_cost, other.helper_cost) if cost is not None]
+        cost = sum_of(costs) if len(costs) > 1 else None
+        return replace(
+            self, tokens=tokens, cached=cached / prompts if prompts else 0.0, helper_cost=cost
+        )
+
+    def cost(self, prices: Prices | None) -> Range | None:
+        """Return the price, from all prompts in a cache to none; None if it is not known whole."""
+        if not self.ours:
+            return self.helper_cost
+        if prices is None or prices.missing({**self._ends("high", 0), "prefill": 1}):
+            return None
+        ends = (self._ends("low", 1), self._ends("expected", self.cached), self._ends("high", 0))
+        return Range(*map(prices.cost, ends))
+
+    def _ends(self, end: str, cached: float) -> dict[str, int]:
+        of = {kind: getattr(many, end) for kind, many in self.tokens.items()}
+        prompts = of["prompts"]
+        parts = {"prefill": prompts * (1 - cached), "cached": prompts * cached}
+        return {kind: round(many) for kind, many in {**parts, **of}.items() if kind != "prompts"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Estimate of one run: its lines, its model's prices, and its seconds if they are known.
+
+    `played` counts the rollouts that it was made from.
+    """
+
+    run: str
+    lines: Sequence[Line]
+    prices: Prices | None
+    seconds: Range | None
+    played: int = 0
+
+    def tokens(self) -> dict[str, Range]:
+        """Sum the service's tokens by kind."""
+        ours = [line for line in self.lines if line.ours]
+        return {kind: sum_of(line.tokens[kind] for line in ours) for kind in KINDS}
+
+    def cost(self) -> Range | None:
+        costs = [line.cost(self.prices) for line in self.lines]
+        known = [cost for cost in costs if cost is not None]
+        return sum_of(known) if len(known) == len(costs) else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimate of a recipe: of its run, or of all of its runs."""
+
+    recipe: str
+    parts: Sequence[Part]
+
+    def tokens(self) -> dict[str, Range]:
+        return {kind: sum_of(part.tokens()[kind] for part in self.parts) for kind in KINDS}
+
+    def cost(self) -> Range | None:
+        """Return the price of all runs; None if one has none."""
+        costs = [part.cost() for part in self.parts]
+        known = [cost for cost in costs if cost is not None]
+        return sum_of(known) if len(known) == len(costs) else None
+
+    def seconds(self) -> Range | None:
+        """Return the time of all runs, one after the other; None if that of one is not known."""
+        known = [part.seconds for part in self.parts if part.seconds is not None]
+        return sum_of(known) if len(known) == len(self.parts) else None
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "recipe": self.recipe,
+            "confidence": 0.9,
+            "runs": [_record(part) for part in self.parts],
+            "tokens": _ranges(self.tokens()),
+            "cost": _range(self.cost()),
+            "seconds": _range(self.seconds()),
+        }
+
+
+def _record(part: Part) -> dict[str, Any]:
+    lines = [
+        {
+            "purpose": line.purpose,
+            "role": line.role,
+            "ours": line.ours,
+            "tokens": _ranges(line.tokens),
+            "cached_share": line.cached,
+            "cost": _range(line.cost(part.prices)),
+        }
+        for line in part.lines
+    ]
+    return {
+        "run": part.run,
+        "lines": lines,
+        "tokens": _ranges(part.tokens()),
+        "cost": _range(part.cost()),
+        "prices_of": part.prices.date if part.prices else None,
+        "seconds": _range(part.seconds),
+        "played_rollouts": part.played,
+    }
+
+
+def _ranges(of: Mapping[str, Range]) -> dict[str, Any]:
+    return {kind: _range(many) for kind, many in of.items()}
+
+
+def _range(of: Range | None) -> dict[str, float] | None:
+    return None if of is None else asdict(of)
+
+
+def describe_estimate(estimate: Estimate) -> str:
+    """Return an estimate as a table for a terminal, and what is left to say below it."""
+    names = ["purpose", "role", *KINDS, "USD"]
+    tables = ["\n".join([part.run, aligned(names, [*_rows(part)])]) for part in estimate.parts]
+    if len(estimate.parts) > 1:
+        total = [*map(_tokens, estimate.tokens().values()), _dollars(estimate.cost())]
+        tables.append(aligned(names, [[f"all {len(estimate.parts)} runs", None, *total]]))
+    return "\n\n".join(["\n\n".join(tables), "\n".join(_closing(estimate))])
+
+
+def _rows(part: Part) -> Iterator[list[object]]:
+    for line in part.lines:
+        cost = _dollars(line.cost(part.prices))
+        yield [line.purpose, line.role, *map(_tokens, line.tokens.values()), cost]
+    yield ["all", None, *map(_tokens, part.tokens().values()), _dollars(part.cost())]
+
+
+def _tokens(of: Range) -> str:
+    ends = [f"{round(end):,}" for end in (of.low, of.high)]
+    return ends[0] if ends[0] == ends[1] else f"{round(of.expected):,} ({' to '.join(ends)})"
+
+
+def _dollars(of: Range | None) -> str | None:
+    return None if of is None else f"{of.expected:.2g} ({of.low:.2g} to {of.high:.2g})"
+
+
+def _closing(estimate: Estimate) -> Iterator[str]:
+    """Yield what the table is made from, the price and the time."""
+    played = sum(part.played for part in estimate.parts)
+    yield (
+        f"In brackets are intervals of 90 %, by {counted(played, 'rollout')} that were played."
+        if played
+        else "The tokens are those of the data; nothing was played."
+    )
+    cost = estimate.cost()
+    if cost is None:
+        yield "price   not known: the file of prices has not all that the model needs"
+    else:
+        dates = {part.prices.date or "the named file" for part in estimate.parts if part.prices}
+        yield (
+            f"price   {_dollars(cost)} USD by the prices of {', '.join(sorted(dates))}, from all "
+            "prompts in a cache to none, without storage"
+        )
+    seconds = estimate.seconds()
+    if seconds is None:
+        yield "time    not known: nothing was played of texts or pairs whose time could be taken"
+    else:
+        ends = (_duration(end) for end in (seconds.expected, seconds.low, seconds.high))
+        yield "time    {} ({} to {}), roughly, on what played the rollouts".format(*ends)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
