@@ -16,7 +16,7 @@ from flows.recipe.run_recipe import RunRecipe
 from flows.server.prefect_startup import quiet_prefect, start_server
 from flows.stages import FLOWS
 from tasks.recording.views import open_views
-from tasks.spending.estimate import KINDS
+from tasks.spending.estimate import ESTIMATED
 from tasks.spending.ledger import read_ledger
 from tasks.spending.ranges import Range
 from tasks.storage.run_folder import RunFolder, runs_root
@@ -75,7 +75,7 @@ def main() -> None:
     os.environ["RATCHET_RUNS"] = str(options.folder)
     names = options.only or [*CASES]
     quiet_prefect(verbose=False)
-    columns = ["run", *(end for kind in KINDS for end in (kind, "spent")), "seconds", "taken"]
+    columns = ["run", *(end for kind in ESTIMATED for end in (kind, "spent")), "seconds", "taken"]
     print(f"| {' | '.join([*columns, 'inside'])} |\n|{'---|' * (len(columns) + 1)}", flush=True)
     with engines_kept(), start_server() as served, served():
         inside = [_compare(name) for name in names]

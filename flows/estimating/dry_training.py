@@ -9,25 +9,25 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.settings.optimizer import Optimizer
 from tasks.settings.run import Tracking
-from tasks.spending.dry_run import DryRun
-from tasks.spending.estimate import Line, Part
+from tasks.spending.dry_run import DrySpending
+from tasks.spending.estimate import EstimatedLine, EstimatedRun
 from tasks.spending.ledger import PURPOSES
 from tasks.spending.prices import prices_of
-from tasks.spending.ranges import NOTHING, ONE, Range, share_of_draws, sum_of_draws
+from tasks.spending.ranges import ONE, ZERO_RANGE, Range, share_of_draws, sum_of_draws
 from tasks.storage.names import BASELINE, EXAMINER, HELD_OUT_SPLITS, JUDGE
 from tasks.storage.run_folder import RunFolder
 
-HOUR = 3600
+DRY_SECONDS = 3600
 """Seconds for which a service keeps the checkpoints of a dry run."""
 
 LENGTHS = Range(0.8, 1.0, 1.35)
 """Factor by which training changes the length of answers, on the mean of a run."""
 HISTORIES = Range(0.85, 1.0, 1.25)
 """Factor by which it changes prompts, which have earlier answers in them."""
-KEPT = Range(0.5, 1.0, 1.5)
+TRAINED_SHARES = Range(0.5, 1.0, 1.5)
 """Factor by which it changes the share of tokens that have an advantage."""
-PACE = Range(0.6, 1.0, 1.6)
-"""Factor by which the time of a rollout or an update differs from that of the first ones."""
+PACE = Range(0.4, 1.0, 1.6)
+"""Factor by which the time of later rollouts and updates differs from that of the first ones."""
 
 
 SUMMED = ("calls", "prompts", "sampled", "cached")
@@ -49,7 +49,7 @@ def dry_recipe(recipe: Recipe, examples: int) -> Recipe:
     values["rollouts"] |= rollouts
     values["evaluation"] |= evaluation
     values["optimizer"] |= constant
-    values["checkpoints"] |= {"ttl_seconds": HOUR}
+    values["checkpoints"] |= {"ttl_seconds": DRY_SECONDS}
     values["algorithm"] |= {"trained_calls": None}
     return type(recipe).model_validate(values)
 
@@ -72,7 +72,7 @@ class PlayedPart:
 
     def __init__(self, recipe: Recipe, examples: int, folder: RunFolder, seconds: float) -> None:
         self._recipe, self._examples, self._seconds = recipe, examples, seconds
-        self._dry = DryRun(folder)
+        self._dry = DrySpending(folder)
         evaluation, steps = recipe.evaluation, recipe.steps
         due = [step for step in range(steps + 1) if evaluation.due(step, steps)]
         self._evaluations = len(due) if recipe.holds_out() else 0
@@ -82,13 +82,13 @@ class PlayedPart:
             else 0
         )
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> EstimatedRun:
         """Return the estimate of a run of this name."""
         lines = _merged([*self._calls(), *self._references(), *self._updates()])
         groups = {split: len(seen) for (split, _, _), seen in self._dry.calls.items()}
         played = sum(many * self._rollouts_of(split) for split, many in groups.items())
         prices = prices_of(self._recipe.model.base)
-        return Part(name, lines, prices, self._time(lines), played)
+        return EstimatedRun(name, lines, prices, self._time(lines), played)
 
     def _rollouts_of(self, split: str) -> int:
         """Return how many rollouts of each example of a split were played, but for a judge's."""
@@ -106,7 +106,7 @@ class PlayedPart:
         share = max(sum(map(bool, kept)) / max(1, len(kept)), 1 / rollouts.rounds)
         return Range(groups, groups / share, groups * rollouts.rounds)
 
-    def _calls(self) -> Iterator[Line]:
+    def _calls(self) -> Iterator[EstimatedLine]:
         """Yield what the calls of agents and judges take."""
         for (split, role, ours), rows in self._dry.calls.items():
             times, draws, seen = self._played(split)
@@ -124,10 +124,10 @@ class PlayedPart:
             priced = not ours and all(row["cost"] is not None for row in rows)
             costs = _in_parts([row["cost"] for row in rows], seen) if priced else []
             cost = sum_of_draws(costs, draws) * times * LENGTHS if priced else None
-            yield Line(
+            yield EstimatedLine(
                 PURPOSES.get(split, "evaluation"),
                 role,
-                {**tokens, "trained": NOTHING},
+                {**tokens, "trained": ZERO_RANGE},
                 cached / prompts if prompts else 0.0,
                 ours,
                 cost,
@@ -151,7 +151,7 @@ class PlayedPart:
         assert split in ("train", BASELINE, JUDGE), f"rollouts of a split {split} were played"
         return self._groups() * (1 / count), count, self._examples
 
-    def _references(self) -> Iterator[Line]:
+    def _references(self) -> Iterator[EstimatedLine]:
         """Yield what the reference and the teachers read."""
         for row in self._dry.work():
             if row.purpose == "updates":
@@ -161,11 +161,11 @@ class PlayedPart:
             tokens = {
                 "prompts": times * (row.tokens["prefill"] + row.tokens["cached"]) * HISTORIES,
                 "sampled": self._groups() * (row.tokens["sampled"] / self._examples),
-                "trained": NOTHING,
+                "trained": ZERO_RANGE,
             }
             read = row.tokens["prefill"] + row.tokens["cached"]
             cached = row.tokens["cached"] / read if read else 0.0
-            yield Line(row.purpose, row.role, tokens, cached)
+            yield EstimatedLine(row.purpose, row.role, tokens, cached)
 
     def _times(self, seen: Sequence[int]) -> Range:
         """Return how often the run has the tokens of the dry run's groups, which were `seen`."""
@@ -177,7 +177,7 @@ class PlayedPart:
             * (1 / max(1, sum(seen)))
         )
 
-    def _updates(self) -> Iterator[Line]:
+    def _updates(self) -> Iterator[EstimatedLine]:
         """Yield what the updates of each policy read, and what its first update is checked by."""
         recipe, passes = self._recipe, passes_of(self._recipe)
         for policy in recipe.policies():
@@ -190,7 +190,7 @@ class PlayedPart:
             work = [r for r in self._dry.work() if (r.purpose, r.role) == ("updates", policy)]
             once = {kind: sum(row.tokens[kind] for row in work) for kind in ("prefill", "sampled")}
             kinds = {"prompts": ONE * once["prefill"], "sampled": ONE * once["sampled"]}
-            yield Line("updates", policy, {**kinds, "trained": total})
+            yield EstimatedLine("updates", policy, {**kinds, "trained": total})
 
     def _share(self, seen: Sequence[int], kept: Sequence[int]) -> Range:
         """Return the share of the tokens that have an advantage, and so are trained."""
@@ -198,14 +198,14 @@ class PlayedPart:
         if algorithm.regularized or algorithm.penalties() or algorithm.entropy_coefficient:
             return ONE
         shares = [own / one for own, one in zip(kept, seen, strict=True) if one]
-        share = (share_of_draws(shares) if shares else Range(0.0, 0.5, 1.0)) * KEPT
+        share = (share_of_draws(shares) if shares else Range(0.0, 0.5, 1.0)) * TRAINED_SHARES
         if algorithm.trained_calls is not None:
             calls = [row["calls"] for row in self._dry.calls[("train", "policy", True)]]
             of_step = sum(calls) / len(calls) * rollouts.groups
             share = share.at_most(algorithm.trained_calls / of_step)
         return share.at_most(1.0)
 
-    def _time(self, lines: list[Line]) -> Range:
+    def _time(self, lines: list[EstimatedLine]) -> Range:
         """Return the seconds of the run: one of latency at the least, or of throughput at most.
 
         A step of more rollouts than the dry one takes as long if the service has room for all, and
@@ -252,9 +252,9 @@ def _between(low: float, high: float) -> Range:
     return Range(low, sqrt(low * high), high)
 
 
-def _merged(lines: list[Line]) -> list[Line]:
+def _merged(lines: list[EstimatedLine]) -> list[EstimatedLine]:
     """Add the lines of equal purpose, role and service, such as those of both ways of sampling."""
-    merged: dict[tuple[str, str, bool], Line] = {}
+    merged: dict[tuple[str, str, bool], EstimatedLine] = {}
     for line in lines:
         key = (line.purpose, line.role, line.ours)
         before = merged.get(key)

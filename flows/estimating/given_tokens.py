@@ -11,7 +11,7 @@ from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.preferring import PreferRecipe
 from tasks.given.given import Given, bind_given, choose_first, choose_units
 from tasks.settings.given import TEST, TRAIN
-from tasks.spending.estimate import Line, Part
+from tasks.spending.estimate import EstimatedLine, EstimatedRun
 from tasks.spending.prices import prices_of
 from tasks.spending.ranges import ONE
 from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
@@ -20,22 +20,22 @@ from tasks.updates import MOST_SCORED
 
 Name = tuple[str, int]
 """Source of a unit, and its number there."""
-REFERENCES = "pair_references"
+PAIR_REFERENCES = "pair_references"
 """Purpose, in a ledger, of what the reference of pairs reads."""
 
 
-def estimate_given(recipe: GivenRecipe, name: str, folder: RunFolder) -> Part:
+def estimate_given(recipe: GivenRecipe, name: str, folder: RunFolder) -> EstimatedRun:
     """Return the estimate of a run; the tokens of its units become a file of the folder."""
     given, model = recipe.units(folder), recipe.model
     chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
     bind_given.make(given.path, given, recipe.given_examples(), chat, recipe.dataset)
     lines = [_updates(recipe, given), *_measures(recipe, given), *_read_once(recipe, given)]
-    return Part(name, lines, prices_of(model.base), None)
+    return EstimatedRun(name, lines, prices_of(model.base), None)
 
 
-def _line(purpose: str, prompts: int, sampled: int, trained: int = 0) -> Line:
+def _line(purpose: str, prompts: int, sampled: int, trained: int = 0) -> EstimatedLine:
     counted = (("prompts", prompts), ("sampled", sampled), ("trained", trained))
-    return Line(purpose, POLICY, {kind: ONE * many for kind, many in counted})
+    return EstimatedLine(purpose, POLICY, {kind: ONE * many for kind, many in counted})
 
 
 def _sequences(given: Given, split: str) -> dict[Name, list[int]]:
@@ -47,7 +47,7 @@ def _sequences(given: Given, split: str) -> dict[Name, list[int]]:
     return lengths
 
 
-def _updates(recipe: GivenRecipe, given: Given) -> Line:
+def _updates(recipe: GivenRecipe, given: Given) -> EstimatedLine:
     """Sum the tokens of the units of all steps, as they are drawn; the last of each is a target.
 
     By the first sequences the first update is checked, unless their targets are a teacher's.
@@ -63,7 +63,7 @@ def _updates(recipe: GivenRecipe, given: Given) -> Line:
     return _line("updates", sum(checked), len(checked), read * passes_of(recipe)[0])
 
 
-def _measures(recipe: GivenRecipe, given: Given) -> list[Line]:
+def _measures(recipe: GivenRecipe, given: Given) -> list[EstimatedLine]:
     """Return what is read to measure checkpoints on held-out units."""
     evaluation, steps = recipe.evaluation, recipe.steps
     if not recipe.holds_out():
@@ -75,11 +75,11 @@ def _measures(recipe: GivenRecipe, given: Given) -> list[Line]:
     return [_line("measures", due * sum(lengths), due * len(lengths))]
 
 
-def _read_once(recipe: GivenRecipe, given: Given) -> list[Line]:
+def _read_once(recipe: GivenRecipe, given: Given) -> list[EstimatedLine]:
     """Return what the reference of pairs, or the teacher of texts, reads when the run begins."""
     lengths = [len(tokens) for tokens in arrays(given.table["tokens"])]
     if isinstance(recipe, PreferRecipe) and recipe.preference.row().reference:
-        return [_line(REFERENCES, sum(lengths), len(lengths))]
+        return [_line(PAIR_REFERENCES, sum(lengths), len(lengths))]
     if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
         return [_line(TEXT_TEACHERS, sum(lengths), len(lengths))]
     return []

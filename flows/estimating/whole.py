@@ -15,7 +15,7 @@ from flows.recipe.plan import PlannedRun, StagesRecipe, SweepRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from flows.sweep import check_sweep
-from tasks.spending.estimate import Estimate, Part
+from tasks.spending.estimate import CostEstimate, EstimatedRun
 from tasks.storage.run_folder import RunFolder, folder_of
 
 Play = Callable[[Recipe, str], object]
@@ -39,13 +39,13 @@ class Estimating:
         default_factory=dict[str, tuple[RunFolder, float]]
     )
 
-    def estimate(self, recipe: FlowRecipe, name: str) -> Estimate:
+    def estimate(self, recipe: FlowRecipe, name: str) -> CostEstimate:
         """Return the estimate of a recipe of this name; nothing is left of what was played.
 
         UserError if it cannot be played.
         """
         try:
-            return Estimate(name, [*self._parts(recipe, name)])
+            return CostEstimate(name, [*self._parts(recipe, name)])
         finally:
             for number in range(len(self._played) + 1):
                 if (folder := folder_of(self._run(number))).exists():
@@ -54,7 +54,7 @@ class Estimating:
     def _run(self, number: int) -> str:
         return f"{self.at}-{number}"
 
-    def _parts(self, recipe: FlowRecipe, name: str) -> Iterator[Part]:
+    def _parts(self, recipe: FlowRecipe, name: str) -> Iterator[EstimatedRun]:
         if isinstance(recipe, RunRecipe):
             yield self._part(recipe, name)
         elif isinstance(recipe, StagesRecipe):
@@ -69,7 +69,7 @@ class Estimating:
             for child in check_sweep(alone, name).children:
                 yield self._part(child.recipe, child.name)
 
-    def _stages(self, recipe: StagesRecipe, name: str) -> Iterator[Part]:
+    def _stages(self, recipe: StagesRecipe, name: str) -> Iterator[EstimatedRun]:
         """Yield the estimate of each stage, played from where the first one starts."""
         for child in recipe.children(name):
             yield self._part(_unstarted(child), child.name)
@@ -77,7 +77,7 @@ class Estimating:
             whole = self._part(recipe.evaluate, f"{name}, its agent")
             yield _evaluations_of(whole, recipe.evaluate, len(recipe.stages) + 1)
 
-    def _part(self, recipe: RunRecipe, name: str) -> Part:
+    def _part(self, recipe: RunRecipe, name: str) -> EstimatedRun:
         recipe = count_steps(recipe)
         if isinstance(recipe, GivenRecipe):
             with TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def _unstarted(child: PlannedRun) -> RunRecipe:
     return child.recipe.model_copy(update={"model": model})
 
 
-def _evaluations_of(part: Part, recipe: Recipe, times: int) -> Part:
+def _evaluations_of(part: EstimatedRun, recipe: Recipe, times: int) -> EstimatedRun:
     """Return what so many evaluations take, of the estimate of a run."""
     evaluation, steps = recipe.evaluation, count_steps(recipe).steps
     due = sum(evaluation.due(step, steps) for step in range(steps + 1))

@@ -15,11 +15,11 @@ from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import arrays, query_beside, read_table
 
 QUERY = query_beside(__file__)
-SECONDS = """
+SECONDS_QUERY = """
 select split_of(group_id) as split, step, epoch(max(ended) - min(started)) as seconds
 from spans group by all
 """
-CALLS = {*PURPOSES.values(), "evaluation"}
+OF_CALLS = {*PURPOSES.values(), "evaluation"}
 """Purposes of a ledger whose tokens are those of calls."""
 
 
@@ -35,7 +35,7 @@ class Trained:
     expert: int
 
 
-class DryRun:
+class DrySpending:
     """Files of a dry run of one step, between two evaluations."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -55,11 +55,13 @@ class DryRun:
     def seconds(self) -> dict[tuple[str, int], float]:
         """The seconds that the rollouts of a split and step took together."""
         with open_views([self._folder], ("spans",)) as views:
-            return {(split, step): taken for split, step, taken in views.sql(SECONDS).fetchall()}
+            return {
+                (split, step): taken for split, step, taken in views.sql(SECONDS_QUERY).fetchall()
+            }
 
     def work(self) -> list[Spent]:
         """List what was computed beside calls: references, teachers and updates."""
-        return [row for row in read_ledger(self._folder).rows if row.purpose not in CALLS]
+        return [row for row in read_ledger(self._folder).rows if row.purpose not in OF_CALLS]
 
     def trained(self, policy: str) -> Trained:
         """Count what the update of a policy was made of."""

@@ -9,12 +9,12 @@ from tasks.reports.tables import aligned
 from tasks.spending.prices import Prices
 from tasks.spending.ranges import Range, sum_of
 
-KINDS = ("prompts", "sampled", "trained")
+ESTIMATED = ("prompts", "sampled", "trained")
 """Kinds of tokens. Which of those of prompts are in a cache is known when they are computed."""
 
 
 @dataclass(frozen=True)
-class Line:
+class EstimatedLine:
     """Tokens of one purpose and role; of a helper, also the price that LiteLLM gives.
 
     `cached` is the share of the prompts that was in a cache when a few rollouts were played.
@@ -28,12 +28,12 @@ class Line:
     """Whether the Tinker service computes them."""
     helper_cost: Range | None = None
 
-    def scaled(self, factor: float) -> "Line":
+    def scaled(self, factor: float) -> "EstimatedLine":
         tokens = {kind: many * factor for kind, many in self.tokens.items()}
         cost = None if self.helper_cost is None else self.helper_cost * factor
         return replace(self, tokens=tokens, helper_cost=cost)
 
-    def __add__(self, other: "Line") -> "Line":
+    def __add__(self, other: "EstimatedLine") -> "EstimatedLine":
         """Add a line of the same purpose and role."""
         tokens = {kind: many + other.tokens[kind] for kind, many in self.tokens.items()}
         prompts = tokens["prompts"].expected
@@ -61,14 +61,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Part:
+class EstimatedRun:
     """Estimate of one run: its lines, its model's prices, and its seconds if they are known.
 
     `played` counts the rollouts that it was made from.
     """
 
     run: str
-    lines: Sequence[Line]
+    lines: Sequence[EstimatedLine]
     prices: Prices | None
     seconds: Range | None
     played: int = 0
@@ -76,7 +76,7 @@ class Part:
     def tokens(self) -> dict[str, Range]:
         """Sum the service's tokens by kind."""
         ours = [line for line in self.lines if line.ours]
-        return {kind: sum_of(line.tokens[kind] for line in ours) for kind in KINDS}
+        return {kind: sum_of(line.tokens[kind] for line in ours) for kind in ESTIMATED}
 
     def cost(self) -> Range | None:
         costs = [line.cost(self.prices) for line in self.lines]
@@ -85,14 +85,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Estimate of a recipe: of its run, or of all of its runs."""
 
     recipe: str
-    parts: Sequence[Part]
+    parts: Sequence[EstimatedRun]
 
     def tokens(self) -> dict[str, Range]:
-        return {kind: sum_of(part.tokens()[kind] for part in self.parts) for kind in KINDS}
+        return {kind: sum_of(part.tokens()[kind] for part in self.parts) for kind in ESTIMATED}
 
     def cost(self) -> Range | None:
         """Return the price of all runs; None if one has none."""
@@ -117,7 +117,7 @@ class Estimate:
         }
 
 
-def _record(part: Part) -> dict[str, Any]:
+def _record(part: EstimatedRun) -> dict[str, Any]:
     lines = [
         {
             "purpose": line.purpose,
@@ -148,9 +148,9 @@ def _range(of: Range | None) -> dict[str, float] | None:
     return None if of is None else asdict(of)
 
 
-def describe_estimate(estimate: Estimate) -> str:
+def describe_estimate(estimate: CostEstimate) -> str:
     """Return an estimate as a table for a terminal, and what is left to say below it."""
-    names = ["purpose", "role", *KINDS, "USD"]
+    names = ["purpose", "role", *ESTIMATED, "USD"]
     tables = ["\n".join([part.run, aligned(names, [*_rows(part)])]) for part in estimate.parts]
     if len(estimate.parts) > 1:
         total = [*map(_tokens, estimate.tokens().values()), _dollars(estimate.cost())]
@@ -158,7 +158,7 @@ def describe_estimate(estimate: Estimate) -> str:
     return "\n\n".join(["\n\n".join(tables), "\n".join(_closing(estimate))])
 
 
-def _rows(part: Part) -> Iterator[list[object]]:
+def _rows(part: EstimatedRun) -> Iterator[list[object]]:
     for line in part.lines:
         cost = _dollars(line.cost(part.prices))
         yield [line.purpose, line.role, *map(_tokens, line.tokens.values()), cost]
@@ -174,7 +174,7 @@ def _dollars(of: Range | None) -> str | None:
     return None if of is None else f"{of.expected:.2g} ({of.low:.2g} to {of.high:.2g})"
 
 
-def _closing(estimate: Estimate) -> Iterator[str]:
+def _closing(estimate: CostEstimate) -> Iterator[str]:
     """Yield what the table is made from, the price and the time."""
     played = sum(part.played for part in estimate.parts)
     yield (

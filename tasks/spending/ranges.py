@@ -42,12 +42,12 @@ class Range:
         return int(self.low) <= value <= self.high + 1
 
 
-NOTHING = Range.exact(0)
+ZERO_RANGE = Range.exact(0)
 ONE = Range.exact(1)
 
 
 def sum_of(ranges: Iterable[Range]) -> Range:
-    return reduce(add, ranges, NOTHING)
+    return reduce(add, ranges, ZERO_RANGE)
 
 
 def sum_of_draws(seen: Sequence[float], draws: float) -> Range:
@@ -57,7 +57,7 @@ def sum_of_draws(seen: Sequence[float], draws: float) -> Range:
     One draw alone says nothing of the spread, which is then as large as the draw.
     """
     if not seen or not draws:
-        return NOTHING
+        return ZERO_RANGE
     mean, count = fmean(seen), len(seen)
     spread = stdev(seen) if count > 1 else mean
     deviate = T90[count - 2] if 1 < count < len(T90) + 2 else Z90

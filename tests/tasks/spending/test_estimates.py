@@ -16,14 +16,14 @@ from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from flows.stages import FLOWS
 from flows.train import train
-from tasks.spending.estimate import Estimate, Line, Part, describe_estimate
+from tasks.spending.estimate import CostEstimate, EstimatedLine, EstimatedRun, describe_estimate
 from tasks.spending.ledger import read_ledger
 from tasks.spending.prices import Prices
-from tasks.spending.ranges import NOTHING, Range, share_of_draws, sum_of_draws
+from tasks.spending.ranges import ZERO_RANGE, Range, share_of_draws, sum_of_draws
 from tasks.storage.run_folder import RunFolder, runs_root
 from tests.support.runs.small_recipe import small_recipe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def play(recipe: Recipe, run: str) -> object:
@@ -191,21 +191,26 @@ def test_a_range_is_wider_the_fewer_draws_were_seen() -> None:
     assert few.expected == many.expected == 200
     assert few.low < many.low < 200 < many.high < few.high
     assert sum_of_draws([2.0, 2.0, 2.0], 10) == Range.exact(20)
-    assert sum_of_draws([], 10) == NOTHING
+    assert sum_of_draws([], 10) == ZERO_RANGE
     none, all_ = share_of_draws([0.0] * 4), share_of_draws([1.0] * 4)
     assert none.low == 0.0 < none.expected < none.high < 0.6
     assert 0.4 < all_.low < all_.expected < all_.high == 1.0
 
 
 def test_a_price_goes_from_all_prompts_in_a_cache_to_none() -> None:
-    tokens = {"prompts": Range.exact(1_000_000), "sampled": NOTHING, "trained": NOTHING}
+    tokens = {"prompts": Range.exact(1_000_000), "sampled": ZERO_RANGE, "trained": ZERO_RANGE}
     prices = Prices({"prefill": 2.0, "cached": 0.5}, "2026-01-01")
-    part = Part("one", [Line("rollouts", "policy", tokens, cached=0.5)], prices, None, played=8)
+    part = EstimatedRun(
+        "one", [EstimatedLine("rollouts", "policy", tokens, cached=0.5)], prices, None, played=8
+    )
     assert part.cost() == Range(0.5, 1.25, 2.0)
-    said = describe_estimate(Estimate("one", [part, part]))
+    said = describe_estimate(CostEstimate("one", [part, part]))
     assert "all 2 runs" in said
     assert "price   2.5 (1 to 4) USD by the prices of 2026-01-01" in said
-    unpriced = Part(
-        "two", [Line("updates", "policy", {**tokens, "trained": Range.exact(1)})], prices, None
+    unpriced = EstimatedRun(
+        "two",
+        [EstimatedLine("updates", "policy", {**tokens, "trained": Range.exact(1)})],
+        prices,
+        None,
     )
-    assert Estimate("two", [unpriced]).cost() is None
+    assert CostEstimate("two", [unpriced]).cost() is None
