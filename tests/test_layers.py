@@ -26,7 +26,8 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "runtime", "server", "importing", "recipe"},
+        "cli": {MODULES, "runtime", "server", "estimating", "importing", "recipe"},
+        "estimating": {MODULES, "recipe"},
         MODULES: {"runtime", "recipe", "server"},
         "runtime": {"recipe"},
         "server": set(),

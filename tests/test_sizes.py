@@ -22,14 +22,15 @@ MOST_LINES = {
     "adapters/rendering": 1700, "adapters/tinker": 1960, "adapters/tracking": 520,
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 720, "engine/training": 920,
-    "flows": 1560, "flows/cli": 2540, "flows/importing": 1380, "flows/recipe": 2060,
-    "flows/runtime": 3220, "flows/server": 1220, "ratchet": 120, "tasks": 3440,
-    "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820, "tasks/examples": 1160,
-    "tasks/given": 2380, "tasks/recording": 2360, "tasks/recovery": 600, "tasks/reports": 4060,
-    "tasks/settings": 1680, "tasks/spending": 760, "tasks/storage": 2060, "tasks/tracking": 860,
+    "flows": 1560, "flows/cli": 2560, "flows/estimating": 480, "flows/importing": 1380,
+    "flows/recipe": 2060, "flows/runtime": 3220, "flows/server": 1220, "ratchet": 120,
+    "tasks": 3440, "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820,
+    "tasks/examples": 1160, "tasks/given": 2380, "tasks/recording": 2360, "tasks/recovery": 600,
+    "tasks/reports": 4120, "tasks/settings": 1680, "tasks/spending": 1020, "tasks/storage": 2060,
+    "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 352, "classes": 598, "deferred imports": 225}
+MOST = {"files": 359, "classes": 606, "deferred imports": 232}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

@@ -349,6 +349,39 @@ def dryrun(
 
 
 @app.command()
+def estimate(
+    name: Name,
+    set_: Overrides = None,
+    examples: Annotated[
+        int, typer.Option(min=2, help="Examples that are played as a group, and held-out ones.")
+    ] = 4,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what a run will take, in tokens, money and time, by a step of its recipe on examples."""
+    from flows.estimating.whole import Estimating
+    from flows.recipe.loading import named_recipe
+    from flows.recipe.recipe import Recipe
+    from flows.recipe.run_recipe import FlowRecipe
+    from flows.runtime.checks import check_start
+    from flows.train import train as flow
+    from tasks.reports.costs import describe_estimate
+
+    recipe = named_recipe(name, set_ or [], FlowRecipe)
+
+    def play(dry: Recipe, run: str) -> None:
+        check_start(dry, folder_of(run))
+        call_flow(flow, lambda: "stopped; nothing is left", recipe=dry, run=run)
+
+    at = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
+    made = Estimating(play, at, examples).estimate(recipe, Path(name).stem)
+    if as_json:
+        write_json(made.record())
+    else:
+        show(describe_estimate(made))
+
+
+@app.command()
 def init(
     folder: Annotated[
         Path, typer.Argument(help="The project's folder; by default the working folder.")

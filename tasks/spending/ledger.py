@@ -115,7 +115,7 @@ def read_scored(run: RunFolder) -> Iterator[SpentTokens]:
         total.update({kind: row[kind] for kind in TOKEN_KINDS} | {"requests": 1})
     for (task, use), total in counted.items():
         requests = total.pop("requests")
-        purpose, role, step = _parse_task(task)
+        purpose, role, step = _parse_task(task.removeprefix(f"{run.path.name}/"))
         yield SpentTokens(
             purpose, role, step, use, requests, {kind: total[kind] for kind in TOKEN_KINDS}
         )

@@ -74,6 +74,7 @@ SHORT = {
         (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
         "| `earlier:4` |",
     ),
+    "estimates": (("--only", "texts", "--only", "self-play", "--folder", "e"), "2 runs have spent"),
     "intervals": (("--pairs", "10", "--gated", "2"), "mean of 4 rollouts        500"),
     "learning.replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
@@ -93,6 +94,7 @@ LONG = (
     "engine.product_types",
     "engine.speed",
     "run_speed",
+    "estimates",
     "overlap",
     "ticks.loops",
     "learning.algorithms",
