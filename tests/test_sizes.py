@@ -13,7 +13,7 @@ from flows.recipe.loading import recipe_options
 from tests.test_layers import ROOT, nodes_of
 
 LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
-MOST_KEYS = {"train": 137, "finetune": 56, "prefer": 49, "stages": 8, "sweep": 8}
+MOST_KEYS = {"train": 139, "finetune": 58, "prefer": 51, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
     "adapters": 1220, "adapters/clients": 620, "adapters/dialects": 2140, "adapters/door": 2420,
@@ -22,14 +22,14 @@ MOST_LINES = {
     "adapters/rendering": 1700, "adapters/tinker": 1760, "adapters/tracking": 520,
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1460,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 600, "engine/training": 920,
-    "flows": 1540, "flows/cli": 2480, "flows/importing": 1380, "flows/recipe": 2060,
-    "flows/runtime": 3140, "flows/server": 1160, "ratchet": 120, "tasks": 3440,
+    "flows": 1560, "flows/cli": 2480, "flows/importing": 1380, "flows/recipe": 2060,
+    "flows/runtime": 3260, "flows/server": 1220, "ratchet": 120, "tasks": 3440,
     "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820, "tasks/examples": 1160,
     "tasks/given": 2380, "tasks/recording": 2340, "tasks/recovery": 600, "tasks/reports": 3980,
-    "tasks/settings": 1660, "tasks/storage": 2040, "tasks/tracking": 860,
+    "tasks/settings": 1740, "tasks/storage": 2060, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 339, "classes": 580, "deferred imports": 218}
+MOST = {"files": 341, "classes": 583, "deferred imports": 220}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

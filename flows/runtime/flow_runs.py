@@ -89,6 +89,7 @@ class RunSummary(BaseModel, frozen=True):
     - `reproducible`: whether another run of the recipe has the same weights.
     - `best`: the step and the score of the best checkpoint, if others than the ends were scored; it
       expires at the age of `kept_seconds`.
+    - `ended_early`: why the run has fewer steps than its recipe; empty if it has all.
     - `held_out`: how held-out examples were taken from a data set without splits.
     """
 
@@ -109,6 +110,7 @@ class RunSummary(BaseModel, frozen=True):
     best: tuple[int, float] | None = None
     kept_seconds: int | None = None
     held_out: str = ""
+    ended_early: str = ""
 
     @property
     def outcome(self) -> str:
@@ -120,7 +122,8 @@ class RunSummary(BaseModel, frozen=True):
         if self.is_untrained:
             untrained = f", which trained nothing: {self.why}"
         steps = counted(self.steps, "step")
-        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}"
+        why = f", {self.ended_early}" if self.ended_early else ""
+        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}{why}"
 
     @property
     def is_untrained(self) -> bool:
@@ -167,7 +170,13 @@ def summarize_run(run: RunFolder) -> RunSummary:
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,
         held_out=describe_held_out(recipe),
+        ended_early=_ended_early(run, recipe.steps) if facts.done == facts.steps else "",
     )
+
+
+def _ended_early(run: RunFolder, planned: int) -> str:
+    """Say why a run has fewer steps than are planned; empty if it has all."""
+    return f"of {planned}, ended early {why}" if (why := run.why_ended()) else ""
 
 
 def describe_held_out(recipe: RunRecipe) -> str:

@@ -84,9 +84,27 @@ class OpenRun:
         yield
         self.unusable.clear()
 
-    def steps_left(self) -> range:
+    def end(self) -> int:
+        """Return the number of steps after which the run ends, as far as it is known."""
+        return self.folder.steps_of(self.steps)
+
+    def steps_left(self) -> "StepsLeft":
         """Return the steps that are not done; a step is done when its metrics are recorded."""
-        return range(steps_done(self.folder.metrics), self.steps)
+        return StepsLeft(steps_done(self.folder.metrics), self.end)
+
+
+@dataclass(frozen=True)
+class StepsLeft:
+    """Steps from `start` on, before an `end` that may come nearer while they are done."""
+
+    start: int
+    end: Callable[[], int]
+
+    def __iter__(self) -> Iterator[int]:
+        step = self.start
+        while step < self.end():
+            yield step
+            step += 1
 
 
 @contextmanager

@@ -7,7 +7,6 @@ the default one at an address that it tells.
 import httpx
 from prefect.settings import get_current_settings
 
-API = "/api"
 ANSWER_SECONDS = 5.0
 
 
@@ -17,7 +16,7 @@ def find_interface(api_url: str) -> str | None:
     None if the user has named one, or if the server tells none, as an older one, one without an
     interface, or Prefect's cloud.
     """
-    address = api_url.rstrip("/").removesuffix(API)
+    address = api_url.rstrip("/").removesuffix("/api")
     if "ui_url" in get_current_settings().model_fields_set or address == api_url.rstrip("/"):
         return None
     try:
