@@ -12,6 +12,7 @@ from adapters.calls import POLICY
 from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
 from flows.recipe.given_examples import GivenRecipe
 from flows.runtime.checks import check_start
+from flows.runtime.evaluation import EarlyEnd
 from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
 from flows.runtime.open_run import OpenRun, check_budget, measure_of, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
@@ -46,17 +47,20 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
 
     run.tracking.follow()
     check_budget(run)
+    early_end = EarlyEnd(recipe, run.folder)
     score(run, recipe, given, left.start)
+    early_end.look(left.start)
     following: Path | None = None
     for step in left:
         datums, following = following or draw(step), None
-        if step + 1 in left:
+        if step + 1 < run.end():
             following = draw(step + 1)
             updater.plan(PlannedUpdate(step + 1, lambda made=following: [made]))
         updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
             given.check_first(updated, recipe.checkpoints.probe_tolerance)
         score(run, recipe, given, step + 1)
+        early_end.look(step + 1)
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
         measure = measure_of(run.policies.main, step, files)
         record_step(run, step, {POLICY: measure}, given.measure(datums))
@@ -66,7 +70,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
     """Measure checkpoint `step` on held-out units, if it is due."""
     evaluation = recipe.evaluation
-    if recipe.holds_out() and evaluation.due(step, recipe.steps):
+    if recipe.holds_out() and evaluation.due(step, run.end()):
         policy = run.policies.main.updater.sampler(step)
         drawn = evaluation.examples, evaluation.drawn_by(recipe.seed)
         with phases().within(EVALUATION):

@@ -159,7 +159,8 @@ def _draws(child: PlannedRun) -> bool:
     recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
     if isinstance(recipe, Recipe):
         return most < len(recipe.held_out_split().examples())
-    return most <= read_measure(folder_of(child.name).measure(recipe.steps)).examples
+    run = folder_of(child.name)
+    return most <= read_measure(run.measure(run.steps_of(recipe.steps))).examples
 
 
 def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:

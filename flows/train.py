@@ -77,13 +77,15 @@ def learn(
     evaluations.submit_due(run.steps_left().start)
     for played in steps:
         step, spans = played.step, played.spans
+        with spent.within(EVALUATION):
+            evaluations.decide(step - recipe.rollouts.lag)
         measures = train_step(played, extras)
         evaluations.submit_due(step + 1)
         with spent.within(EVALUATION):
             evaluations.score(step - recipe.rollouts.lag)
         record_step(run, step, measures, extras.metrics(step, spans))
     with spent.within(EVALUATION):
-        evaluations.score(recipe.steps)
+        evaluations.score(run.end())
     spent.enter(CLOSING)
 
 

@@ -13,7 +13,7 @@ from flows.recipe.loading import recipe_options
 from tests.test_layers import ROOT, nodes_of
 
 LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
-MOST_KEYS = {"train": 140, "finetune": 59, "prefer": 52, "stages": 8, "sweep": 8}
+MOST_KEYS = {"train": 142, "finetune": 61, "prefer": 54, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
     "adapters": 1240, "adapters/clients": 620, "adapters/dialects": 2160, "adapters/door": 2460,
@@ -23,14 +23,14 @@ MOST_LINES = {
     "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 720, "engine/training": 920,
     "flows": 1560, "flows/cli": 2560, "flows/estimating": 480, "flows/importing": 1380,
-    "flows/recipe": 2060, "flows/runtime": 3220, "flows/server": 1220, "ratchet": 120,
+    "flows/recipe": 2060, "flows/runtime": 3320, "flows/server": 1220, "ratchet": 120,
     "tasks": 3440, "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820,
     "tasks/examples": 1160, "tasks/given": 2380, "tasks/recording": 2360, "tasks/recovery": 600,
-    "tasks/reports": 4120, "tasks/settings": 1680, "tasks/spending": 1020, "tasks/storage": 2060,
+    "tasks/reports": 4140, "tasks/settings": 1760, "tasks/spending": 1020, "tasks/storage": 2080,
     "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 359, "classes": 606, "deferred imports": 232}
+MOST = {"files": 360, "classes": 609, "deferred imports": 232}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

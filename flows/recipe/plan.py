@@ -231,7 +231,8 @@ class StagesRecipe(FlowRecipe):
             if number:
                 named, step = self._start(number)
                 parent = runs[named]
-                step = step if step != LAST else str(parent.recipe.steps or "")
+                last = "" if parent.recipe.stop.is_given else str(parent.recipe.steps or "")
+                step = step if step != LAST else last
                 start = f"{parent.name}@{step}".removesuffix("@")
                 values["model"]["start"] = start
                 awaits |= {named, self.stages[number - 1].name}

@@ -19,6 +19,7 @@ from tasks.settings.optimizer import Optimizer
 from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Budget, Checkpoints, Model, ServicePatience, Tracking
 from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
+from tasks.settings.stop import Stop
 from tasks.storage.dotted_keys import flatten
 from tasks.storage.manifest import ByStep, differences
 from tasks.storage.run_folder import RunFolder
@@ -89,9 +90,13 @@ class RunRecipe(FlowRecipe, ABC):
     model: Model = Model()
     optimizer: Optimizer = Field(default=Optimizer(), validate_default=True)
     checkpoints: Checkpoints = Checkpoints()
+    stop: Stop = Stop()
     service: ServicePatience = ServicePatience()
     budget: Budget = Budget()
     tracking: Tracking = Tracking()
+
+    if TYPE_CHECKING:  # each recipe has this section, at a place of its own
+        evaluation: Any
 
     @field_validator("optimizer")
     @classmethod
@@ -107,6 +112,11 @@ class RunRecipe(FlowRecipe, ABC):
             (steps > 0) == (self.epochs > 0),
             f"steps {steps} with epochs {self.epochs:g}: give one of them, since a run is as long "
             "as either says",
+        )
+        yield (
+            self.stop.is_given and (self.evaluation.every == 0 or not self.holds_out()),
+            f"stop.{self.stop.given('when', 'patience')} does nothing where only the first and the "
+            "last checkpoint are measured, or none; give evaluation.every, or leave it out",
         )
         if self.epochs:
             return  # the steps are counted when a run begins

@@ -197,8 +197,9 @@ def is_finished(child: PlannedRun) -> bool:
     recipe = count_steps(child.recipe)
     check_binding(run, recipe)
     unscored = not recipe.plays_rollouts or not recipe.holds_out()
-    scored = unscored or is_scored(run.evaluation(f"{recipe.steps:05d}"))
-    return steps_done(run.metrics) == recipe.steps and scored
+    steps = run.steps_of(recipe.steps)
+    scored = unscored or is_scored(run.evaluation(f"{steps:05d}"))
+    return steps_done(run.metrics) == steps and scored
 
 
 def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
@@ -210,7 +211,7 @@ def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
     if not run.exists() or recipe.tracking.is_given:
         return False
     check_binding(run, recipe := count_steps(recipe))
-    steps, parent = recipe.steps, parent_of(run)
+    steps, parent = run.steps_of(recipe.steps), parent_of(run)
     ledgers = (Ledger(run.checkpoints(policy)) for policy in recipe.policies())
     if steps_done(run.metrics) < steps or any(one.last_step() < steps for one in ledgers):
         return False

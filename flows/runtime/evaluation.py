@@ -1,7 +1,7 @@
 """Evaluation of a checkpoint: held-out examples are played (sampled, or greedily) and scored."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from adapters.calls import Sampling
 from adapters.errors import counted
 from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.open_rollouts import (
     OpenRollouts,
     PlayedGroups,
@@ -18,10 +19,15 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun
 from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
+from tasks.given.held_out import read_measure
 from tasks.judging import draw_held_out, verdicts_of
-from tasks.recording.scores import Score, headline, is_scored
+from tasks.recording.scores import Score, headline, is_scored, read_evaluation
+from tasks.reports.facts import LOSS, read_facts
 from tasks.rollouts import find_failed, reopen_failed, reopen_unanswered
+from tasks.settings.stop import MEASURED, Stop
 from tasks.shards import ShardSize, draw_shard, read_shard
+from tasks.storage.files import is_written
+from tasks.storage.manifest import FORK, parent_of
 from tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.prefect_pages import HELD_OUT
@@ -67,12 +73,13 @@ class HeldOutEvaluations:
 
     def __init__(self, recipe: Recipe, run: OpenRun, runners: OpenRollouts, first: int = 0) -> None:
         self._recipe, self._run, self._runners = recipe, run, runners
+        self._early_end = EarlyEnd(recipe, run.folder)
         self._next = first
         self._submitted: list[tuple[int, HeldOutShards]] = []
 
     def submit_due(self, step: int) -> None:
         """Submit evaluations due up to checkpoint `step` that are not submitted, nor on disk."""
-        evaluation, steps = self._recipe.evaluation, self._recipe.steps
+        evaluation, steps = self._recipe.evaluation, self._run.end()
         if not self._recipe.holds_out():
             return
         for due in range(self._next, step + 1):
@@ -82,6 +89,12 @@ class HeldOutEvaluations:
                 held_out = submit_held_out(self._recipe, self._run.folder, runner, due)
                 self._submitted.append((due, held_out))
         self._next = max(self._next, step + 1)
+
+    def decide(self, last: int) -> None:
+        """Let the scores of checkpoints up to `last` decide where the run ends, if they may."""
+        if self._recipe.stop.is_given:
+            self.score(last)
+            self._early_end.look(last)
 
     def score(self, last: int) -> None:
         """Wait for the submitted evaluations of checkpoints up to `last`, and score them."""
@@ -197,3 +210,55 @@ def examine(
         return JudgedShard(played, {})
     spans = ask_judge(runners.examining, judge, shard, step)
     return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans))
+
+
+class EarlyEnd:
+    """The end of a run by its recipe's `stop`, which looks at each evaluation once.
+
+    Evaluations that a fork shares with its parent decide nothing.
+    """
+
+    def __init__(self, recipe: RunRecipe, run: RunFolder) -> None:
+        parent = parent_of(run) if recipe.stop.is_given else None
+        shared = parent["step"] if parent is not None and parent["how"] == FORK else 0
+        self._recipe, self._run = recipe, run
+        self._first = self._next = shared + 1 if shared else 0
+
+    def look(self, last: int) -> None:
+        """Record the end that checkpoints up to `last`, which are scored, decide."""
+        stop, steps = self._recipe.stop, self._recipe.steps
+        if not stop.is_given or is_written(self._run.end):
+            return
+        is_due = self._recipe.evaluation.due
+        for step in (one for one in range(self._next, last + 1) if is_due(one, steps)):
+            if not (found := dict(self._measured(step))):
+                continue
+            why = stop.met(found, first=step == self._first) or self._without_gain(stop, step)
+            end = step + 2 * self._recipe.lag + 1
+            if why and end < steps:
+                self._run.record_end(end, f"after checkpoint {step}: {why}")
+                return
+        self._next = max(self._next, last + 1)
+
+    def _measured(self, step: int) -> Iterator[tuple[str, float]]:
+        """Yield what was measured of a checkpoint, by name; nothing if it is not there."""
+        if is_written(file := self._run.measure(step)):
+            found = read_measure(file)
+            yield MEASURED + found.measure, found.value
+            yield from ((MEASURED + name, value) for name, value in found.beside.items())
+        elif is_scored(file := self._run.evaluation(f"{step:05d}")):
+            for how, score in read_evaluation(file).items():
+                prefix = MEASURED + ("" if how == "sampled" else f"{how}/")
+                yield from score.metrics(prefix.rstrip("/")).items()
+
+    def _without_gain(self, stop: Stop, step: int) -> str:
+        """Say that the last evaluations up to a checkpoint have no gain; empty if they have."""
+        values = read_facts(self._run).held_out
+        known = {at: one for at, one in values.by_step.items() if self._first <= at <= step}
+        if not stop.patience or len(known) <= stop.patience:
+            return ""
+        best = (min if values.measure == LOSS else max)(known, key=lambda at: known[at])
+        later = sum(at > best for at in known)
+        if later < stop.patience:
+            return ""
+        return f"{counted(later, 'evaluation')} without a gain over checkpoint {best}"

@@ -129,6 +129,7 @@ class RunSummary(BaseModel, frozen=True):
       and of helpers, as far as it is known.
     - `best`: the step and the score of the best checkpoint, if others than the ends were scored; it
       expires at the age of `kept_seconds`.
+    - `ended_early`: why the run has fewer steps than its recipe; empty if it has all.
     - `held_out`: how held-out examples were taken from a data set without splits.
     """
 
@@ -151,6 +152,7 @@ class RunSummary(BaseModel, frozen=True):
     held_out: str = ""
     tokens: int = 0
     usd: float | None = None
+    ended_early: str = ""
 
     @property
     def outcome(self) -> str:
@@ -163,7 +165,8 @@ class RunSummary(BaseModel, frozen=True):
             untrained = f", which trained nothing: {self.why}"
         steps = counted(self.steps, "step")
         cost = "" if self.usd is None else f", for ${self.usd:.2f}"
-        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}{cost}"
+        why = f", {self.ended_early}" if self.ended_early else ""
+        return f"held-out {self.measure} {before} → {after} in {steps}{untrained}{why}{cost}"
 
     @property
     def is_untrained(self) -> bool:
@@ -212,7 +215,13 @@ def summarize_run(run: RunFolder) -> RunSummary:
         held_out=describe_held_out(recipe),
         tokens=int(sum(spent.get(kind, 0) for kind in TOKEN_KINDS)),
         usd=spent.get("usd"),
+        ended_early=_ended_early(run, recipe.steps) if facts.done == facts.steps else "",
     )
+
+
+def _ended_early(run: RunFolder, planned: int) -> str:
+    """Say why a run has fewer steps than are planned; empty if it has all."""
+    return f"of {planned}, ended early {why}" if (why := run.why_ended()) else ""
 
 
 def describe_held_out(recipe: RunRecipe) -> str:

@@ -89,9 +89,27 @@ class OpenRun:
         yield
         self.unusable.clear()
 
-    def steps_left(self) -> range:
+    def end(self) -> int:
+        """Return the number of steps after which the run ends, as far as it is known."""
+        return self.folder.steps_of(self.steps)
+
+    def steps_left(self) -> "StepsLeft":
         """Return the steps that are not done; a step is done when its metrics are recorded."""
-        return range(steps_done(self.folder.metrics), self.steps)
+        return StepsLeft(steps_done(self.folder.metrics), self.end)
+
+
+@dataclass(frozen=True)
+class StepsLeft:
+    """Steps from `start` on, before an `end` that may come nearer while they are done."""
+
+    start: int
+    end: Callable[[], int]
+
+    def __iter__(self) -> Iterator[int]:
+        step = self.start
+        while step < self.end():
+            yield step
+            step += 1
 
 
 @contextmanager
@@ -285,7 +303,8 @@ def _record_step(
 
 def check_budget(run: OpenRun) -> None:
     """Say once that most of a run's budget is spent; if all is, with steps left, wait or stop."""
-    if not run.steps_left():
+    left = run.steps_left()
+    if left.start >= left.end():
         return
     spent = measure_budget(run.folder, run.budget)
     if spent.share >= 1:

@@ -6,7 +6,7 @@ there when step s is asked for.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -125,8 +125,14 @@ def play_steps(
             accumulate(run, step, batch.result(), recipe.credit())
         ahead = Following(following, runner.check) if following and not alone else None
         spans, later = runner.wait_for(batches), step + rollouts.lag + 1
-        draw_next = partial(draw, later) if later < run.steps else None
+        draw_next = partial(_draw_before, run.end, draw, later) if later < run.end() else None
         yield PlayedStep(step, spans, ahead, draw_next)
+
+
+def _draw_before(end: Callable[[], int], draw: Callable[[int], Path], step: int) -> None:
+    """Draw the shard of a step, unless the run turned out to end before it."""
+    if step < end():
+        draw(step)
 
 
 def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -> None:
@@ -137,7 +143,7 @@ def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -
             policy.updater.accumulate(step, datums)
 
 
-def steps_by_shard(steps: range, lag: int, submit: Submit) -> Steps:
+def steps_by_shard(steps: Iterable[int], lag: int, submit: Submit) -> Steps:
     """Yield each step with its own shard's batches, sampled by checkpoint max(step - `lag`, 0)."""
     submitted, left = deque[Mapping[str, Spans]](), iter(steps)
     for step in steps:
@@ -176,10 +182,11 @@ def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
     ledger = ArrivalLedger(run.folder.arrivals, run.folder.ownership)
     size = min(rollouts.batches, rollouts.groups)
     arrivals = Arrivals(ledger, size, run.policies.last_step)
-    shards = deque(range(arrivals.first_shard(steps.start), steps.stop))
+    shard = arrivals.first_shard(steps.start)
     for step in steps:
-        while shards and shards[0] <= step + lag:
-            arrivals.add(submit(shards.popleft(), arrivals.checkpoint, 0), step)
+        while shard <= step + lag and shard < run.end():
+            arrivals.add(submit(shard, arrivals.checkpoint, 0), step)
+            shard += 1
         yield step, arrivals.take(step, lag), []
 
 

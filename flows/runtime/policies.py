@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -133,7 +132,7 @@ def policy_updater(
         service,
         Ledger(folder.checkpoints(name), folder.ownership),
         recorded_steps(recipe, recipes, folder, name),
-        partial(checkpoints.due, steps=recipe.steps),
+        lambda step: checkpoints.due(step, folder.steps_of(recipe.steps)),
         checkpoints.ttl_seconds,
         checkpoints.probe_tolerance if on_policy else None,
     )

@@ -254,7 +254,7 @@ class RunFacts:
     @property
     def steps(self) -> int:
         """Steps that the run has when it is finished."""
-        return int(str(self.recipe["steps"]))
+        return self.run.steps_of(int(str(self.recipe["steps"])))
 
     @property
     def is_fork(self) -> bool:
@@ -361,7 +361,8 @@ class RunFacts:
         is_served = is_open and self.run.is_served()
         if is_open and not is_served:
             return "running"
-        state = "finished" if self.done >= self.steps else ", ".join([STOPPED, *self._doubts()])
+        finished = "finished early" if self.run.why_ended() else "finished"
+        state = finished if self.done >= self.steps else ", ".join([STOPPED, *self._doubts()])
         return f"{state}, served" if is_served else state
 
     def _doubts(self) -> Iterator[str]:

@@ -16,7 +16,15 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from adapters.process.child import keep_from_children
 from durable.files import PARTIAL, link_or_copy, lock_file
-from tasks.storage.files import Damaged, check_writable, read_rows, write_note
+from tasks.storage.files import (
+    Damaged,
+    check_writable,
+    is_written,
+    read_json,
+    read_rows,
+    write_json,
+    write_note,
+)
 from tasks.storage.names import (
     BASELINE,
     HELD_OUT_SPLITS,
@@ -112,6 +120,8 @@ class RunFolder:
     """Ledger of what made each step, if steps are made of batches as they arrive."""
     work = FileAt("work.jsonl")
     """Log of what the run has asked its service for, beside the calls of its agents."""
+    end = FileAt("end.json")
+    """Record of the step after which a run ends early, and why; only there if it does."""
     stages = FileAt("stages.json")
     """Record of a run of several runs: stages, or the runs of a sweep."""
     report = FileAt("report.html")
@@ -162,6 +172,19 @@ class RunFolder:
 
     def checkpoints(self, policy: str) -> Path:
         return self._of(policy) / "checkpoints.jsonl"
+
+    def record_end(self, step: int, why: str) -> None:
+        """Record that the run has so many steps, fewer than its recipe says, and why."""
+        self.check_owner()
+        write_json(self.end, {"step": step, "why": why})
+
+    def steps_of(self, planned: int) -> int:
+        """Return how many steps the run has when it is finished, of those that are planned."""
+        return read_json(self.end)["step"] if is_written(self.end) else planned
+
+    def why_ended(self) -> str:
+        """Say why the run ends early; empty if it does not."""
+        return read_json(self.end)["why"] if is_written(self.end) else ""
 
     def evaluation(self, name: str) -> Path:
         return self.path / "evaluations" / f"{name}.json"

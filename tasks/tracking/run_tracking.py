@@ -91,7 +91,7 @@ class _Recorded:
     def from_step(self, first: int) -> Iterator[RecordedStep]:
         """Yield the steps from a number on."""
         whole, done = self.whole, steps_done(self.run.metrics)
-        last = done + self.lag + 1 if whole and done == self.steps else done
+        last = done + self.lag + 1 if whole and done == self.run.steps_of(self.steps) else done
         for number in range(first, last):
             step = RecordedStep(self.run, number, self.lag)
             if number < done or step.scores():

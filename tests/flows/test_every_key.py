@@ -158,6 +158,8 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "checkpoints.ttl_seconds": (3600,),
     "checkpoints.keep": (3,),
     "checkpoints.probe_tolerance": (None, 0.1),
+    "stop.when": ("held_out/reward/mean >= 0.9",),
+    "stop.patience": (2,),
     "service.timeout_seconds": (7,),
     "budget.usd": (7.0,),
     "budget.tokens": (7,),

@@ -1,0 +1,131 @@
+"""A run that ends early, by what is measured on held-out examples, and goes on as it would have."""
+
+import pytest
+
+from adapters.errors import UserError
+from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.plan import StagesRecipe
+from flows.recipe.recipe import Recipe
+from flows.runtime.checks import is_complete
+from flows.train import train
+from tasks.recording.scores import is_scored
+from tasks.recording.step_log import read_metrics
+from tasks.settings.stop import Stop
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.runs.finetuned import RECIPE
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.staged import VALUES
+
+ALWAYS = "held_out/reward/mean >= -1e9"
+
+
+def stopping(stop: dict[str, object], **changes: object) -> Recipe:
+    """Return a recipe of six steps that measures each second checkpoint, with a `stop`."""
+    evaluation = {"examples": 2, "greedy": False, "every": 2}
+    values = small_recipe(steps=6, evaluation=evaluation).model_dump()
+    return Recipe.model_validate({**values, "stop": stop, **changes})
+
+
+def files_of(run: RunFolder) -> list[str]:
+    """List what a run has of its steps and evaluations."""
+    rooms = ("shards", "spans", "datums", "updates", "evaluations")
+    found = (path for room in rooms for path in (run.path / room).rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(run.path)) for path in found)
+
+
+@pytest.mark.parametrize("when", ["reward >= 1", "held_out/reward ~ 1", "held_out/x > __import__"])
+def test_what_is_no_condition_is_refused(when: str) -> None:
+    with pytest.raises(ValueError, match="is no condition; give METRIC"):
+        Stop(when=when)
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("held_out/loss < 0.2", "held_out/loss 0.1 < 0.2"),
+        ("held_out/loss <= .1", "held_out/loss 0.1 <= .1"),
+        ("held_out/loss>=0.2", ""),
+        ("held_out/loss > 1e-1", ""),
+    ],
+)
+def test_a_condition_compares_what_was_measured(when: str, said: str) -> None:
+    assert Stop(when=when).met({"held_out/loss": 0.1}, first=True) == said
+
+
+def test_a_measure_that_there_is_not_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"is not measured, but .* did you mean .*reward/mean"):
+        Stop(when="held_out/reward/men > 1").met({"held_out/reward/mean": 1.0}, first=True)
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+def test_a_run_ends_early_and_is_complete() -> None:
+    recipe = stopping({"when": ALWAYS})
+    summary = train(recipe, run="early")
+    run = folder_of("early")
+    assert len(read_metrics(run.metrics)) == 1
+    assert is_scored(run.evaluation("00001"))
+    assert "in 1 step, of 6, ended early after checkpoint 0: held_out/rew" in summary.outcome
+    assert is_complete(run, recipe)
+    before = files_of(run)
+    assert train(recipe, run="early").outcome == summary.outcome
+    assert files_of(run) == before
+
+
+class Killed(BaseException):
+    """End of a process."""
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+@pytest.mark.parametrize("window", ["before", "after"])
+def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = {**small_recipe().model_dump()["rollouts"], "lag": 1}
+    recipe = stopping({"when": ALWAYS}, rollouts=rollouts)
+    whole, broken = folder_of("whole-lag"), folder_of(f"broken-{window}")
+    if not whole.exists():
+        train(recipe, run=whole.name)
+    assert len(read_metrics(whole.metrics)) == 3, "checkpoint 0 decides, with two steps begun"
+    record = RunFolder.record_end
+
+    def die(run: RunFolder, step: int, why: str) -> None:
+        if window == "after":
+            record(run, step, why)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "record_end", die)
+        with pytest.raises(Killed):
+            train(recipe, run=broken.name)
+    train(recipe, run=broken.name)
+    assert list_faults(broken, read_contents(whole)) == []
+    assert files_of(broken) == files_of(whole)
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+def test_texts_end_after_evaluations_without_a_lower_loss() -> None:
+    changes = {"evaluation": {"every": 1, "examples": 16}, "stop": {"patience": 2}}
+    slow = {"optimizer": {"learning_rate": 1.0}}  # too high a rate, by which the loss rises
+    recipe = FinetuneRecipe.model_validate({**RECIPE.model_dump(), **changes, **slow})
+    summary = finetune(recipe, run="worse")
+    steps = len(read_metrics(folder_of("worse").metrics))
+    assert steps < recipe.steps
+    assert "ended early after checkpoint" in summary.outcome
+    assert "2 evaluations without a gain over checkpoint" in summary.outcome
+    assert is_complete(folder_of("worse"), recipe)
+
+
+def test_a_stop_without_evaluations_on_the_way_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"stop\.patience does nothing where only the first and"):
+        Recipe.model_validate({**small_recipe().model_dump(), "stop": {"patience": 1}})
+
+
+def test_the_next_stage_starts_where_an_earlier_one_ended() -> None:
+    texts, *others = VALUES["stages"]
+    stopped = {**texts, "recipe": {**texts["recipe"], "stop": {"patience": 1}}}
+    later = [{**one, "start": "last"} if one["name"] == "rewards" else one for one in others]
+    recipe = StagesRecipe.model_validate({**VALUES, "stages": [stopped, *later]})
+    _, rewards, _ = recipe.children("run")
+    assert rewards.start == "run-1-texts", "its last checkpoint, whichever that is"
