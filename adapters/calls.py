@@ -291,8 +291,9 @@ class Begun:
     policy_version: str
     seed: int
     started: datetime
-    prompt_tokens: int
-    max_tokens: int
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    """What the call takes of its service at most; 0 if no policy answers it."""
 
 
 class Refused(Exception):
