@@ -9,7 +9,8 @@ from adapters.tinker.prices import prices_of
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.settings.optimizer import Optimizer
-from tasks.settings.run import Tracking
+from tasks.settings.run import Budget, Tracking
+from tasks.settings.stop import Stop
 from tasks.spending.dry_run import DrySpending
 from tasks.spending.estimate import EstimatedLine, EstimatedRun
 from tasks.spending.ledger import PURPOSES
@@ -46,6 +47,7 @@ def dry_recipe(recipe: Recipe, examples: int) -> Recipe:
     constant = {name: Optimizer.model_fields[name].default for name in SCHEDULE}
     values = recipe.model_dump()
     values |= {"steps": 1, "epochs": 0, "tracking": Tracking().model_dump()}
+    values |= {"stop": Stop().model_dump(), "budget": Budget().model_dump()}
     values["rollouts"] |= rollouts
     values["evaluation"] |= evaluation
     values["optimizer"] |= constant

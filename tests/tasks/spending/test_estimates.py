@@ -125,6 +125,13 @@ def test_a_recipe_that_cannot_be_played_is_refused_by_what_it_lacks(
         Estimating(play, "dryruns/a", 2).estimate(small_recipe(**changes), "small")
 
 
+def test_a_run_that_may_end_early_or_has_a_budget_is_played_without_either() -> None:
+    evaluation = {"examples": 4, "every": 1}
+    changes = {"stop": {"patience": 1}, "budget": {"tokens": 1}, "evaluation": evaluation}
+    dry = dry_recipe(small_recipe(**changes), 2)
+    assert (dry.steps, dry.stop.is_given, dry.budget.limits()) == (1, False, {})
+
+
 @pytest.mark.usefixtures("prefect_server", "no_tinker", "examples")
 def test_stages_are_the_sum_of_their_runs_and_of_the_agent_that_evaluates_them() -> None:
     recipe = named_recipe("hello-stages", (), FlowRecipe)
