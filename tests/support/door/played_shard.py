@@ -118,11 +118,18 @@ class PlayedShard:
         return SampledBy({POLICY: policy}, Sampling(16, 1.0, 1.0, -1))
 
 
+def _uncached(value: Any) -> Any:
+    """Return a span's value without the count of cached tokens, if it is the attributes."""
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if name != "cached_tokens"}
+
+
 def comparable(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Return spans in an order of their own, without clocks."""
+    """Return spans in an order of their own, without clocks and what a cache happened to hold."""
     kept = [
         {
-            name: np.array(value).tolist() if isinstance(value, list) else value
+            name: np.array(value).tolist() if isinstance(value, list) else _uncached(value)
             for name, value in span.items()
             if name not in UNEQUAL
         }
