@@ -431,10 +431,11 @@ def test_a_table_whose_columns_scroll_says_so_on_a_narrow_screen() -> None:
     assert len(tables) == 6
     assert all("The columns of this table scroll sideways." in before for before in tables)
     alone = render_report([folder_of("one")])
-    (said,) = re.findall(
+    asked, spent = re.findall(
         r"scroll sideways\.</p>\s*<div class=\"scroll\"><table>\s*<tr>(.*?)</tr>", alone
     )
-    assert "prompt tokens" in said, "the other tables of one run have two columns, which wrap"
+    assert "prompt tokens" in asked, "the other tables of one run have two columns, which wrap"
+    assert "purpose" in spent
     assert (
         ".narrow { display: none; } @media (max-width: 45rem) { .narrow { display: block; } }"
         in page
