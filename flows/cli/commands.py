@@ -198,6 +198,7 @@ def resume(
 
         limits = read_limits(budget)
         for one in child_runs(folder) or [folder]:
+            recipe_of(one)  # refuses a run that is not there
             grant(one, limits)
         if folder.is_open() and resume_waiting(run):
             say(f"{run} goes on where it waited")
