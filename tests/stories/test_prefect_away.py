@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from adapters.errors import UserError
@@ -22,7 +23,9 @@ from flows.cli.command_line import explain_absence
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
+from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.prefect_api import prefect_api
+from tests.support.servers.prefect_team import create_flow_run, open_team, wait_for_end
 
 pytestmark = pytest.mark.story
 
@@ -148,6 +151,37 @@ def test_an_embedded_server_that_is_killed_is_started_again(
     assert [row["step"] for row in read_metrics(run.metrics)] == [0, 1, 2]
     said = [line for line in log.read_text().splitlines() if "WARNING" in line]
     assert sum("is started again" in line for line in said) == 2, said
+
+
+def test_a_worker_says_in_a_line_that_its_server_is_away_and_logs_the_rest(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    runs = tmp_path / "runs"
+    with open_team(ratchet, ROOT, tmp_path, variables, "hello") as api:
+        (deployed,) = api.post("/deployments/filter").json()
+        recipe = small_recipe(steps=6).model_dump(mode="json")
+        flow_run = create_flow_run(api, deployed["id"], {"recipe": recipe, "run": "away"})
+        wait_until("the first rollout", (runs / "away" / "journal").exists, PATIENCE_SECONDS)
+        (server,) = (
+            child
+            for child in psutil.Process().children()
+            if {"server", str(api.base_url.port)} <= {*child.cmdline()}
+        )
+        command, environment = server.cmdline(), server.environ()
+        server.kill()
+        time.sleep(AWAY_SECONDS)
+        again = subprocess.Popen(command, env=environment, cwd=tmp_path)
+        try:
+            wait_until("Prefect's start", lambda: answers(api), PATIENCE_SECONDS)
+            assert wait_for_end(api, flow_run)["state"]["type"] == "COMPLETED"
+        finally:
+            again.kill()
+    terminal, log = (tmp_path / "worker.log").read_text(), (runs / "worker.log").read_text()
+    told = [line for line in terminal.splitlines() if "the log has all that it says" in line]
+    assert 1 <= len(told) <= 2, "one of the worker, and one of its flow run"
+    assert "ConnectionRefusedError" not in terminal
+    assert log.count("ConnectionRefusedError") > len(told)
 
 
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:

@@ -76,12 +76,17 @@ def run_deployment(
     api: httpx.Client, deployment: str, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Create a flow run, and wait for its end."""
+    return wait_for_end(api, create_flow_run(api, deployment, parameters))
+
+
+def create_flow_run(api: httpx.Client, deployment: str, parameters: Mapping[str, Any]) -> str:
+    """Create a flow run, which a worker is to begin, and return its id."""
     created = api.post(
         f"/deployments/{deployment}/create_flow_run",
         json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
     )
     assert created.status_code == 201, created.text
-    return wait_for_end(api, created.json()["id"])
+    return created.json()["id"]
 
 
 def wait_for_end(api: httpx.Client, flow_run: str) -> dict[str, Any]:
