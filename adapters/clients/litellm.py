@@ -1,10 +1,14 @@
-"""Calls of any model that LiteLLM reaches, for the roles that no policy answers."""
+"""Calls of any model that LiteLLM reaches, for the roles that no policy answers.
+
+It is one of a provider, `provider/model`, or of a server that speaks OpenAI's API, `URL#MODEL`.
+"""
 
 import asyncio
 import functools
 import importlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,12 +19,17 @@ import openai
 from adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from adapters.clients.libraries import keep_silent
 from adapters.errors import UserError
+from adapters.network.addresses import check_listener, check_place
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
 
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
+
+SERVER, SERVER_KEY = "hosted_vllm", "RATCHET_SERVER_KEY"
+"""LiteLLM's provider of servers by URL, and the variable of their key: no provider's key is sent
+to a server that a recipe names."""
 
 PASSED_FIELDS = (
     "frequency_penalty",
@@ -56,7 +65,7 @@ class LiteLLMMissing(UserError):
 
 
 class NoProvider(UserError):
-    """An error for a model of a provider that LiteLLM does not know."""
+    """An error for a model of a provider that LiteLLM does not know, or of no server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ async def complete(
 ) -> Reply:
     """Return the answer of a model such as `openai/gpt-4o-mini`; its API key is in the environment.
 
+    A model of a server is `URL#MODEL`, such as `http://127.0.0.1:8000/v1#qwen`.
+
     Raise Refused, with 503 if the same request may succeed later and with 400 otherwise. The first
     failure of each kind is logged, since only the rollouts' rows have the others.
     """
@@ -80,7 +91,7 @@ async def complete(
     asked = {name: fields[name] for name in PASSED_FIELDS if fields.get(name) is not None}
     try:
         response = await litellm.acompletion(
-            model=model,
+            **_address(model),
             messages=[_to_provider(message) for message in messages],
             tools=list(tools) or None,
             timeout=LONGEST_SECONDS,
@@ -98,9 +109,30 @@ async def complete(
     return _read_reply(response)
 
 
+def _address(model: str) -> dict[str, str]:
+    """Return where LiteLLM finds a model."""
+    url, of_server, name = model.partition("#")
+    if "://" not in model or not of_server:
+        return {"model": model}
+    key = os.environ.get(SERVER_KEY) or "none"  # without one LiteLLM would send another key
+    return {"model": f"{SERVER}/{name}", "api_base": url, "api_key": key}
+
+
 def check_model(role: str, model: str) -> None:
-    """Raise NoProvider if LiteLLM does not know the provider of a role's model."""
+    """Raise NoProvider if LiteLLM does not know the provider of a role's model.
+
+    Raise it too if nothing listens at a model's URL, or if the URL is open to a network.
+    """
     litellm = import_litellm()
+    if "://" in model:
+        try:
+            check_listener(check_place(model))
+        except (OSError, ValueError) as error:
+            raise NoProvider(
+                f"the role {role} is answered by {model}, which cannot be asked ({error}); start "
+                "that server, or mend its URL, which has the path of its API, such as /v1"
+            ) from error
+        return
     try:
         litellm.get_llm_provider(model)
     except openai.OpenAIError as error:

@@ -14,7 +14,14 @@ from pydantic import BaseModel
 import adapters.door.role_calls
 from adapters.calls import POLICY, Policy, Refused
 from adapters.clients.current_rollout import Roles, ask_role, rollout_context
-from adapters.clients.litellm import Reply, complete, import_litellm
+from adapters.clients.litellm import (
+    SERVER_KEY,
+    NoProvider,
+    Reply,
+    check_model,
+    complete,
+    import_litellm,
+)
 from adapters.clients.litellm_provider import provide
 from adapters.door.batches import SampledBy
 from adapters.door.door import Door
@@ -83,6 +90,42 @@ def test_a_helper_s_answer_comes_with_its_cost(helper: Opened) -> None:
     # $0.15 and $0.60 per million tokens, by LiteLLM's own table
     assert usage.cost == pytest.approx(prompt_tokens * 0.15e-6 + 4 * 0.6e-6)
     assert span.request.fields["temperature"] == 0.5
+
+
+def test_a_server_by_its_url_answers_and_has_no_price(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, opened.key)
+    opened.say("yes<|im_end|>")
+    helped = ask_helper(f"{opened.url}#gpt-4o-mini", temperature=0.5)
+    assert helped.message == {"role": "assistant", "content": "yes"}
+    assert helped.usage.completion_tokens == 4
+    assert helped.usage.cost is None
+    (span,) = opened.spans
+    assert (span.request.model, span.request.fields["temperature"]) == ("gpt-4o-mini", 0.5)
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "HOSTED_VLLM_API_KEY"])
+def test_a_server_by_its_url_is_sent_no_key_of_another_one(
+    variable: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SERVER_KEY, raising=False)
+    monkeypatch.setenv(variable, opened.key)
+    with pytest.raises(Refused, match="refused its API key"):
+        ask_helper(f"{opened.url}#some-model")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("http://127.0.0.1:9/v1#qwen", r"cannot be asked .*; start that server"),
+        ("http://10.0.0.1:8000/v1#qwen", "over the network in clear"),
+        ("http://127.0.0.1:9/v1", "write URL#MODEL"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_refused_before_a_rollout(model: str, said: str) -> None:
+    with pytest.raises(NoProvider, match=f"the role judge is answered by .*{said}"):
+        check_model("judge", model)
 
 
 def test_a_helper_of_unknown_price_has_no_cost(helper: Opened) -> None:
