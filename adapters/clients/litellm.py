@@ -193,7 +193,8 @@ def _refusal(model: str, error: openai.OpenAIError) -> Refused:
     """Translate an error, but leave out the text of an error about the key, which may show it."""
     status = getattr(error, "status_code", 503)
     if status in (401, 403):
-        text = f"The helper {model} refused its API key; set the right one in the environment."
+        key = SERVER_KEY if "://" in model else "the right one"
+        text = f"The helper {model} refused its API key; set {key} in the environment."
         return Refused(400, text, code="helper_key")
     said = f"({type(error).__name__}: {getattr(error, 'message', error)})"
     if status < 500 and status not in (408, 409, 429):

@@ -63,9 +63,8 @@ class Recipe(RunRecipe):
 
     roles: dict[str, Answerer] = Field(default_factory=dict[str, Answerer])
     """Backend of each role of the agent: `policy`, which is trained in it, another policy that is
-    trained beside it, as `policy:name`, a scripted `function:package.module:name`, a model of
-    LiteLLM's, such as `openai/gpt-4o-mini`, or `URL#MODEL`, one of a server that speaks OpenAI's
-    API, whose key is RATCHET_SERVER_KEY. In self-play, `earlier:N` is the policy as it was at
+    trained beside it, as `policy:name`, a scripted `function:package.module:name`, LiteLLM's
+    `openai/gpt-4o-mini`, or `URL#MODEL` of OpenAI's API. In self-play, `earlier:N` is the policy at
     the last multiple of N steps, and `pool:N` one that each step draws of those until then. With
     `who` and `when` a role has the calls that say so (docs/agents.md)."""
 
