@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="engine",
-        description="Serve the Tinker API from this machine. Prints two export lines when ready.",
+        description="Serve the Tinker API from this machine, for small models on a CPU, and for "
+        "tests; docs/servers.md names servers for GPUs. Prints two export lines when ready.",
         epilog="The key is TINKER_API_KEY where that is set, and random otherwise.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -97,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         help="microbatches and parts of a sampling step that are computed at once",
     )
-    parser.add_argument("--device", help="cpu, cuda, mps")
+    parser.add_argument("--device", help="cpu; cuda and mps are not tested")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),

@@ -78,7 +78,7 @@ ARROWS = {
         MODULES: set(),
         "network": {MODULES, "process"},
         "process": {MODULES},
-        "clients": {MODULES},
+        "clients": {MODULES, "network"},
         "tracking": {MODULES},
         "project": {MODULES},
         "rendering": {MODULES},

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+import httpx
 import openai
 
 from adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from adapters.clients.libraries import keep_silent
 from adapters.errors import UserError
-from adapters.network.addresses import check_listener, check_place
+from adapters.network.addresses import REACH_SECONDS, check_listener, check_place
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
 LONGEST_SECONDS = 300
 """The timeout of a call: a rollout cannot end during one, and LiteLLM would wait for hours."""
 
-SERVER, SERVER_KEY = "hosted_vllm", "RATCHET_SERVER_KEY"
+BY_URL, SERVER_KEY = "hosted_vllm", "RATCHET_SERVER_KEY"
 """LiteLLM's provider of servers by URL, and the variable of their key: no provider's key is sent
 to a server that a recipe names."""
 
@@ -115,7 +116,7 @@ def _address(model: str) -> dict[str, str]:
     if "://" not in model or not of_server:
         return {"model": model}
     key = os.environ.get(SERVER_KEY) or "none"  # without one LiteLLM would send another key
-    return {"model": f"{SERVER}/{name}", "api_base": url, "api_key": key}
+    return {"model": f"{BY_URL}/{name}", "api_base": url, "api_key": key}
 
 
 def check_model(role: str, model: str) -> None:
@@ -140,6 +141,18 @@ def check_model(role: str, model: str) -> None:
             f"the role {role} is answered by {model!r}, and LiteLLM knows no provider "
             f"{model.partition('/')[0]!r}; name one as provider/model, such as openai/gpt-4o-mini"
         ) from error
+
+
+def speaks_openai(url: str) -> bool:
+    """Return whether a server has OpenAI's list of models below a URL, for anybody or by a key."""
+    key = os.environ.get(SERVER_KEY) or "none"
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=REACH_SECONDS)
+        listed = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    return answer.status_code in (200, 401) and {"data", "error"} & {*listed} != set()
 
 
 @functools.cache

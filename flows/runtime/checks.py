@@ -362,6 +362,8 @@ def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[st
 
 
 def _check_place(key: str, model: str) -> None:
+    from adapters.clients.litellm import speaks_openai  # imports a client that few runs need
+
     url = model.partition("#")[0]
     if not os.environ.get(TEACHER_KEY):
         raise CheckpointRefused(
@@ -374,6 +376,11 @@ def _check_place(key: str, model: str) -> None:
             f"{key} {model} cannot be reached ({error}); start that service, or give another "
             "teacher"
         ) from error
+    if speaks_openai(url):
+        raise CheckpointRefused(
+            f"{key} {model} is of a server of OpenAI's API, which scores no tokens that others "
+            "sampled; give a model of a Tinker service, or have that server judge: roles.judge"
+        )
 
 
 def check_choices(recipe: RunRecipe) -> None:

@@ -12,6 +12,7 @@ from adapters.network.addresses import LOOPBACK, check_listener
 from adapters.process.terminal import say
 from adapters.project.modules import check_folder
 from flows.server.interface import find_interface
+from tasks.storage.files import begin_log
 from tasks.storage.run_folder import runs_root
 
 POOL = "ratchet"
@@ -22,15 +23,17 @@ LOGGING = Path(__file__).with_name("prefect_logging.yaml")
 SETTINGS_PATH, LOG_PATH = "PREFECT_LOGGING_SETTINGS_PATH", "PREFECT_LOGGING_HANDLERS_FILE_FILENAME"
 """Variables of Prefect's: the file of its logging, and the file that this one's `file` writes."""
 
+STDOUT = 1
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 
 
 def run_server(port: int) -> None:
     """Become a Prefect server on loopback, with its UI, which would ask port 4200 for its data."""
     variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
-    log = PREFECT_HOME.value().absolute() / "server.log"
-    if _log_to(log, variables):
+    if SETTINGS_PATH not in variables:
+        log = PREFECT_HOME.value().absolute() / "server.log"
         say(f"the log of the server is {log}", sys.stderr)
+        os.close(_log_to(log, variables))
     _become(variables, "server", "start", "--host", LOOPBACK, "--port", str(port))
 
 
@@ -43,21 +46,17 @@ def run_worker() -> None:
     check_server(variables := client_environment())
     if (interface := find_interface(variables["PREFECT_API_URL"])) is not None:
         variables["PREFECT_UI_URL"] = interface
-    log = runs_root().absolute() / "worker.log"
-    if _log_to(log, variables):
+    if SETTINGS_PATH not in variables:
+        log = runs_root().absolute() / "worker.log"
         say(f"the worker runs what is scheduled, until Ctrl-C; its log is {log}", sys.stderr)
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(_log_to(log, variables), STDOUT)
     _become(variables, "worker", "start", "--pool", POOL, "--type", POOL_TYPE)
 
 
-def _log_to(log: Path, variables: dict[str, str]) -> bool:
-    """Name a log to Prefect, unless the user has another logging; return whether it is used."""
-    if SETTINGS_PATH in variables:
-        return False
-    log.parent.mkdir(parents=True, exist_ok=True)
+def _log_to(log: Path, variables: dict[str, str]) -> int:
+    """Name a log to Prefect, and return it open."""
     variables |= {SETTINGS_PATH: str(LOGGING), LOG_PATH: str(log)}
-    return True
+    return begin_log(log)
 
 
 def check_server(variables: Mapping[str, str]) -> None:

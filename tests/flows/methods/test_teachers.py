@@ -27,6 +27,7 @@ from tasks.shards import read_shard
 from tasks.storage.manifest import ByStep, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read_table
+from tests.support.door.opened_door import Opened
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
@@ -213,6 +214,15 @@ def test_what_cannot_teach_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(UserError, match=said):
         train(taught_by(model), run="refused")
+    assert not folder_of("refused").path.exists()
+
+
+def test_a_server_of_openai_s_api_cannot_teach(
+    school: RunFolder, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
+    with pytest.raises(CheckpointRefused, match=r"OpenAI's API, which scores no tokens.*roles\.ju"):
+        train(taught_by(f"{opened.url}#some/model"), run="refused")
     assert not folder_of("refused").path.exists()
 
 
