@@ -274,6 +274,9 @@ def record_step(
     run sampled costs nothing here.
     """
     with phases().within(CLOSING):
+        if step + 1 == run.end():  # which may have been unknown when the update was submitted
+            for policy in run.policies:
+                policy.updater.keep_state(rebuilt=True)
         _record_step(run, step, measures, extra or {})
     try:
         check_budget(run)
