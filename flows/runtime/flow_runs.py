@@ -215,13 +215,8 @@ def summarize_run(run: RunFolder) -> RunSummary:
         held_out=describe_held_out(recipe),
         tokens=int(sum(spent.get(kind, 0) for kind in TOKEN_KINDS)),
         usd=spent.get("usd"),
-        ended_early=_ended_early(run, recipe.steps) if facts.done == facts.steps else "",
+        ended_early=f"of {recipe.steps}, ended early {why}" if (why := facts.ended_early) else "",
     )
-
-
-def _ended_early(run: RunFolder, planned: int) -> str:
-    """Say why a run has fewer steps than are planned; empty if it has all."""
-    return f"of {planned}, ended early {why}" if (why := run.why_ended()) else ""
 
 
 def describe_held_out(recipe: RunRecipe) -> str:
