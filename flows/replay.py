@@ -12,7 +12,7 @@ from flows.runtime.checks import check_start
 from flows.runtime.evaluation import HeldOutEvaluations
 from flows.runtime.extras import open_extras
 from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
-from flows.runtime.forks import replay_run
+from flows.runtime.forks import replay_run, share_end
 from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from flows.runtime.overlap import PlayedStep
@@ -41,10 +41,11 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         open_extras(opened, recipe, runners.judging) as extras,
     ):
         folder = opened.folder
+        share_end(folder_of(parent), folder, recipe.steps)  # again, if its record is gone
         steps = (
             PlayedStep(step, [folder.spans(batch) for batch in batches_of(folder, step)])
             for step in opened.steps_left()
         )
-        evaluations = HeldOutEvaluations(recipe, opened, runners, first=recipe.steps)
+        evaluations = HeldOutEvaluations(recipe, opened, runners, first=opened.end())
         learn(opened, recipe, steps, evaluations, extras)
     return end_run(folder)

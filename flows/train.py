@@ -74,7 +74,9 @@ def learn(
     spent.enter(ROLLOUTS)
     run.tracking.follow()
     check_budget(run)
-    evaluations.submit_due(run.steps_left().start)
+    start = run.steps_left().start
+    evaluations.submit_due(start)
+    evaluations.decide(start - 1 - recipe.rollouts.lag)  # again, if its record is gone
     for played in steps:
         step, spans = played.step, played.spans
         with spent.within(EVALUATION):

@@ -158,13 +158,14 @@ class PolicyUpdater:
             self.ledger.add(made)
         return made
 
-    def keep_state(self) -> None:
+    def keep_state(self, *, rebuilt: bool = False) -> None:
         """Save the newest checkpoint's training state, if the live client has it and none is saved.
 
-        A run that stops then continues without applying a step again.
+        A run that stops then continues without applying a step again. Lost weights are `rebuilt` if
+        that is asked for.
         """
         last = self.ledger.last_step()
-        if self._is_at(last) and self.ledger.at(last).state is None:
+        if (rebuilt or self._is_at(last)) and self.ledger.at(last).state is None:
             self.make_again(last, with_state=True)
 
     def inflight_sampler(self) -> Sampler:

@@ -22,15 +22,15 @@ MOST_LINES = {
     "adapters/rendering": 1700, "adapters/tinker": 1960, "adapters/tracking": 520,
     "adapters/weights": 280, "durable": 380, "engine": 860, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 720, "engine/training": 920,
-    "flows": 1560, "flows/cli": 2560, "flows/estimating": 480, "flows/importing": 1380,
-    "flows/recipe": 2060, "flows/runtime": 3320, "flows/server": 1300, "ratchet": 120,
+    "flows": 1580, "flows/cli": 2560, "flows/estimating": 480, "flows/importing": 1380,
+    "flows/recipe": 2060, "flows/runtime": 3340, "flows/server": 1300, "ratchet": 120,
     "tasks": 3440, "tasks/algorithm": 2160, "tasks/comparison": 620, "tasks/doors": 820,
     "tasks/examples": 1160, "tasks/given": 2380, "tasks/recording": 2360, "tasks/recovery": 600,
-    "tasks/reports": 4140, "tasks/settings": 1760, "tasks/spending": 1020, "tasks/storage": 2080,
+    "tasks/reports": 4140, "tasks/settings": 1760, "tasks/spending": 1040, "tasks/storage": 2080,
     "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 361, "classes": 610, "deferred imports": 233}
+MOST = {"files": 361, "classes": 611, "deferred imports": 233}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

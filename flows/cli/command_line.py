@@ -224,7 +224,7 @@ def _explain_stop(run: "RunFolder", steps: int) -> str:
     """Say in which step a run was stopped, and how it goes on; there is no time to import much."""
     if not run.exists():
         return "stopped before the run began; nothing is left of it"
-    done = steps_done(run.metrics)
+    done, steps = steps_done(run.metrics), run.steps_of(steps)
     where = f"in step {done + 1} of {steps}" if done < steps else f"after step {steps} of {steps}"
     return f"stopped {where}; `ratchet resume {run.name}` goes on"
 

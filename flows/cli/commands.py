@@ -194,11 +194,12 @@ def resume(
     folder = folder_of(run)
     if budget:
         from flows.server.watched_runs import resume_waiting
-        from tasks.spending.budgets import grant, read_limits
+        from tasks.spending.budgets import check_grant, grant, read_limits
 
-        limits = read_limits(budget)
-        for one in child_runs(folder) or [folder]:
-            recipe_of(one)  # refuses a run that is not there
+        limits, granted = read_limits(budget), child_runs(folder) or [folder]
+        for one in granted:
+            check_grant(one, limits)  # refuses a run that is not there, too
+        for one in granted:
             grant(one, limits)
         if folder.is_open() and resume_waiting(run):
             say(f"{run} goes on where it waited")

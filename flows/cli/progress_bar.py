@@ -24,7 +24,6 @@ from tasks.reports.progress import (
     say_facts,
 )
 from tasks.storage.files import Damaged
-from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS, SERVER_SECONDS = 0.5, 2.0
@@ -78,7 +77,7 @@ def _bars(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[
         for run, reader, task in shown:
             if run.exists() or len(shown) == 1:
                 progress = reader.look()
-                bar.update(task, completed=progress.done)
+                bar.update(task, completed=progress.done, total=progress.steps or None)
                 doing.plain = visible(str(progress))
 
     with Live(Group(bar, doing), console=console, refresh_per_second=4):
@@ -91,10 +90,10 @@ def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable
     printed = {run: steps_done(run.metrics) for run in runs}
 
     def look() -> None:
-        for run, steps in runs.items():
+        for run in runs:
             for row in read_metrics_from(run.metrics, printed[run]):
                 printed[run] += 1
-                said = describe_step(run, row, steps or recipe_of(run)["steps"])
+                said = describe_step(run, row)
                 named = f"{run.name}, {said}" if len(runs) > 1 else said
                 console.print(Text(visible(named)), soft_wrap=True)
 

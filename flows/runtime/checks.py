@@ -39,7 +39,7 @@ from tasks.recording.scores import is_scored
 from tasks.recording.step_log import steps_done
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking
-from tasks.spending.budgets import check_priced
+from tasks.spending.budgets import budget_of, check_priced
 from tasks.storage.files import check_output, is_written
 from tasks.storage.manifest import (
     FORK,
@@ -302,8 +302,10 @@ def check_run(
 ) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
+    budget = recipe.budget
     if is_there(run, deleted):
         check_binding(run, recipe)
+        budget = budget_of(run, budget)
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
         known, parent = _find_awaited(recipe, awaited), None
@@ -313,7 +315,7 @@ def check_run(
     check_teachers(recipe, parent, bound)
     check_trackers(recipe.tracking)
     check_service(recipe.model.base)
-    check_priced(recipe.budget, recipe.model.base)
+    check_priced(budget, recipe.model.base)
 
 
 def check_trackers(chosen: Tracking) -> None:

@@ -27,7 +27,7 @@ from tasks.rollouts import find_failed, reopen_failed, reopen_unanswered
 from tasks.settings.stop import MEASURED, Stop
 from tasks.shards import ShardSize, draw_shard, read_shard
 from tasks.storage.files import is_written
-from tasks.storage.manifest import FORK, parent_of
+from tasks.storage.manifest import REPLAY, parent_of
 from tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.prefect_pages import HELD_OUT
@@ -215,25 +215,29 @@ def examine(
 class EarlyEnd:
     """The end of a run by its recipe's `stop`, which looks at each evaluation once.
 
-    Evaluations that a fork shares with its parent decide nothing.
+    Evaluations that a fork shares with its parent decide nothing, nor do those of a replay, which
+    ends where its parent has ended.
     """
 
     def __init__(self, recipe: RunRecipe, run: RunFolder) -> None:
         parent = parent_of(run) if recipe.stop.is_given else None
-        shared = parent["step"] if parent is not None and parent["how"] == FORK else 0
+        how, shared = ("", 0) if parent is None else (parent["how"], parent["step"])
         self._recipe, self._run = recipe, run
+        self._decides = recipe.stop.is_given and how != REPLAY
         self._first = self._next = shared + 1 if shared else 0
+        self._looked = False
 
     def look(self, last: int) -> None:
         """Record the end that checkpoints up to `last`, which are scored, decide."""
         stop, steps = self._recipe.stop, self._recipe.steps
-        if not stop.is_given or is_written(self._run.end):
+        if not self._decides or is_written(self._run.end):
             return
         is_due = self._recipe.evaluation.due
         for step in (one for one in range(self._next, last + 1) if is_due(one, steps)):
             if not (found := dict(self._measured(step))):
                 continue
-            why = stop.met(found, first=step == self._first) or self._without_gain(stop, step)
+            first, self._looked = not self._looked, True
+            why = stop.met(found, first=first) or self._without_gain(stop, step)
             end = step + 2 * self._recipe.lag + 1
             if why and end < steps:
                 self._run.record_end(end, f"after checkpoint {step}: {why}")

@@ -19,9 +19,10 @@ from flows.recipe.plan import BEST
 from flows.recipe.run_recipe import RunRecipe
 from tasks.reports.facts import LOSS, Measure, read_facts
 from tasks.settings.run import Budget
-from tasks.spending.budgets import BudgetReached, budget_of, grant
+from tasks.spending.budgets import BudgetReached, budget_of, grant, missing_price
 from tasks.spending.ledger import TOKEN_KINDS
 from tasks.spending.so_far import sum_spent
+from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, name_run
 
 NOTHING = "nothing, by dataset.held_out 0"
@@ -34,11 +35,19 @@ APPROVAL_SECONDS = 14 * 24 * 3600
 
 
 class LargerBudget(RunInput):
-    """Limits that whoever resumes a paused flow run gives it; without one, twice its own."""
+    """Limits that whoever resumes a paused flow run gives it; without one, twice its own.
 
-    usd: float | None = Field(default=None, description="US dollars")
-    tokens: int | None = Field(default=None, description="Tokens of all kinds")
-    hours: float | None = Field(default=None, description="Hours in which the run is open")
+    The server refuses a limit that the form does not have.
+    """
+
+    tokens: int | None = Field(default=None, gt=0, description="Tokens of all kinds")
+    hours: float | None = Field(default=None, gt=0, description="Hours in which the run is open")
+
+
+class LargerPricedBudget(LargerBudget):
+    """The same limits, and dollars, of a run whose model has a price."""
+
+    usd: float | None = Field(default=None, gt=0, description="US dollars")
 
 
 class Outcome(Protocol):
@@ -83,7 +92,8 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
         raise BudgetReached(f"the run has spent {spent}, and stops; {way}")
     log.warning("the run has spent %s, and waits; approve it in Prefect's page, or %s", spent, way)
     limits = budget_of(run, budget).limits()
-    asked = LargerBudget.with_initial_data(
+    unpriced = missing_price(recipe_of(run)["model"]["base"])
+    asked = (LargerBudget if unpriced else LargerPricedBudget).with_initial_data(
         f"{run.name} has spent {spent}. Give it a larger limit; without one its own is doubled."
     )
     given = pause_flow_run(wait_for_input=asked, timeout=APPROVAL_SECONDS, poll_interval=5)
@@ -215,13 +225,8 @@ def summarize_run(run: RunFolder) -> RunSummary:
         held_out=describe_held_out(recipe),
         tokens=int(sum(spent.get(kind, 0) for kind in TOKEN_KINDS)),
         usd=spent.get("usd"),
-        ended_early=_ended_early(run, recipe.steps) if facts.done == facts.steps else "",
+        ended_early=f"of {recipe.steps}, ended early {why}" if (why := facts.ended_early) else "",
     )
-
-
-def _ended_early(run: RunFolder, planned: int) -> str:
-    """Say why a run has fewer steps than are planned; empty if it has all."""
-    return f"of {planned}, ended early {why}" if (why := run.why_ended()) else ""
 
 
 def describe_held_out(recipe: RunRecipe) -> str:

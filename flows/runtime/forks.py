@@ -103,19 +103,26 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
     old, new = read_recipe(parent, Recipe), changed_recipe(recipe)
     same_judge = _asked(old, old.judge) == _asked(new, new.judge)
     with _new_run(parent, name, recipe, fingerprint, {"how": REPLAY, "step": 0}) as replay:
-        for step in range(recipe["steps"]):
+        share_end(parent, replay, new.steps)
+        for step in range(replay.steps_of(new.steps)):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
             rollouts = _files_of(parent, batches_of(parent, step) + judged)
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
         _share(parent, replay, carried_files(parent))
         ledger = ArrivalLedger(replay.arrivals)
-        ArrivalLedger(parent.arrivals).share(recipe["steps"], ledger)
+        ArrivalLedger(parent.arrivals).share(replay.steps_of(new.steps), ledger)
         examiners = [_asked(one, one.evaluation.judge) for one in (old, new)]
         if old.evaluation == new.evaluation and examiners[0] == examiners[1]:
             first = [parent.evaluation("00000")]  # the untrained weights are the same
             _share(parent, replay, filter(is_scored, first))
     return folder_of(name)
+
+
+def share_end(parent: RunFolder, replay: RunFolder, planned: int) -> None:
+    """Record that a replay ends where its parent ended early, with fewer steps than planned."""
+    if not is_written(replay.end) and (steps := parent.steps_of(planned)) < planned:
+        replay.record_end(steps, f"where {parent.name} did, {parent.why_ended()}")
 
 
 def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
@@ -126,12 +133,15 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
             "--set KEY=VALUE` trains them anew, say under another loss"
         )
     made = read_recipe(parent, Recipe)
-    done = steps_done(parent.metrics)
-    if recipe["steps"] > done:
-        raise RunError(
-            f"{parent.path} has recorded {done} of {counted(recipe['steps'], 'step')}: give --set "
-            f"steps={done}, or let it go on with `ratchet resume {parent.name}`"
-        )
+    done, ends = steps_done(parent.metrics), parent.steps_of(made.steps)
+    if (steps := min(recipe["steps"], parent.steps_of(recipe["steps"]))) > done:
+        ways = [f"give --set steps={done}"] if done else []
+        ways += [f"let it go on with `ratchet resume {parent.name}`"] if done < ends else []
+        made_so_far = f"{parent.path} has recorded {done} of {counted(steps, 'step')}"
+        raise RunError(f"{made_so_far}: {', or '.join(ways)}")
+    if changed_recipe(recipe).stop.is_given:
+        ends_there = "a replay ends where its parent has ended; leave stop as it is, or out"
+        _refuse(parent, recipe, ("stop.",), ends_there)
     why = "nothing is sampled, so it would be ignored; fork the run instead"
     free = (*NOT_SAMPLED, *_roles_of_judges(made, changed_recipe(recipe)))
     _refuse(parent, recipe, SAMPLED, why, free)

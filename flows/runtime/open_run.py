@@ -245,7 +245,7 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
         shared=folder.path.parent,
     )
     chosen = tracker_openers(recipe.tracking)
-    pages = PrefectPages(folder, recipe.steps)
+    pages = PrefectPages(folder)
     openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
     return RunTracking(folder, {UI_NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
 
@@ -274,6 +274,9 @@ def record_step(
     run sampled costs nothing here.
     """
     with phases().within(CLOSING):
+        if step + 1 == run.end():  # which may have been unknown when the update was submitted
+            for policy in run.policies:
+                policy.updater.keep_state(rebuilt=True)
         _record_step(run, step, measures, extra or {})
     try:
         check_budget(run)
@@ -298,7 +301,7 @@ def _record_step(
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
     settle_collector()
-    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}, run.steps))
+    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))
 
 
 def check_budget(run: OpenRun) -> None:

@@ -257,6 +257,11 @@ class RunFacts:
         return self.run.steps_of(int(str(self.recipe["steps"])))
 
     @property
+    def ended_early(self) -> str:
+        """Why the run is finished with fewer steps than its recipe has; empty if it is not."""
+        return self.run.why_ended() if self.done >= self.steps else ""
+
+    @property
     def is_fork(self) -> bool:
         """Whether the run shares its first steps with its parent."""
         return self.manifest.get("parent", {}).get("how") == FORK
@@ -361,7 +366,7 @@ class RunFacts:
         is_served = is_open and self.run.is_served()
         if is_open and not is_served:
             return "running"
-        finished = "finished early" if self.run.why_ended() else "finished"
+        finished = "finished early" if self.ended_early else "finished"
         state = finished if self.done >= self.steps else ", ".join([STOPPED, *self._doubts()])
         return f"{state}, served" if is_served else state
 

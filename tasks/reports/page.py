@@ -43,7 +43,7 @@ from tasks.storage.plan_record import child_runs, read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
-SPENDING_QUERY = query_beside(__file__, "spending")
+CALL_TIMES_QUERY = query_beside(__file__, "call_times")
 MOST_FAILURES = 20
 """Different errors of a run that its page shows: the latest."""
 PAGE_VIEWS = ("spans", "calls", "rollouts")
@@ -88,7 +88,7 @@ class ReportedRun:
 
     facts: RunFacts
     curves: RunCurves
-    spending: Sequence[Mapping[str, Any]]
+    call_times: Sequence[Mapping[str, Any]]
     costs: Sequence[Sequence[object]]
     """Rows by COST_COLUMNS of all that the run has spent."""
     rollouts: Sequence[MarkedRollout]
@@ -189,7 +189,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
     with open_views([run], PAGE_VIEWS) as views:
-        spending = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)})
+        call_times = views.sql(CALL_TIMES_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout
             for step in sorted({0, done - 1} if done else ())
@@ -198,7 +198,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
         return ReportedRun(
             facts,
             replace(facts.curves(views), chosen=chosen),
-            spending=spending.to_arrow_table().to_pylist(),
+            call_times=call_times.to_arrow_table().to_pylist(),
             costs=[*rows_by_purpose(read_ledger(run))],
             rollouts=marked,
             tokens_are_numbers=decode is None,

@@ -99,7 +99,7 @@ class WatchedRun:
     failed: bool = False
 
 
-def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
+def describe_step(run: RunFolder, metrics: Metrics) -> str:
     """Describe a step that has ended in a line: reward, what was measured, lengths and seconds."""
     step, facts = int(metrics["step"]), read_facts(run)
     answers = metrics.get("calls", 0)
@@ -110,7 +110,7 @@ def describe_step(run: RunFolder, metrics: Metrics, steps: int) -> str:
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, range(step, step + 1))),
     ]
-    return f"step {step + 1} of {steps}: {', '.join(filter(None, parts))}"
+    return f"step {step + 1} of {facts.steps}: {', '.join(filter(None, parts))}"
 
 
 def _measured_in(recipe: Manifest, step: int) -> list[int]:

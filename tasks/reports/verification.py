@@ -47,7 +47,7 @@ GIVEN_FILES = (
 )
 LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "arrivals.jsonl", "checkpoints.jsonl")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: ("manifest.json", "updates", "evaluations", "measures"),
+    read_json: ("manifest.json", "end.json", "updates", "evaluations", "measures"),
     read_log: LOGS,
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),
@@ -138,6 +138,14 @@ class _Recorded:
         with suppress(*DAMAGED_FILE):
             return read_metrics(self.run.metrics)
         return []
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of the finished run; as many as are planned if its end cannot be read."""
+        planned: int = self.manifest["recipe"]["steps"]
+        with suppress(*DAMAGED_FILE):
+            return self.run.steps_of(planned)
+        return planned
 
     @cached_property
     def policies(self) -> list[str]:
@@ -316,7 +324,7 @@ class _Recorded:
 
     def _played_whole(self) -> set[str]:
         """Name the evaluations whose rollouts are sealed, and which nothing else waits for."""
-        run, finished = self.run, len(self.rows) >= self.manifest["recipe"]["steps"]
+        run, finished = self.run, len(self.rows) >= self.steps
         shards: dict[str, list[Path]] = {}
         for path in run.shards():
             named = parse_batch(batch_name(path.stem, 0))

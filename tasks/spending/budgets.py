@@ -8,6 +8,7 @@ from adapters.tinker.prices import PRICES_FILE, prices_of
 from tasks.settings.run import Budget
 from tasks.spending.so_far import sum_spent
 from tasks.spending.work_log import add_grant, read_grant
+from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder
 
 WARNED_AT = 0.8
@@ -54,9 +55,16 @@ def budget_of(run: RunFolder, budget: Budget) -> Budget:
     return budget.model_copy(update=read_grant(run))
 
 
+def check_grant(run: RunFolder, limits: Mapping[str, float]) -> Budget:
+    """Return limits as a budget; UserError if a recipe of the run's model may not have it."""
+    budget = Budget.model_validate(dict(limits))
+    check_priced(budget, recipe_of(run)["model"]["base"])
+    return budget
+
+
 def grant(run: RunFolder, limits: Mapping[str, float]) -> None:
-    """Give a run other limits from now on; UserError if one is none that a recipe may have."""
-    add_grant(run, Budget.model_validate(dict(limits)).limits())
+    """Give a run other limits from now on, unless its recipe may not have them (UserError)."""
+    add_grant(run, check_grant(run, limits).limits())
 
 
 def read_limits(given: Sequence[str]) -> dict[str, float]:
@@ -73,16 +81,19 @@ def read_limits(given: Sequence[str]) -> dict[str, float]:
 
 def check_priced(budget: Budget, base: str) -> None:
     """Refuse (UserError) a budget in dollars for a model without a price."""
-    if budget.usd is None:
-        return
-    known = prices_of(base)
-    missing = [] if known is None else known.missing(dict.fromkeys(PRICED, 1))
-    if known is None or missing:
-        of = f"price of {' and '.join(missing)} tokens" if missing else "price"
+    if budget.usd is not None and (lacking := missing_price(base)):
         raise UserError(
-            f"budget.usd is {budget.usd:g}, and {base} has no {of}: name a file that has it by "
-            f"{PRICES_FILE}, or give budget.tokens or budget.hours"
+            f"budget.usd is {budget.usd:g}, and {base} has no {lacking}: name a file that has it "
+            f"by {PRICES_FILE}, or give budget.tokens or budget.hours"
         )
+
+
+def missing_price(base: str) -> str:
+    """Say which price a model lacks to count in dollars; empty if it has all."""
+    if (known := prices_of(base)) is None:
+        return "price"
+    missing = known.missing(dict.fromkeys(PRICED, 1))
+    return f"price of {' and '.join(missing)} tokens" if missing else ""
 
 
 def _written(name: str, amount: float) -> str:

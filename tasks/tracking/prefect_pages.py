@@ -80,8 +80,8 @@ class PrefectPages(Tracker):
     steps that was just continued makes them less often.
     """
 
-    def __init__(self, run: RunFolder, steps: int) -> None:
-        self._run, self._steps = run, steps
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
         self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
         self._reader = ProgressReader(run)
         self._progress: UUID | None = None
@@ -96,11 +96,11 @@ class PrefectPages(Tracker):
 
     def send(self, step: TrackedStep) -> None:
         """Show the progress, unless a later step is done, and from time to time the rest."""
-        made = step.number + 1
-        if made != read_facts(self._run).done:
+        made, facts = step.number + 1, read_facts(self._run)
+        if made != facts.done:
             return
         said = describe_measure(step.metrics()) or "no rollout has a reward"
-        self._show(100 * made / self._steps, f"step {made} of {self._steps}, {said}")
+        self._show(100 * made / facts.steps, f"step {made} of {facts.steps}, {said}")
         if time.monotonic() - self._begun > self._shown_at:
             self._create_all()
 
@@ -115,7 +115,7 @@ class PrefectPages(Tracker):
     def close(self) -> None:
         """Show what the run did last and, if it is done, its gain and its results."""
         self._show_now()
-        if read_facts(self._run).done >= self._steps:
+        if (facts := read_facts(self._run)).done >= facts.steps:
             with _unless_unreadable(self._run, "held-out reward"):
                 if measured := str(read_facts(self._run).held_out):
                     tag_flow_run(f"{HELD_OUT} {measured}")

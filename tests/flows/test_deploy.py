@@ -155,10 +155,26 @@ def test_what_is_no_key_of_tinker_is_refused_when_a_training_is_deployed(
         deploy("hello")
 
 
-@pytest.mark.parametrize("name", ["evaluate/hello-evaluation", "hello-replay", "hello-stages"])
-def test_a_deployment_that_can_run_later_is_not_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("evaluate/hello-evaluation", ["the deployment hello-evaluation cannot run"]),
+        ("hello-stages", ["the deployment hello-stages cannot run"]),
+        ("hello-replay", []),  # its flow runs bring their recipes
+    ],
+)
+def test_a_deployment_that_can_run_later_is_refused_only_what_no_run_mends(
+    name: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, plain = find_deployment(name)
-    check_deployments([file], plain)
+    check_deployments([file], plain)  # the runs that it needs may come later
+    monkeypatch.setenv("TINKER_API_KEY", "sk-wrong")
+    said = list[str]()
+    try:
+        check_deployments([file], plain)
+    except RecipeError as error:
+        said.append(str(error).partition(":")[0])
+    assert said == refused
 
 
 def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:

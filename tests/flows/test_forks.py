@@ -17,7 +17,7 @@ from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.reports.facts import describe_origin
 from tasks.rollouts import Play, RolloutHost
-from tasks.storage.manifest import lineage
+from tasks.storage.manifest import lineage, write_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
 from tests.support.runs.small_recipe import small_recipe
@@ -220,3 +220,18 @@ def test_a_replay_refuses_what_it_would_ignore(
     with pytest.raises(RunError) as raised:
         replay_run(parent, "no", recipe.model_dump(mode="json"), recipe.fingerprint())
     assert said in str(raised.value)
+
+
+def test_a_replay_of_more_steps_than_a_finished_run_has_is_not_told_to_resume_it(
+    parent: RunFolder,
+) -> None:
+    recipe = small_recipe(steps=4, checkpoints={"every": 2})
+    with pytest.raises(RunError, match=r"has recorded 3 of 4 steps: give --set steps=3$"):
+        replay_run(parent, "more", recipe.model_dump(mode="json"), recipe.fingerprint())
+
+
+def test_a_replay_of_a_run_that_has_just_begun_waits_for_its_steps(tmp_path: Path) -> None:
+    begun = RunFolder(tmp_path / "begun")
+    write_manifest(begun, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
+    with pytest.raises(RunError, match=r"has recorded 0 of 3 steps: let it go on with `ratchet re"):
+        replay_run(begun, "more", RECIPE.model_dump(mode="json"), RECIPE.fingerprint())

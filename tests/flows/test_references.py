@@ -1,6 +1,5 @@
 """References: the base model, a checkpoint of another run, and models that cannot be one."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.runs.whole_run import die, die_and_go_on, differences, train_whole
+from tests.support.runs.whole_run import die, die_and_go_on, differences, fixture_of, train_whole
 from tests.support.servers.dying_engine import dying_in_update
 
 
@@ -23,12 +22,7 @@ def kept_near(reference: str, **changes: object) -> Recipe:
     return small_recipe(algorithm={"kl": divergence}, **changes)
 
 
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    with train_whole(kept_near("base"), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(kept_near("base"))
 
 
 def test_the_base_model_gives_what_the_untrained_policy_sampled(whole: RunFolder) -> None:

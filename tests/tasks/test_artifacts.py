@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from adapters.calls import POLICY
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recording.step_log import record_metrics
+from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.prefect_pages import (
     UI_NAME,
@@ -20,6 +21,7 @@ from tasks.tracking.prefect_pages import (
     metric_rows,
 )
 from tasks.tracking.run_tracking import RunTracking
+from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_report_page import record_run
 from tests.tasks.test_run_list import evaluate
 
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside of a f
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path / "run")
+    write_manifest(run, small_recipe(steps=3).model_dump(mode="json"), "f00d")
     for step in range(3):
         record_metrics(run.metrics, step, {"reward/mean": 0.5})
     return run
@@ -36,7 +39,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def shown(run: RunFolder, steps: int) -> RunTracking:
     """Return the tracking of a run of so many steps by pages alone, which follow it."""
-    pages = PrefectPages(run, steps)
+    pages = PrefectPages(run)
     tracking = RunTracking(run, {UI_NAME: lambda: pages}, steps, 0)
     tracking.follow()
     return tracking
@@ -98,6 +101,23 @@ def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     with shown(run, 3) as tracking:
         tracking.follow()
     for what in ("progress", "curves", "metrics", "transcripts", "evaluations"):
+        assert Artifact.get(artifact_key(run.name, what)) is not None, what
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_that_ended_early_has_all_pages_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+    run = record_run(f"early-{tmp_path.name}", steps=6)
+    run.record_end(1, "after checkpoint 0: held_out/reward/mean 1 >= 1")
+    with shown(run, 6) as tracking:
+        tracking.follow()
+    progress = Artifact.get(artifact_key(run.name, "progress"))
+    assert progress is not None
+    assert progress.data == 100
+    for what in ("curves", "metrics", "transcripts", "evaluations"):
         assert Artifact.get(artifact_key(run.name, what)) is not None, what
 
 

@@ -135,6 +135,7 @@ def record_run(name: str, **changes: Any) -> RunFolder:
         "response_token_ids": [],
         "logprobs": [],
         "attributes": {"cost": 0.25},
+        "gen_ai_provider_name": "other",
     }
     record_step(
         run,
@@ -289,9 +290,12 @@ def test_scores_and_costs_are_told() -> None:
     page = render_report([run])
     text = " ".join(PageReader(page).text.split())
     assert "held-out reward, sampled: 0.000 (0.00 to 0.49) → 1.000 (0.51 to 1.00)" in text
-    cells = re.search(r"<td>judge</td><td>(.*?)</td>.*?<td>([^<]*)</td></tr>", page, re.S)
-    assert cells is not None
-    assert (cells[1], cells[2].strip()) == ("openai/gpt-4o-mini", "0.25")
+    timed, spent = (
+        [*map(str.strip, re.findall(r"<td>(.*?)</td>", row))]
+        for row in re.findall(r"<tr>(?:(?!</tr>).)*<td>judge</td>.*?</tr>", page, re.S)
+    )
+    assert timed == ["judge", "openai/gpt-4o-mini", "2", "2"]
+    assert (spent[:4], spent[-1]) == (["rollouts", "judge", "used", "1"], "0.25")
 
 
 def record_held_out(run: RunFolder, *answers: tuple[int, str, float]) -> None:
@@ -431,10 +435,10 @@ def test_a_table_whose_columns_scroll_says_so_on_a_narrow_screen() -> None:
     assert len(tables) == 6
     assert all("The columns of this table scroll sideways." in before for before in tables)
     alone = render_report([folder_of("one")])
-    asked, spent = re.findall(
+    timed, spent = re.findall(
         r"scroll sideways\.</p>\s*<div class=\"scroll\"><table>\s*<tr>(.*?)</tr>", alone
     )
-    assert "prompt tokens" in asked, "the other tables of one run have two columns, which wrap"
+    assert "seconds a call" in timed, "the other tables of one run have two columns, which wrap"
     assert "purpose" in spent
     assert (
         ".narrow { display: none; } @media (max-width: 45rem) { .narrow { display: block; } }"

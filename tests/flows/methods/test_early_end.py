@@ -1,31 +1,33 @@
 """A run that ends early, by what is measured on held-out examples, and goes on as it would have."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from adapters.calls import POLICY
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.finetune import finetune
+from flows.prefer import prefer
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.plan import StagesRecipe
+from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import is_complete
 from flows.train import train
+from tasks.checkpoints import Ledger
 from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics
+from tasks.reports.verification import find_damage
 from tasks.settings.stop import Stop
+from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
+from tests.support.runs.preferred import RECIPE as PAIRS
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.staged import VALUES
-
-ALWAYS = "held_out/reward/mean >= -1e9"
-
-
-def stopping(stop: dict[str, object], **changes: object) -> Recipe:
-    """Return a recipe of six steps that measures each second checkpoint, with a `stop`."""
-    evaluation = {"examples": 2, "greedy": False, "every": 2}
-    values = small_recipe(steps=6, evaluation=evaluation).model_dump()
-    return Recipe.model_validate({**values, "stop": stop, **changes})
+from tests.support.runs.stopping import ALWAYS, stopping
 
 
 def files_of(run: RunFolder) -> list[str]:
@@ -77,17 +79,9 @@ class Killed(BaseException):
     """End of a process."""
 
 
-@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", ["before", "after"])
-def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
-    window: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rollouts = {**small_recipe().model_dump()["rollouts"], "lag": 1}
-    recipe = stopping({"when": ALWAYS}, rollouts=rollouts)
-    whole, broken = folder_of("whole-lag"), folder_of(f"broken-{window}")
-    if not whole.exists():
-        train(recipe, run=whole.name)
-    assert len(read_metrics(whole.metrics)) == 3, "checkpoint 0 decides, with two steps begun"
+@contextmanager
+def dying_at_decision(window: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a run die `before` or `after` it records that it ends early."""
     record = RunFolder.record_end
 
     def die(run: RunFolder, step: int, why: str) -> None:
@@ -98,10 +92,64 @@ def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "record_end", die)
         with pytest.raises(Killed):
-            train(recipe, run=broken.name)
+            yield
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+@pytest.mark.parametrize("window", ["before", "after"])
+def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = stopping({"when": ALWAYS}, rollouts={"lag": 1})
+    whole, broken = folder_of("whole-lag"), folder_of(f"broken-{window}")
+    if not whole.exists():
+        train(recipe, run=whole.name)
+    assert len(read_metrics(whole.metrics)) == 3, "checkpoint 0 decides, with two steps begun"
+    with dying_at_decision(window, monkeypatch):
+        train(recipe, run=broken.name)
     train(recipe, run=broken.name)
     assert list_faults(broken, read_contents(whole)) == []
     assert files_of(broken) == files_of(whole)
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+@pytest.mark.parametrize("window", ["before", "after"])
+def test_steps_by_arrival_end_early_with_every_batch_that_was_begun(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = {"lag": 1, "order": "arrival", "batches": 2}
+    recipe, run = stopping({"when": ALWAYS}, rollouts=rollouts), folder_of(f"arrival-{window}")
+    with dying_at_decision(window, monkeypatch):
+        train(recipe, run=run.name)
+    decided = run.arrivals.read_text().splitlines()
+    summary = train(recipe, run=run.name)
+    assert "in 3 steps, of 6, ended early after checkpoint 0" in summary.outcome
+    assert run.arrivals.read_text().splitlines()[: len(decided)] == decided
+    taken = [batch for step in range(3) for batch in batches_of(run, step)]
+    trained = {name for name in run.sealed_batches() if name.startswith("train-")}
+    assert (len(taken), {*taken}) == (2 * 3, trained)
+    assert is_complete(run, recipe)
+
+
+@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
+@pytest.mark.parametrize("window", ["before", "after"])
+def test_pairs_end_early_at_an_accuracy_and_keep_the_last_state(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = {"when": "held_out/accuracy >= 0", "patience": 2}
+    changes = {"evaluation": {"every": 2, "examples": 16}, "stop": stop}
+    recipe = PreferRecipe.model_validate({**PAIRS.model_dump(), **changes})
+    whole, broken = folder_of("whole-pairs"), folder_of(f"pairs-{window}")
+    if not whole.exists():
+        prefer(recipe, run=whole.name)
+    with dying_at_decision(window, monkeypatch):
+        prefer(recipe, run=broken.name)
+    summary = prefer(recipe, run=broken.name)
+    assert "in 1 step, of 6, ended early after checkpoint 0: held_out/accuracy" in summary.outcome
+    assert list_faults(broken, read_contents(whole)) == []
+    assert [*find_damage(broken)] == []
+    assert Ledger(broken.checkpoints(POLICY)).at(1).state is not None
+    assert is_complete(broken, recipe)
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
@@ -114,6 +162,8 @@ def test_texts_end_after_evaluations_without_a_lower_loss() -> None:
     assert steps < recipe.steps
     assert "ended early after checkpoint" in summary.outcome
     assert "2 evaluations without a gain over checkpoint" in summary.outcome
+    last = Ledger(folder_of("worse").checkpoints(POLICY)).at(steps)
+    assert last.state is not None, "the last checkpoint can be trained further"
     assert is_complete(folder_of("worse"), recipe)
 
 

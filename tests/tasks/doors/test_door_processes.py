@@ -178,14 +178,21 @@ def test_a_door_ends_with_its_flow_and_another_one_goes_on(stage: Stage, tmp_pat
         finally:
             flow.kill()
     wait_until("the end of the door", lambda: not door.is_running())
+    before = calls_of(read_journal(run.journal(BATCH)))
     with open_doors(stage, run) as doors:
-        check_sampled_once(play(stage, run, doors, f"{__name__}:is_interrupted"))
+        spans = play(stage, run, doors, f"{__name__}:is_interrupted")
+    check_sampled_once(spans)
+    assert calls_of(spans)[: CALLS - 2] == before, "the first door's answers are the rollouts'"
+    assert any(call["recalled"] for call in calls_of(spans)), "the rollout that was cut off"
 
 
 def count_calls(run: RunFolder) -> int:
     journal = run.journal(BATCH)
-    spans = read_journal(journal) if journal.exists() else []
-    return sum(span["kind"] == "llm" for span in spans)
+    return len(calls_of(read_journal(journal))) if journal.exists() else 0
+
+
+def calls_of(spans: Spans) -> Spans:
+    return [span for span in spans if span["kind"] == "llm"]
 
 
 def only_child(process: int) -> int:

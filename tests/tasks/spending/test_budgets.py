@@ -1,14 +1,18 @@
 """Budgets: a run that has spent its own stops between two steps, and goes on with a larger one."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.responses import SetStateStatus
+from typer.testing import CliRunner
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.cli.commands import app
 from flows.finetune import finetune
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_run
@@ -21,23 +25,22 @@ from tasks.spending.budgets import BudgetReached, grant, measure_budget, read_li
 from tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
 from tasks.spending.so_far import sum_spent
 from tasks.spending.work_log import read_grant
+from tasks.storage.manifest import write_manifest
+from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.processes import wait_until
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.runs.whole_run import differences, train_whole
+from tests.support.runs.whole_run import differences, fixture_of
+
+NO_PRICE = r"local/tiny-chat has no price: name a file that has it by RATCHET_PRICES, or give"
 
 
 def limited(**budget: float) -> Recipe:
     return small_recipe(steps=3, checkpoints={"every": 3}, budget=budget)
 
 
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    with train_whole(limited(), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(limited())
 
 
 def steps_of(run: RunFolder) -> int:
@@ -77,19 +80,86 @@ def test_steps_and_the_end_of_a_run_record_all_that_its_ledger_has(whole: RunFol
     assert spent["seconds"] > 0
 
 
-def test_a_budget_in_dollars_needs_a_price(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
-) -> None:
-    with pytest.raises(UserError, match=r"local/tiny-chat has no price: name a file"):
-        check_run(limited(usd=1), folder_of("priced"))
-    prices = tmp_path / "prices.json"
+@pytest.fixture
+def prices(tmp_path: Path) -> str:
+    """A file of prices, which has the tiny model's."""
     row = {"tinker_id": "local/tiny-chat", "prefill": 1, "sample": 1, "train": 1000}
-    prices.write_text(json.dumps([row]))
-    monkeypatch.setenv("RATCHET_PRICES", str(prices))
+    (file := tmp_path / "prices.json").write_text(json.dumps([row]))
+    return str(file)
+
+
+def test_a_budget_in_dollars_needs_a_price(
+    monkeypatch: pytest.MonkeyPatch, prices: str, root: Path
+) -> None:
+    with pytest.raises(UserError, match=NO_PRICE):
+        check_run(limited(usd=1), folder_of("priced"))
+    monkeypatch.setenv("RATCHET_PRICES", prices)
     with pytest.raises(BudgetReached, match=r"\$\d+\.\d\d of budget.usd \$0\.10"):
         train(limited(usd=0.1), run="priced")
     spent = measure_budget(folder_of("priced"), Budget(usd=0.1))
     assert spent.share == pytest.approx(sum_spent(folder_of("priced"))["usd"] / 0.1)
+
+
+def begin(name: str, base: str) -> RunFolder:
+    """Make a run of a model, which has done nothing yet."""
+    recipe = limited(tokens=1).model_dump(mode="json")
+    recipe["model"]["base"] = base
+    write_manifest(run := folder_of(name), recipe, "f00d")
+    return run
+
+
+@pytest.mark.usefixtures("root")
+def test_a_command_gives_dollars_to_no_run_if_one_has_no_price() -> None:
+    runs = [begin("sweep-a", "Qwen/Qwen3-8B"), begin("sweep-b", "local/tiny-chat")]
+    write_plan(folder_of("sweep"), PlanRecord({}, [run.name for run in runs], "reward"))
+    for named in ("sweep", "sweep-b"):
+        with pytest.raises(UserError, match=NO_PRICE):
+            CliRunner().invoke(app, ["resume", named, "--budget", "usd=5"], catch_exceptions=False)
+    assert [read_grant(run) for run in runs] == [{}, {}]
+    assert not any(run.work.exists() for run in runs)
+
+
+@pytest.mark.usefixtures("root", "no_tinker")
+def test_dollars_that_were_given_need_their_price_until_the_end(
+    monkeypatch: pytest.MonkeyPatch, prices: str
+) -> None:
+    recipe, run = limited(tokens=1), begin("given", limited().model.base)
+    with monkeypatch.context() as patch:
+        patch.setenv("RATCHET_PRICES", prices)
+        grant(run, {"usd": 5})
+        check_run(recipe, run)
+    assert read_grant(run) == {"usd": 5}
+    with pytest.raises(UserError, match=NO_PRICE):
+        check_run(recipe, run)
+
+
+@pytest.mark.parametrize("is_priced", [True, False])
+def test_the_form_of_a_run_that_waits_has_dollars_if_its_model_has_a_price(
+    is_priced: bool, root: Path, monkeypatch: pytest.MonkeyPatch, prices: str
+) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-the-tests")
+    own, larger = ({"usd": 1e-6}, {"usd": 5}) if is_priced else ({"tokens": 1}, {"tokens": 10**9})
+    if is_priced:
+        monkeypatch.setenv("RATCHET_PRICES", prices)
+    run, said = folder_of(f"form-{is_priced}"), list[SetStateStatus]()
+    with ThreadPoolExecutor(1) as pool, get_client(sync_client=True) as client:
+        training = pool.submit(train, limited(**own), run=run.name)
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[run.name]))
+
+        def waits() -> bool:
+            found = client.read_flow_runs(flow_run_filter=named)
+            return any(one.state is not None and one.state.is_paused() for one in found)
+
+        wait_until("it waits", waits)
+        (waiting,) = client.read_flow_runs(flow_run_filter=named)
+        for given in ({"usd": -5}, {"tokens": 10**9, "usd": 5}, larger):
+            if not said or said[-1] != SetStateStatus.ACCEPT:
+                said.append(client.resume_flow_run(waiting.id, run_input=given).status)
+        training.result(120)
+    refused, accepted = SetStateStatus.REJECT, SetStateStatus.ACCEPT
+    assert said == ([refused, accepted] if is_priced else [refused, refused, accepted])
+    assert read_grant(run)["usd" if is_priced else "tokens"] == (5 if is_priced else 10**9)
+    assert is_priced or "usd" not in read_grant(run)
 
 
 def test_most_of_a_budget_is_told_once(

@@ -1,7 +1,6 @@
 """The ledger of a run: its tokens by purpose, beside what the engine has counted."""
 
 import json
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tasks.spending.ledger import REPEATED, UNANSWERED, USED, read_ledger
 from tasks.spending.statement import Costs, read_costs
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.runs.whole_run import die_and_go_on, train_whole
+from tests.support.runs.whole_run import die_and_go_on, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
 
 NONE = {"prompts": 0, "sampled": 0, "trained": 0}
@@ -29,12 +28,7 @@ def kept_near(**changes: object) -> Recipe:
     return small_recipe(algorithm={"kl": kl}, **changes)
 
 
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    with train_whole(kept_near(), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(kept_near())
 
 
 def test_the_ledger_of_a_run_is_what_its_engine_has_counted(whole: RunFolder) -> None:
