@@ -217,8 +217,7 @@ def _check_rewarded(ends: Ends, most_failed: float) -> None:
         return
     raise StepStopped(
         f"{ends.failed}, and {ends.ended} earned a reward, so the run is stopped before this step "
-        f"is trained. {ends.commonest} Mend the agent, or give a larger rollouts.most_failed, and "
-        "resume the run: the step is played anew"
+        f"is trained. {ends.commonest} Mend that, and resume the run: the step is played anew"
     )
 
 

@@ -194,14 +194,15 @@ def resume(
     folder = folder_of(run)
     if budget:
         from flows.server.watched_runs import resume_waiting
-        from tasks.spending.budgets import check_grant, grant, read_limits
+        from tasks.spending.budgets import check_grant, check_larger, grant, read_limits
 
         limits, granted = read_limits(budget), child_runs(folder) or [folder]
         for one in granted:
             check_grant(one, limits)  # refuses a run that is not there, too
+            check_larger(one, limits)
         for one in granted:
             grant(one, limits)
-        if folder.is_open() and resume_waiting(run):
+        if resume_waiting(run):
             say(f"{run} goes on where it waited")
             return
     if has_plan(folder):
@@ -260,7 +261,7 @@ def evaluate(
     set_: Overrides = None,
     model: Annotated[
         str | None,
-        typer.Option(help="RUN, RUN@STEP, RUN@best, a promoted name, base, or LiteLLM's."),
+        typer.Option(help="RUN, RUN@STEP, RUN@best, a promoted name, base, LiteLLM's, URL#MODEL."),
     ] = None,
     run: Annotated[
         str | None, typer.Option(help="The run to evaluate; by default the agent's newest.")

@@ -184,7 +184,9 @@ def find(
         raise UserError("nothing is sought: give a text, --error, --tool or --reward")
     found = describe_found(_named(run) or readable_runs(), sought, first)
     if not found:
-        raise UserError("no rollout is so; seek less, or in other runs (`ratchet runs`)")
+        raise UserError(
+            "no rollout matches; leave out a condition, or search other runs (`ratchet runs`)"
+        )
     show(found)
 
 

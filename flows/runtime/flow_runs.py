@@ -6,7 +6,7 @@ from functools import cache
 from typing import Protocol, TypeVar, cast
 
 import coolname.data
-from prefect.flow_runs import pause_flow_run
+from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
@@ -17,21 +17,19 @@ from adapters.errors import EngineDied, UserError, counted
 from flows.recipe.loading import read_recipe
 from flows.recipe.plan import BEST
 from flows.recipe.run_recipe import RunRecipe
+from tasks.recording.step_log import steps_done
 from tasks.reports.facts import LOSS, Measure, read_facts
 from tasks.settings.run import Budget
 from tasks.spending.budgets import BudgetReached, budget_of, grant, missing_price
 from tasks.spending.ledger import TOKEN_KINDS
 from tasks.spending.so_far import sum_spent
+from tasks.spending.work_log import granted_at
 from tasks.storage.manifest import recipe_of
 from tasks.storage.run_folder import RunFolder, name_run
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
-
-
-APPROVAL_SECONDS = 14 * 24 * 3600
-"""Time for which a flow run waits for approval; then it fails, and can be continued."""
 
 
 class LargerBudget(RunInput):
@@ -83,24 +81,29 @@ Prefect would retry a flow after any error, also after a mistake of the user.
 
 
 def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
-    """Pause a deployed flow run until its budget is approved; stop any other one (BudgetReached).
+    """Suspend a deployed flow run until its budget is approved; stop any other one (BudgetReached).
 
-    Nothing is lost, since every step is on disk: a run that is continued goes on behind it.
+    Nothing is lost, since every step is on disk: a run that is continued goes on behind it. A
+    suspended flow run has no process, which would lose its place among those that a deployment's
+    `concurrency_limit` allows. A worker plays it again when it is resumed; then this returns.
     """
     way = f"`ratchet resume {run.name} --budget tokens=…` (or usd, or hours) goes on"
     if deployment.id is None:
-        raise BudgetReached(f"the run has spent {spent}, and stops; {way}")
-    log.warning("the run has spent %s, and waits; approve it in Prefect's page, or %s", spent, way)
+        raise BudgetReached(f"{run.name} has spent {spent}, and stops; {way}")
+    text = "%s has spent %s, and waits; approve it in Prefect's page, or %s"
+    log.warning(text, run.name, spent, way)
     limits = budget_of(run, budget).limits()
     unpriced = missing_price(recipe_of(run)["model"]["base"])
     asked = (LargerBudget if unpriced else LargerPricedBudget).with_initial_data(
         f"{run.name} has spent {spent}. Give it a larger limit; without one its own is doubled."
     )
-    given = pause_flow_run(wait_for_input=asked, timeout=APPROVAL_SECONDS, poll_interval=5)
-    if larger := given.model_dump(exclude_none=True):
-        grant(run, larger)
-    elif budget_of(run, budget).limits() == limits:  # no command has granted any meanwhile
-        grant(run, {name: 2 * limit for name, limit in limits.items()})
+    given = suspend_flow_run(wait_for_input=asked, key=_key_of_wait(run))
+    grant(run, given.model_dump(exclude_none=True) or {name: 2 * of for name, of in limits.items()})
+
+
+def _key_of_wait(run: RunFolder) -> str:
+    """Return the name of a wait for approval, which the same run has when it is played again."""
+    return f"budget-{steps_done(run.metrics)}-{len(granted_at(run))}"
 
 
 def name_of_run() -> str:

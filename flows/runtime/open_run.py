@@ -315,7 +315,7 @@ def check_budget(run: OpenRun) -> None:
         run.spending.restart_clock()
         check_budget(run)
     elif spent.share >= WARNED_AT > measure_budget(run.folder, run.budget, but_last=True).share:
-        log.warning("the run has spent %s", spent.words)
+        log.warning("%s has spent %s", run.folder.name, spent.words)
 
 
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:

@@ -106,12 +106,12 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
     if every is None or client.read_automations_by_name(AUTOMATION):
         return
     seconds, beat = 3 * every, "heartbeat"
-    ended = [state.value.title() for state in TERMINAL_STATES]
+    silent = ["Suspended", *(state.value.title() for state in TERMINAL_STATES)]
     trigger = EventTrigger(
         match={"prefect.resource.id": "prefect.flow-run.*"},
         match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*FLOW_NAMES]},
         after={f"prefect.flow-run.{beat}"},
-        expect={f"prefect.flow-run.{name}" for name in (beat, *ended)},
+        expect={f"prefect.flow-run.{name}" for name in (beat, *silent)},
         for_each={"prefect.resource.id"},
         posture=Posture.Proactive,
         within=timedelta(seconds=seconds),

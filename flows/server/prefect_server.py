@@ -32,7 +32,7 @@ def run_server(port: int) -> None:
     variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
     if SETTINGS_PATH not in variables:
         log = PREFECT_HOME.value().absolute() / "server.log"
-        say(f"the log of the server is {log}", sys.stderr)
+        say(f"the log of the server is {log}; next: `ratchet deploy`, `ratchet worker`", sys.stderr)
         os.close(_log_to(log, variables))
     _become(variables, "server", "start", "--host", LOOPBACK, "--port", str(port))
 

@@ -55,6 +55,6 @@ def shorten(record: logging.LogRecord) -> logging.LogRecord:
     error = record.exc_info[1] if record.exc_info else None
     text = record.getMessage().partition("\n")[0]
     cause = f" ({error}".partition("\n")[0] + ")" if error else ""
-    short.msg = f"{text}{cause}; Prefect tries again, and the log has all that it says"
+    short.msg = f"{text}{cause}; the log has all of it, and what follows"
     short.args, short.exc_info, short.exc_text, short.stack_info = (), None, None, None
     return short

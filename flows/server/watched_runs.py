@@ -71,9 +71,19 @@ def open_server_run(run: str) -> Iterator[Callable[[], WatchedRun]]:
 
 
 def resume_waiting(run: str) -> bool:
-    """Have the flow run of a run go on if it waits for approval; return whether it did."""
-    if not PREFECT_API_URL.value():
+    """Have the flow run of a run go on if it waits for approval; return whether it did.
+
+    UserError if the server that is set does not answer.
+    """
+    if not (address := PREFECT_API_URL.value()):
         return False
+    try:
+        check_listener(address)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the Prefect server at {address}, where {run} may wait, cannot be reached ({error}); "
+            "start it, or unset PREFECT_API_URL to go on here"
+        ) from error
     with get_client(sync_client=True) as client:
         found = _find_flow_run(client, run)
         if found is None or (state := client.read_flow_run(found).state) is None:

@@ -281,12 +281,18 @@ def _weigh(
 ) -> weighted_losses.LossAndDerivative:
     """Call a function of the project; OwnFunctionError unless each token has two numbers."""
     try:
-        loss, derivative = map(np.asarray, function(log_p, tokens, settings))
+        returned = function(log_p, tokens, settings)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise OwnFunctionError(
             f"the loss {name} raises {error!r}; mend it, or give algorithm.loss_settings what it "
             "reads"
         ) from error
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise OwnFunctionError(
+            f"the loss {name} returns {type(returned).__name__}, and not two arrays; return the "
+            "loss of each token, and its derivative"
+        )
+    loss, derivative = map(np.asarray, returned)
     if loss.shape != log_p.shape or derivative.shape != log_p.shape:
         raise OwnFunctionError(
             f"the loss {name} returns arrays of shape {loss.shape} and {derivative.shape} for "

@@ -178,7 +178,7 @@ def test_a_worker_says_in_a_line_that_its_server_is_away_and_logs_the_rest(
         finally:
             again.kill()
     terminal, log = (tmp_path / "worker.log").read_text(), (runs / "worker.log").read_text()
-    told = [line for line in terminal.splitlines() if "the log has all that it says" in line]
+    told = [line for line in terminal.splitlines() if "the log has all of it" in line]
     assert 1 <= len(told) <= 2, "one of the worker, and one of its flow run"
     assert "ConnectionRefusedError" not in terminal
     assert log.count("ConnectionRefusedError") > len(told)

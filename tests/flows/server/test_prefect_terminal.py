@@ -64,7 +64,7 @@ def test_warnings_of_prefect_are_one_line_of_the_terminal_and_whole_in_the_log(
         check=True,
     )
     shown = ran.stderr.splitlines()
-    gathered = [line for line in shown if "the log has all" in line]
+    gathered = [line for line in shown if "the log has all of it" in line]
     assert len(gathered) == 1
     assert "nobody listens" in gathered[0]
     assert "step 3 of 20" in ran.stderr

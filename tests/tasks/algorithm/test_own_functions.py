@@ -125,6 +125,7 @@ def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> 
         ({"loss": "my_losses:np"}, "and no function; name one"),
         ({"loss": "my_losses:clipped"}, r"raises KeyError\('most'\)"),
         ({"loss": "my_losses:short"}, r"returns arrays of shape \(1,\)"),
+        ({"loss": "my_losses:alone"}, "returns ndarray, and not two arrays"),
         ({"loss": "my_losses:endless"}, "a derivative that is not finite"),
         ({"advantage": "my_losses:nobody"}, "a finite number for each call"),
         ({"advantage": "my_losses:wrong"}, "raises AttributeError"),
@@ -144,6 +145,7 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
     write(
         f"{SHOWN}\n"
         "def short(log_p, tokens, settings): return [0.0], [0.0]\n"
+        "def alone(log_p, tokens, settings): return -log_p\n"
         "def endless(log_p, tokens, settings): return log_p, np.full_like(log_p, np.inf)\n"
         "def nobody(groups, settings, baselines): return {}\n"
         "def wrong(groups, settings, baselines): return groups.rewards\n"

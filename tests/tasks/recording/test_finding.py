@@ -93,5 +93,10 @@ def test_what_finds_nothing_is_refused_with_a_remedy(words: list[str]) -> None:
     said = str(result.exception)
     assert any(
         told in said
-        for told in ("give a text", "seek less", "`ratchet runs` lists", "give one such as")
+        for told in (
+            "give a text",
+            "leave out a condition",
+            "`ratchet runs` lists",
+            "give one such as",
+        )
     )

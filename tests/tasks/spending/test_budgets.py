@@ -1,13 +1,17 @@
 """Budgets: a run that has spent its own stops between two steps, and goes on with a larger one."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import Pause
+from prefect.flow_engine import run_flow
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
@@ -28,7 +32,6 @@ from tasks.spending.work_log import read_grant
 from tasks.storage.manifest import write_manifest
 from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of
-from tests.support.processes import wait_until
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import differences, fixture_of
@@ -133,33 +136,60 @@ def test_dollars_that_were_given_need_their_price_until_the_end(
         check_run(recipe, run)
 
 
+@dataclass
+class Deployed:
+    """A deployment of the flow that trains, whose flow runs are played here as by a worker."""
+
+    client: SyncPrefectClient
+    id: UUID
+
+    def create(self, recipe: Recipe, run: str) -> UUID:
+        given = {"recipe": recipe.model_dump(mode="json"), "run": run}
+        return self.client.create_flow_run_from_deployment(self.id, parameters=given).id
+
+    def play(self, id: UUID) -> str:
+        """Play a flow run until it ends or is suspended; return the name of its state."""
+        flow_run = self.client.read_flow_run(id)
+        parameters = train.validate_parameters(flow_run.parameters)
+        with suppress(Pause):  # with which the process of a suspended flow run ends
+            run_flow(train, flow_run=flow_run, parameters=parameters, return_type="state")
+        return self.state_of(id)
+
+    def resume(self, id: UUID, **given: float) -> SetStateStatus:
+        return self.client.resume_flow_run(id, run_input=given).status
+
+    def state_of(self, id: UUID) -> str:
+        state = self.client.read_flow_run(id).state
+        assert state is not None
+        return state.name or state.type.value
+
+
+@pytest.fixture
+def deployed(root: Path) -> Iterator[Deployed]:
+    """Deploy the flow that trains, with one flow run at a time, to the server of the tests."""
+    with get_client(sync_client=True) as client:
+        flow = client.create_flow(train)
+        made = client.create_deployment(flow, f"limited-{root.parent.name}", concurrency_limit=1)
+        yield Deployed(client, made)
+
+
 @pytest.mark.parametrize("is_priced", [True, False])
 def test_the_form_of_a_run_that_waits_has_dollars_if_its_model_has_a_price(
-    is_priced: bool, root: Path, monkeypatch: pytest.MonkeyPatch, prices: str
+    is_priced: bool, deployed: Deployed, monkeypatch: pytest.MonkeyPatch, prices: str
 ) -> None:
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-the-tests")
     own, larger = ({"usd": 1e-6}, {"usd": 5}) if is_priced else ({"tokens": 1}, {"tokens": 10**9})
     if is_priced:
         monkeypatch.setenv("RATCHET_PRICES", prices)
-    run, said = folder_of(f"form-{is_priced}"), list[SetStateStatus]()
-    with ThreadPoolExecutor(1) as pool, get_client(sync_client=True) as client:
-        training = pool.submit(train, limited(**own), run=run.name)
-        named = FlowRunFilter(name=FlowRunFilterName(any_=[run.name]))
-
-        def waits() -> bool:
-            found = client.read_flow_runs(flow_run_filter=named)
-            return any(one.state is not None and one.state.is_paused() for one in found)
-
-        wait_until("it waits", waits)
-        (waiting,) = client.read_flow_runs(flow_run_filter=named)
-        for given in ({"usd": -5}, {"tokens": 10**9, "usd": 5}, larger):
-            if not said or said[-1] != SetStateStatus.ACCEPT:
-                said.append(client.resume_flow_run(waiting.id, run_input=given).status)
-        training.result(120)
+    run = folder_of(f"form-{is_priced}")
+    waiting = deployed.create(limited(**own), run.name)
+    assert deployed.play(waiting) == "Suspended"
     refused, accepted = SetStateStatus.REJECT, SetStateStatus.ACCEPT
-    assert said == ([refused, accepted] if is_priced else [refused, refused, accepted])
-    assert read_grant(run)["usd" if is_priced else "tokens"] == (5 if is_priced else 10**9)
-    assert is_priced or "usd" not in read_grant(run)
+    assert deployed.resume(waiting, usd=-5) == refused
+    if not is_priced:
+        assert deployed.resume(waiting, tokens=10**9, usd=5) == refused
+    assert deployed.resume(waiting, **larger) == accepted
+    assert deployed.play(waiting) == "Completed"
+    assert read_grant(run) == larger
 
 
 def test_most_of_a_budget_is_told_once(
@@ -186,13 +216,30 @@ def test_what_is_no_budget_is_refused_with_the_keys_that_there_are(given: str) -
 
 
 def test_a_deployed_run_waits_for_approval_and_goes_on_as_if_it_had_not(
-    whole: RunFolder, root: Path, monkeypatch: pytest.MonkeyPatch
+    whole: RunFolder, deployed: Deployed
 ) -> None:
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "of-the-tests")
     tokens = int(sum(read_ledger(whole).tokens(answered=True).values()) * 0.55)
-    with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(train, limited(tokens=tokens), run="approved")
-        wait_until("it waits, and is approved", lambda: resume_waiting("approved"))
-        training.result(120)
+    waiting = deployed.create(limited(tokens=tokens), "approved")
+    assert deployed.play(waiting) == "Suspended"
+    with pytest.raises(UserError, match=r"approved has spent [\d,]+ already, .* give more"):
+        CliRunner().invoke(
+            app, ["resume", "approved", "--budget", f"tokens={tokens}"], catch_exceptions=False
+        )
+    assert resume_waiting("approved")
+    assert deployed.play(waiting) == "Completed"
     assert read_grant(folder_of("approved")) == {"tokens": 2 * tokens}
     assert differences(folder_of("approved"), whole) == []
+
+
+def test_a_run_waits_again_in_every_process_that_plays_it(deployed: Deployed) -> None:
+    waiting = deployed.create(limited(tokens=1), "again")
+    for limit in (2, 3):  # which the run has spent already
+        assert deployed.play(waiting) == "Suspended"
+        assert deployed.resume(waiting, tokens=limit) == SetStateStatus.ACCEPT
+        assert steps_of(folder_of("again")) == 1
+    assert deployed.play(waiting) == "Suspended"
+    assert read_grant(folder_of("again")) == {"tokens": 3}
+    grant(folder_of("again"), {"tokens": 10**9})
+    assert resume_waiting("again")
+    assert deployed.play(waiting) == "Completed"
+    assert steps_of(folder_of("again")) == 3
