@@ -28,7 +28,7 @@ TOKENS = (101, 117, 132, 108, 145, 163, 120)
 """Tokens that every model has, in an order that none of them expects: each is a surprise, so that
 one step of training moves its log-probability far."""
 PROMPT, TARGETS = TOKENS[:-1], TOKENS[1:]
-RANK, SEED = 8, 11
+RANK, LORA_SEED = 8, 11
 STEP = 0.01
 """Learning rate of a step that is to be seen."""
 EPSILON = 1e-8
@@ -90,7 +90,7 @@ class Bench:
     def trainer(self, rank: int = RANK) -> TrainingClient:
         """Create an untrained LoRA."""
         create, name = self.service.client.create_lora_training_client, name_for_clients(self.base)
-        lora = {"base_model": name, "rank": rank, "seed": SEED}
+        lora = {"base_model": name, "rank": rank, "seed": LORA_SEED}
         return self.service.create("a new training client", create, **lora)
 
     def loaded(self, path: str, *, with_optimizer: bool) -> TrainingClient:

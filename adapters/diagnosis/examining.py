@@ -41,7 +41,7 @@ from adapters.tinker.service import Service, open_session
 MOST_SECONDS = 60.0
 """Time for all probes; those that it does not suffice for are not asked."""
 PATIENCE_WITH_PROBE = 12.0
-MISREAD = (LookupError, ValueError, TypeError)
+OTHER_PARTS = (LookupError, ValueError, TypeError)
 """Errors of a probe whose answers have other parts than such answers have."""
 
 Probes = Mapping[tuple[str, ...], Callable[[Bench], list[Finding]]]
@@ -97,7 +97,7 @@ def probe_wire(bench: Bench) -> list[Finding]:
     return [Finding("wire", "offers", request, expected, expected)]
 
 
-PROBES: Probes = {
+SERVICE_PROBES: Probes = {
     ("models",): probe_models,
     ("wire",): probe_wire,
     ("seeds",): probe_seeds,
@@ -154,7 +154,7 @@ def examine(
 ) -> Diagnosis:
     """Probe what a service offers: the findings of these `names`, or all."""
     began, findings, spent = time.monotonic(), list[Finding](), list[Work]()
-    for named, probe in PROBES.items():
+    for named, probe in SERVICE_PROBES.items():
         if names is not None and not {*named} & {*names}:
             continue
         left = seconds - (time.monotonic() - began)
@@ -191,7 +191,7 @@ def _make(
     except ServiceError as error:
         service.check()
         return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
-    except MISREAD as error:
+    except OTHER_PARTS as error:
         said = f"an answer with other parts: {type(error).__name__}: {error}"
         return [Finding(name, "lacks", "", "an answer", said) for name in named]
 

@@ -24,7 +24,7 @@ default of a recipe's checkpoints.probe_tolerance."""
 ROUGH = 0.1
 """Difference above which they do not belong to the same weights, or to the same temperature."""
 COMPANY = 8
-KEPT_SECONDS = 7200
+PROBE_KEPT_SECONDS = 7200
 MET = 0.05
 """Share of the distance between two ways below which they have met."""
 AWAY = [-1.0] * len(TARGETS)
@@ -37,7 +37,7 @@ def probe_sampler(bench: Bench) -> list[Finding]:
     """Compare the log-probabilities of a sampler with those of its trainer, after a step."""
     client = bench.trainer()
     _learn(bench, client)
-    saving = client.save_weights_for_sampler("doctor", ttl_seconds=KEPT_SECONDS)
+    saving = client.save_weights_for_sampler("doctor", ttl_seconds=PROBE_KEPT_SECONDS)
     sampler = bench.service.sampler(bench.wait(saving, "the sampler's weights").path)
     alone = bench.sample(sampler, seed=3, max_tokens=6).sequences
     with_others = [bench.ask(sampler, COMPANY // 2, seed=seed, max_tokens=6) for seed in (4, 5)]
@@ -77,7 +77,7 @@ def probe_state(bench: Bench) -> list[Finding]:
     """
     client = bench.trainer()
     _learn(bench, client)
-    saving = client.save_state("doctor", ttl_seconds=KEPT_SECONDS)
+    saving = client.save_state("doctor", ttl_seconds=PROBE_KEPT_SECONDS)
     path = bench.wait(saving, "the training state").path
     (at_save,) = bench.forward(client, [datum()])
     straight = _undo(bench, client)
@@ -135,10 +135,10 @@ def _move(bench: Bench, client: TrainingClient, learnt: Datum) -> None:
 def probe_ttl(bench: Bench) -> list[Finding]:
     """Save weights for a time, and look when the service says that they expire."""
     client = bench.trainer()
-    saving = client.save_weights_for_sampler("doctor-ttl", ttl_seconds=KEPT_SECONDS)
+    saving = client.save_weights_for_sampler("doctor-ttl", ttl_seconds=PROBE_KEPT_SECONDS)
     path = bench.wait(saving, "weights that expire").path
-    request = f"save_weights_for_sampler with ttl_seconds {KEPT_SECONDS}"
-    expected = f"weights that expire {KEPT_SECONDS} s later"
+    request = f"save_weights_for_sampler with ttl_seconds {PROBE_KEPT_SECONDS}"
+    expected = f"weights that expire {PROBE_KEPT_SECONDS} s later"
     try:
         listing = bench.service.rest().list_checkpoints(client.model_id)
         saved = bench.wait(listing, "the saved weights").checkpoints
@@ -150,7 +150,7 @@ def probe_ttl(bench: Bench) -> list[Finding]:
         said = "weights without an end" if ends else "weights that are not listed"
         return [Finding("ttl", "LIES" if ends else "unknown", request, expected, said)]
     left = (ends[0] - datetime.now(UTC)).total_seconds()
-    near = abs(left - KEPT_SECONDS) < KEPT_SECONDS / 10
+    near = abs(left - PROBE_KEPT_SECONDS) < PROBE_KEPT_SECONDS / 10
     said = f"weights that expire in {left:.0f} s"
     return [Finding("ttl", "offers" if near else "LIES", request, expected, said, left)]
 

@@ -2,6 +2,7 @@
 
 import time
 from math import exp
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,8 @@ def probe_top_p(bench: Bench) -> list[Finding]:
 def _narrowed(bench: Bench, name: str, value: float) -> Finding:
     sampler = bench.base_sampler()
     greedy = bench.sample(sampler, temperature=0.0).sequences[0]
-    narrow = bench.sample(sampler, seed=5, **{name: value}).sequences[0]
+    asked: dict[str, Any] = {name: value}
+    narrow = bench.sample(sampler, seed=5, **asked).sequences[0]
     request = f"asample at temperature 1 with {name} {value:g}"
     expected = "the tokens of temperature 0"
     same = sum(one == other for one, other in zip(greedy.tokens, narrow.tokens, strict=False))

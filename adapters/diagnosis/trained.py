@@ -24,7 +24,7 @@ from adapters.diagnosis.bench import (
     logprobs_of,
 )
 
-CLOSE = 0.02
+RELATIVE_ERROR = 0.02
 """Relative error of a number that was computed in another precision."""
 STILL = 0.05
 """Share of a whole step below which weights have not moved."""
@@ -32,21 +32,22 @@ SEEN = 0.02
 """Smallest move of a log-probability that is a step's and not a rounding's."""
 LOG_RATIOS = np.array([0.4, -0.4, 0.05, -0.05, 0.4, 0.4])
 ADVANTAGES = np.array([1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
-CLIPS = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+LOW, HIGH = 0.9, 1.1
+CLIPS_OF_PROBE = {"clip_low_threshold": LOW, "clip_high_threshold": HIGH}
 NO_ROOM = {"clip_low_threshold": 1 - 1e-9, "clip_high_threshold": 1 + 1e-9}
 """Thresholds between which no ratio lies: such a loss has no gradient."""
 CLIPPED_LOG_RATIOS = np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
 """Log-ratios that the defaults do not clip, and `NO_ROOM` does, with advantages of their signs."""
-FIRST = 1e-4
+FIRST_STEP = 1e-4
 """Learning rate of a first step whose effect is in proportion to its size."""
 PLAIN_EPSILON = 10.0
 """An epsilon beside which a gradient is small: the step is then in proportion to the gradient."""
-PLAIN = 1e-3
+PLAIN_STEP = 1e-3
 RANKS = 4, 16
 ALPHA = 32
 """Tinker's α, which a recipe's learning rate counts on."""
 LEAST = 1e-9
-TOLD = 0.05
+LEAST_TOLD = 0.05
 """Least loss that a step takes away which tells something."""
 
 LossOf = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -64,7 +65,7 @@ def _importance(_: np.ndarray, log_ratios: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _clipped(_: np.ndarray, log_ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ratio = np.exp(log_ratios)
-    free, bound = ratio * ADVANTAGES, np.clip(ratio, *CLIPS.values()) * ADVANTAGES
+    free, bound = ratio * ADVANTAGES, np.clip(ratio, LOW, HIGH) * ADVANTAGES
     return -np.minimum(free, bound), np.where(free <= bound, -free, 0.0)
 
 
@@ -73,7 +74,7 @@ def _of_sequence(logprobs: np.ndarray, log_ratios: np.ndarray) -> tuple[np.ndarr
 
 
 def _cispo(logprobs: np.ndarray, log_ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    weight = np.clip(np.exp(log_ratios), *CLIPS.values()) * ADVANTAGES
+    weight = np.clip(np.exp(log_ratios), LOW, HIGH) * ADVANTAGES
     return -weight * logprobs, -weight
 
 
@@ -91,7 +92,7 @@ def probe_loss(name: LossFnType, bench: Bench) -> list[Finding]:
     """Compare a loss with its formula, and see whether a step lessens it."""
     client = bench.trainer()
     (before,) = bench.forward(client, [datum()])
-    config = CLIPS if name in CLIPPING else None
+    config = CLIPS_OF_PROBE if name in CLIPPING else None
     given = _inputs(name, before - LOG_RATIOS)
     asked = bench.submit(client, [given], name, config)
     output = bench.wait(asked, f"forward_backward with {name}")
@@ -100,14 +101,14 @@ def probe_loss(name: LossFnType, bench: Bench) -> list[Finding]:
         logprobs.astype(np.float64), logprobs.astype(np.float64) - (before - LOG_RATIOS)
     )
     expected, found = float(losses.sum()), output.metrics.get("loss:sum")
-    clips = f" with {CLIPS}" if config else ""
+    clips = f" with {CLIPS_OF_PROBE}" if config else ""
     request = f"forward_backward of {name}{clips}, log-ratios {[*LOG_RATIOS]}"
     row = f"loss {name}"
     if found is None:
         said = f"no loss:sum, but {', '.join(output.metrics) or 'nothing'}"
         return [Finding(row, "LIES", request, f"loss:sum {expected:.4f}", said)]
     told = f"loss:sum {expected:.4f}, lessened by a step"
-    if abs(found - expected) > CLOSE * max(1.0, abs(expected)):
+    if abs(found - expected) > RELATIVE_ERROR * max(1.0, abs(expected)):
         return [Finding(row, "LIES", request, told, f"loss:sum {found:.4f}", found)]
     bench.step(client, learning_rate=STEP / 10)
     (after,) = bench.forward(client, [datum()])
@@ -201,7 +202,7 @@ def probe_alpha(bench: Bench) -> list[Finding]:
     signs, plain = zip(*(_first_steps(bench, rank) for rank in RANKS), strict=True)
     ratio, wider = signs[1] / max(signs[0], LEAST), high / low
     ranks = ratio**2 * plain[0] / max(plain[1], LEAST)
-    first = f"the first step of LoRAs of rank {low} and {high} at learning rate {FIRST:g}"
+    first = f"the first step of LoRAs of rank {low} and {high} at learning rate {FIRST_STEP:g}"
     alpha = Finding(
         "alpha",
         _judge(1 / 2 < ratio < 2, *signs),
@@ -213,7 +214,7 @@ def probe_alpha(bench: Bench) -> list[Finding]:
     rank = Finding(
         "rank",
         _judge(wider / 2 < ranks < wider * 2, *signs, *plain),
-        f"{first}, and at {PLAIN:g} with eps {PLAIN_EPSILON:g}",
+        f"{first}, and at {PLAIN_STEP:g} with eps {PLAIN_EPSILON:g}",
         f"{wider:g} times the rank",
         f"{ranks:.2g} times the rank",
         ranks,
@@ -223,7 +224,7 @@ def probe_alpha(bench: Bench) -> list[Finding]:
 
 def _judge(as_expected: bool, *steps: float) -> Verdict:
     """Tell what steps show, if all of them are large enough to show anything."""
-    if min(steps) < TOLD:
+    if min(steps) < LEAST_TOLD:
         return "unknown"
     return "offers" if as_expected else "LIES"
 
@@ -232,8 +233,8 @@ def _first_steps(bench: Bench, rank: int) -> tuple[float, float]:
     """Return the loss that a first step takes away: one of Adam, one in proportion."""
     with bench.beside() as own:
         return (
-            _first_step(own, rank, learning_rate=FIRST),
-            _first_step(own, rank, learning_rate=PLAIN, eps=PLAIN_EPSILON),
+            _first_step(own, rank, learning_rate=FIRST_STEP),
+            _first_step(own, rank, learning_rate=PLAIN_STEP, eps=PLAIN_EPSILON),
         )
 
 

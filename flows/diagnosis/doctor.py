@@ -21,7 +21,7 @@ from tasks.reports.tables import fitted
 from tasks.settings.run import Model
 
 PATIENCE = 30.0
-COLUMNS = ["what", "found", "expected", "measured"]
+FINDING_COLUMNS = ["what", "found", "expected", "measured"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Examined:
         made = self.diagnosis
         took = f"{made.seconds:.1f} s and {counted(made.tokens, 'token')}"
         rows = [[title(one.name), one.verdict, one.expected, one.measured] for one in made.findings]
-        table = fitted(COLUMNS, rows, width, COLUMNS[2:])
+        table = fitted(FINDING_COLUMNS, rows, width, FINDING_COLUMNS[2:])
         return f"{made.url}, {made.base}, by SDK {made.sdk}, in {took}\n\n{table}"
 
     def verdict(self) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.diagnosis.examining import PROBES, TITLES, Diagnosis, examine
+from adapters.diagnosis.examining import SERVICE_PROBES, TITLES, Diagnosis, examine
 from adapters.diagnosis.trained import LOSSES
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import Service, open_session
@@ -59,7 +59,7 @@ def test_an_engine_offers_all_that_is_probed_in_few_tokens(engine: Address) -> N
     with service_at(engine.url, engine) as service:
         made = examine(service, engine.base_model)
     assert {one.name: one.verdict for one in made.findings if one.verdict != "offers"} == {}
-    named = {name for names in PROBES for name in names}
+    named = {name for names in SERVICE_PROBES for name in names}
     assert {one.name for one in made.findings} == named
     assert named == {*TITLES, *(f"loss {loss}" for loss in LOSSES)}
     assert made.tokens <= 2000
