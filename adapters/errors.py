@@ -57,6 +57,7 @@ UserError               an error that its user can mend
         ServiceFailed   as above
         ServiceBroken   an answer that the SDK cannot read
         ServiceRefused  a refusal that a retry cannot change
+            NoClient    a refusal of a client by which a service is probed
 """
 
 import difflib

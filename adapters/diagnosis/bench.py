@@ -16,7 +16,7 @@ from tinker.types import ForwardBackwardOutput, LossFnType
 
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.metering import Work
-from adapters.tinker.service import PatientSampler, Service, open_session
+from adapters.tinker.service import PatientSampler, Service, ServiceRefused, open_session
 
 Verdict = Literal["offers", "lacks", "LIES", "unknown"]
 """What is found of a service: it does what is asked; it refuses it, or says nothing; it takes it
@@ -51,6 +51,10 @@ class Finding:
     value: float | None = None
 
 
+class NoClient(ServiceRefused):
+    """A refusal of a client itself, with which nothing can be asked."""
+
+
 @dataclass
 class Bench:
     """A session with a service, in which one base model is probed."""
@@ -67,7 +71,10 @@ class Bench:
             yield Bench(service, self.base, self.spent)
 
     def base_sampler(self) -> PatientSampler:
-        return self.service.base_sampler(self.base)
+        try:
+            return self.service.base_sampler(self.base)
+        except ServiceRefused as error:
+            raise NoClient(str(error), error.missing) from error
 
     def sample(
         self, sampler: PatientSampler, number: int = 1, what: str = "sampling", **asked: Any
@@ -91,7 +98,10 @@ class Bench:
         """Create an untrained LoRA."""
         create, name = self.service.client.create_lora_training_client, name_for_clients(self.base)
         lora = {"base_model": name, "rank": rank, "seed": LORA_SEED}
-        return self.service.create("a new training client", create, **lora)
+        try:
+            return self.service.create("a new training client", create, **lora)
+        except ServiceRefused as error:
+            raise NoClient(str(error), error.missing) from error
 
     def loaded(self, path: str, *, with_optimizer: bool) -> TrainingClient:
         """Create a training client of a saved state."""

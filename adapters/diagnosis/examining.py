@@ -1,6 +1,5 @@
 """The table of probes, and what a service is found to offer, by the values that it gives."""
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from math import isfinite
 
 import tinker
 
-from adapters.diagnosis.bench import Bench, Finding, total
+from adapters.diagnosis.bench import Bench, Finding, NoClient, total
 from adapters.diagnosis.kept import (
     probe_end,
     probe_sampler,
@@ -33,10 +32,10 @@ from adapters.diagnosis.trained import (
     probe_grad_clip,
     probe_targets,
 )
-from adapters.errors import PassingError, ServiceError
+from adapters.errors import PassingError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.metering import Work
-from adapters.tinker.service import Service, open_session
+from adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open_session
 
 MOST_SECONDS = 60.0
 """Time for all probes; those that it does not suffice for are not asked."""
@@ -46,8 +45,6 @@ OTHER_PARTS = (LookupError, ValueError, TypeError)
 
 Probes = Mapping[tuple[str, ...], Callable[[Bench], list[Finding]]]
 """Names of findings → the probe that makes them."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,6 @@ class Diagnosis:
 
     def of(self, name: str) -> Finding | None:
         return next((one for one in self.findings if one.name == name), None)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no probe has failed for a reason that may pass."""
-        return not any(one.measured.startswith(FAILED) for one in self.findings)
-
-
-FAILED = "not known: "
-"""Beginning of what is said of a probe that could not be made."""
 
 
 def probe_models(bench: Bench) -> list[Finding]:
@@ -150,19 +138,24 @@ def examine(
     service: Service,
     base: str,
     names: Collection[str] | None = None,
-    seconds: float = MOST_SECONDS,
+    *,
+    strict: bool = False,
 ) -> Diagnosis:
-    """Probe what a service offers: the findings of these `names`, or all."""
+    """Probe what a service offers: the findings of these `names`, or all.
+
+    A probe that cannot be made, for reasons that may pass or because a client is refused, is a
+    finding too; `strict` raises its error, and waits as long as the service's patience lasts.
+    """
     began, findings, spent = time.monotonic(), list[Finding](), list[Work]()
     for named, probe in SERVICE_PROBES.items():
         if names is not None and not {*named} & {*names}:
             continue
-        left = seconds - (time.monotonic() - began)
-        findings += (
-            _make(service, Bench(service, base, spent), named, probe, left)
-            if left > 0
-            else [_failed(name, f"{seconds:.0f} s were over before") for name in named]
-        )
+        bench = Bench(service, base, spent)
+        if strict:
+            findings += _ask(bench, named, probe, service.patience)
+            continue
+        left = MOST_SECONDS - (time.monotonic() - began)
+        findings += _make(bench, named, probe, left)
     wanted = [one for one in findings if names is None or one.name in names]
     return Diagnosis(
         service.server.url or "hosted Tinker",
@@ -175,21 +168,30 @@ def examine(
 
 
 def _make(
-    service: Service,
-    bench: Bench,
-    named: Sequence[str],
-    probe: Callable[[Bench], list[Finding]],
-    left: float,
+    bench: Bench, named: Sequence[str], probe: Callable[[Bench], list[Finding]], left: float
 ) -> list[Finding]:
-    """Make a probe in a session of its own; a refusal is a finding too."""
-    patience = min(left, PATIENCE_WITH_PROBE, service.patience)
+    """Make a probe in the seconds that are `left`; whatever hinders it is a finding."""
+    if left <= 0:
+        return [_failed(name, f"{MOST_SECONDS:.0f} s were over before") for name in named]
+    try:
+        return _ask(bench, named, probe, min(left, PATIENCE_WITH_PROBE))
+    except PassingError as error:
+        return [_failed(name, str(error)) for name in named]
+    except NoClient as error:
+        return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
+
+
+def _ask(
+    bench: Bench, named: Sequence[str], probe: Callable[[Bench], list[Finding]], patience: float
+) -> list[Finding]:
+    """Make a probe in a session of its own; a refusal is a finding."""
+    service = bench.service
     try:
         with open_session(service.server, patience, service.meter) as own:
             return [*map(_finite, probe(Bench(own, bench.base, bench.spent)))]
-    except PassingError as error:
-        return [_failed(name, str(error)) for name in named]
-    except ServiceError as error:
-        service.check()
+    except (ServiceRefused, ServiceBroken) as error:
+        if isinstance(error, NoClient):
+            raise
         return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
     except OTHER_PARTS as error:
         said = f"an answer with other parts: {type(error).__name__}: {error}"
@@ -202,4 +204,4 @@ def _finite(one: Finding) -> Finding:
 
 
 def _failed(name: str, why: str) -> Finding:
-    return Finding(name, "unknown", "", "an answer", f"{FAILED}{why}")
+    return Finding(name, "unknown", "", "an answer", why)

@@ -77,14 +77,11 @@ def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
     key = _key(recipe, service)
     known = _known.setdefault(key, {})
     asked = {need.finding for need in needs(recipe)}
-    made = examine(service, recipe.model.base, asked - known.keys())
-    if made.is_whole:
-        known |= {one.name: one for one in made.findings}
-    found = {**known, **{one.name: one for one in made.findings}}
-    wanted = tuple(one for name, one in found.items() if name in asked)
+    made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
+    known |= {one.name: one for one in made.findings}
+    wanted = tuple(one for name, one in known.items() if name in asked)
     diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
-    if made.is_whole:
-        write_json(run.service, asdict(diagnosis))
+    write_json(run.service, asdict(diagnosis))
     return diagnosis
 
 
