@@ -16,7 +16,7 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 142, "finetune": 61, "prefer": 54, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1240, "adapters/clients": 620, "adapters/diagnosis": 1000,
+    "adapters": 1240, "adapters/clients": 620, "adapters/diagnosis": 1020,
     "adapters/dialects": 2160, "adapters/door": 2460,
     "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 940,
     "adapters/process": 1310, "adapters/programs": 1260, "adapters/project": 440,
@@ -32,7 +32,7 @@ MOST_LINES = {
     "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 370, "classes": 616, "deferred imports": 233}
+MOST = {"files": 370, "classes": 617, "deferred imports": 233}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
