@@ -55,7 +55,9 @@ UserError               an error that its user can mend
     ServiceError        an error of the Tinker service
         EngineDied      the end of the engine's process
         ServiceFailed   as above
+        ServiceBroken   an answer that the SDK cannot read
         ServiceRefused  a refusal that a retry cannot change
+            NoClient    a refusal of a client by which a service is probed
 """
 
 import difflib

@@ -26,10 +26,11 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "runtime", "server", "estimating", "importing", "recipe"},
+        "cli": {MODULES, "runtime", "server", "diagnosis", "estimating", "importing", "recipe"},
+        "diagnosis": {"recipe"},
         "estimating": {MODULES, "recipe"},
         MODULES: {"runtime", "recipe", "server"},
-        "runtime": {"recipe"},
+        "runtime": {"diagnosis", "recipe"},
         "server": set(),
         "importing": {"recipe"},
         "recipe": set(),
@@ -95,6 +96,7 @@ ARROWS = {
         "places": {MODULES, "clients", "network", "process", "project"},
         "programs": {MODULES, "clients", "places", "process"},
         "tinker": {MODULES, "network", "process"},
+        "diagnosis": {MODULES, "tinker"},
         "weights": {MODULES},
         "door": {
             MODULES,

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
 import tinker
+from google.protobuf.message import DecodeError
 from renderers.base import Tokenizer
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
@@ -67,9 +68,15 @@ class TimedOut(ServiceFailed):
     """A request that the service did not answer in time."""
 
 
+class ServiceBroken(ServiceError):
+    """An answer that the SDK cannot read, since the service speaks another version of the API."""
+
+
 SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
 """All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
 client that has failed before."""
+MISREAD = (AssertionError, AttributeError, KeyError, TypeError, DecodeError)
+"""Errors of the SDK that reads an answer of another version of the API."""
 
 KEY, UNKNOWN_KEY = "TINKER_API_KEY", (401, 403)
 """Variable of the service's key, and what the service answers to a key that it does not know."""
@@ -100,6 +107,13 @@ def translate_error(error: Exception, what: str) -> Exception:
         return translate_error(error.__cause__, what)
     if isinstance(error, tinker.TinkerError):  # the SDK refuses a key before it is sent
         return _refused(what, f"{error}")
+    if isinstance(error, MISREAD):
+        said = f"{type(error).__name__}: {error}"
+        return ServiceBroken(
+            f"the Tinker service breaks the wire at {what}: SDK {tinker.__version__} cannot read "
+            f"its answer ({said}). `ratchet doctor` shows what it offers; use a version of the "
+            "service for this SDK"
+        )
     return error
 
 
@@ -198,6 +212,8 @@ class PatientSampler:
         try:
             work = client.sample(prompt, *asked)
             return await self._service.while_alive(work, limit=self._service.patience)
+        except MISREAD as error:
+            raise translate_error(error, "sampling") from error
         finally:
             begun.pop(key, None)
 
@@ -469,7 +485,7 @@ class Service(Lifeline):
         self.wait_for_any([future], what)
         try:
             return future.result()
-        except SDK_ERRORS as error:
+        except (*SDK_ERRORS, *MISREAD) as error:
             raise translate_error(error, what) from error
 
     def wait_for_any(self, futures: Sequence[Future[Any]], what: str) -> None:

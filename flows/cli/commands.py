@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adapters.errors import UserError, counted
-from adapters.process.terminal import say, show, write_data, write_json
+from adapters.process.terminal import say, show, table_width, write_data, write_json
 from flows.cli import comparing, inspect_runs, use_checkpoints
 from flows.cli.command_line import (
     Overrides,
@@ -382,6 +382,32 @@ def estimate(
         write_json(made.record())
     else:
         show(describe_estimate(made))
+
+
+@app.command()
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="A recipe to train there.")] = None,
+    set_: Overrides = None,
+    url: Annotated[
+        str | None, typer.Option(help="The service; by default TINKER_BASE_URL, or the engine.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model; by default the recipe's, or the first.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a Tinker service offers, lacks, and takes but does not honour, by its values."""
+    from flows.diagnosis.doctor import Examined
+
+    examined = Examined.ask(name, set_ or [], url, base)
+    if as_json:
+        write_json(examined.record())
+    else:
+        show(examined.table(table_width()))
+        say(examined.verdict())
+        show(examined.issue())
+    if examined.refuses:
+        raise SystemExit(UserError.status)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from adapters.errors import EngineDied, UserError, counted
+from flows.diagnosis.of_run import obeys_seeds
 from flows.recipe.loading import read_recipe
 from flows.recipe.plan import BEST
 from flows.recipe.run_recipe import RunRecipe
@@ -221,7 +222,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         untrained=reasons.total(),
         why=next((why for why, _ in reasons.most_common(1)), ""),
         drift=facts.drift if replayed else (),
-        reproducible=replayed or not recipe.not_reproducible(),
+        reproducible=replayed or (not recipe.not_reproducible() and obeys_seeds(run)),
         measure=values.measure if values.by_step or recipe.plays_rollouts else LOSS,
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,

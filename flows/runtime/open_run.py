@@ -18,6 +18,7 @@ from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.tracker import TrackedRun
 from durable.collector import settle_collector
+from flows.diagnosis.of_run import probe_service
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
@@ -131,6 +132,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
         _connect(recipe, folder) as service,
         _track(recipe, folder) as tracking,
     ):
+        probe_service(recipe, folder, service)
         recipes = read_lineage(folder, recipe)
         policies = open_policies(recipe, recipes, folder, service, on_policy=on_policy)
         unusable.clear()

@@ -9,6 +9,7 @@ from threading import Lock
 from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
+from flows.diagnosis.of_run import keeps_optimizer
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import check_state, find_start
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
@@ -127,12 +128,12 @@ def policy_updater(
     on_policy: bool,
 ) -> PolicyUpdater:
     """Return the owner of a policy's weights, which makes lost weights again."""
-    checkpoints = recipe.checkpoints
+    checkpoints, keeps = recipe.checkpoints, keeps_optimizer(folder)
     return PolicyUpdater(
         service,
         Ledger(folder.checkpoints(name), folder.ownership),
         recorded_steps(recipe, recipes, folder, name),
-        lambda step: checkpoints.due(step, folder.steps_of(recipe.steps)),
+        lambda step: keeps and checkpoints.due(step, folder.steps_of(recipe.steps)),
         checkpoints.ttl_seconds,
         checkpoints.probe_tolerance if on_policy else None,
     )

@@ -47,7 +47,14 @@ GIVEN_FILES = (
 )
 LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "arrivals.jsonl", "checkpoints.jsonl")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: ("manifest.json", "end.json", "updates", "evaluations", "measures"),
+    read_json: (
+        "manifest.json",
+        "service.json",
+        "end.json",
+        "updates",
+        "evaluations",
+        "measures",
+    ),
     read_log: LOGS,
     read_rows: ("shards",),
     read_journal: ("journal", "stopped"),

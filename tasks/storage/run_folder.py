@@ -120,6 +120,8 @@ class RunFolder:
     """Ledger of what made each step, if steps are made of batches as they arrive."""
     work = FileAt("work.jsonl")
     """Log of what the run has asked its service for, beside the calls of its agents."""
+    service = FileAt("service.json")
+    """What the run's service was found to offer, if it is not an engine of the run's own."""
     end = FileAt("end.json")
     """Record of the step after which a run ends early, and why; only there if it does."""
     stages = FileAt("stages.json")

@@ -161,7 +161,7 @@ def test_a_refused_key_raises_at_once(engine: Address, proxy: FaultProxy) -> Non
 
 
 def test_a_rollout_whose_request_is_refused_is_a_row_with_its_error(
-    engine: Address, proxy: FaultProxy
+    engine: Address, proxy: FaultProxy, undisturbed: list[Any]
 ) -> None:
     proxy.script(Fault("asample", "user", skip=3))
     train(recipe(), run="one-refused")

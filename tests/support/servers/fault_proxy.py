@@ -77,7 +77,7 @@ class FaultProxy:
         self.struck.clear()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint, body = scope["path"].rpartition("/")[2], await _body(receive)
+        endpoint, body = scope["path"].rpartition("/")[2], await read_body(receive)
         self.seen[endpoint] += 1
         fault = next((fault for fault in self.faults if fault.strikes(endpoint)), None)
         kind = fault.kind if fault else None
@@ -87,12 +87,12 @@ class FaultProxy:
             await asyncio.sleep(self._due.get(_request_id(body), 0) - time.monotonic())
         failed = self._failed.get(_request_id(body)) if endpoint == "retrieve_future" else None
         if failed:
-            await _answer(send, 200, {"error": "the proxy says so", "category": failed})
+            await answer_json(send, 200, {"error": "the proxy says so", "category": failed})
         elif kind in STATUS:
-            await _answer(send, STATUS[kind], {"detail": "the proxy says so"})
+            await answer_json(send, STATUS[kind], {"detail": "the proxy says so"})
         elif kind == "try_again":
             pending = {"type": "try_again", "queue_state": "paused_capacity"}
-            await _answer(send, 408, {**pending, "request_id": _request_id(body)})
+            await answer_json(send, 408, {**pending, "request_id": _request_id(body)})
         elif kind == "dropped before":
             _drop(receive)
         else:
@@ -145,7 +145,7 @@ def proxied(upstream: str, tick: float = 0) -> Iterator[FaultProxy]:
         server.stop()
 
 
-async def _body(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     parts = []
     while True:
         message = await receive()
@@ -154,7 +154,7 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
+async def answer_json(send: Send, status: int, content: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"0.2")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(content).encode()})

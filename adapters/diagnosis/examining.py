@@ -1,0 +1,207 @@
+"""The table of probes, and what a service is found to offer, by the values that it gives."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import tinker
+
+from adapters.diagnosis.bench import Bench, Finding, NoClient, total
+from adapters.diagnosis.kept import (
+    probe_end,
+    probe_sampler,
+    probe_slots,
+    probe_state,
+    probe_ttl,
+)
+from adapters.diagnosis.sampled import (
+    probe_crowds,
+    probe_greedy,
+    probe_likeliest,
+    probe_prompts,
+    probe_seeds,
+    probe_temperature,
+    probe_top_k,
+    probe_top_p,
+)
+from adapters.diagnosis.trained import (
+    loss_probes,
+    probe_alpha,
+    probe_clip,
+    probe_grad_clip,
+    probe_targets,
+)
+from adapters.errors import PassingError
+from adapters.tinker.bases import name_for_clients
+from adapters.tinker.metering import Work
+from adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open_session
+
+MOST_SECONDS = 60.0
+"""Time for all probes; those that it does not suffice for are not asked."""
+PATIENCE_WITH_PROBE = 12.0
+OTHER_PARTS = (LookupError, ValueError, TypeError)
+"""Errors of a probe whose answers have other parts than such answers have."""
+
+Probes = Mapping[tuple[str, ...], Callable[[Bench], list[Finding]]]
+"""Names of findings → the probe that makes them."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings about a service of a base model, by one version of the SDK."""
+
+    url: str
+    base: str
+    sdk: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    tokens: int
+
+    def of(self, name: str) -> Finding | None:
+        return next((one for one in self.findings if one.name == name), None)
+
+
+def probe_models(bench: Bench) -> list[Finding]:
+    """Ask which models the service has, and how long their context is."""
+    asked = bench.service.rest().get_server_capabilities()
+    models = bench.wait(asked, "the models it has").supported_models
+    name = name_for_clients(bench.base)
+    context = {one.model_name: one.max_context_length for one in models}
+    expected = f"{bench.base}, and its context"
+    request = "get_server_capabilities"
+    if name not in context:
+        said = f"{len(models)} models, {bench.base} not among them"
+        return [Finding("models", "LIES" if models else "unknown", request, expected, said)]
+    limit = context[name]
+    said = f"{len(models)} models; a context of {f'{limit:,} tokens' if limit else 'any length'}"
+    return [Finding("models", "offers", request, expected, said, limit)]
+
+
+def probe_wire(bench: Bench) -> list[Finding]:
+    """Have one token sampled, and one pass computed, and both answers read by the SDK."""
+    bench.sample(bench.base_sampler(), max_tokens=1)
+    request, expected = "asample of one token", f"an answer that SDK {tinker.__version__} reads"
+    return [Finding("wire", "offers", request, expected, expected)]
+
+
+SERVICE_PROBES: Probes = {
+    ("models",): probe_models,
+    ("wire",): probe_wire,
+    ("seeds",): probe_seeds,
+    ("greedy",): probe_greedy,
+    ("top_k",): probe_top_k,
+    ("top_p",): probe_top_p,
+    ("logprobs", "company"): probe_sampler,
+    ("temperature",): probe_temperature,
+    ("prompt_logprobs",): probe_prompts,
+    ("likeliest",): probe_likeliest,
+    **{(name,): probe for name, probe in loss_probes().items()},
+    ("clip",): probe_clip,
+    ("grad_clip",): probe_grad_clip,
+    ("targets",): probe_targets,
+    ("alpha", "rank"): probe_alpha,
+    ("state", "optimizer"): probe_state,
+    ("ttl",): probe_ttl,
+    ("session_end",): probe_end,
+    ("slots",): probe_slots,
+    ("crowd",): probe_crowds,
+}
+TITLES: Mapping[str, str] = {
+    "models": "models and limits",
+    "wire": "answers that the SDK reads",
+    "seeds": "seeds",
+    "greedy": "temperature 0",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "logprobs": "log-probabilities, alone",
+    "company": "log-probabilities, in company",
+    "temperature": "log-probabilities at temperature 0.5",
+    "prompt_logprobs": "log-probabilities of a prompt",
+    "likeliest": "likeliest tokens of a prompt",
+    "clip": "clip thresholds",
+    "grad_clip": "grad_clip_norm",
+    "targets": "several targets a place",
+    "alpha": "α of a LoRA",
+    "rank": "rank of a LoRA",
+    "state": "state without the optimizer",
+    "optimizer": "state with the optimizer",
+    "ttl": "ttl_seconds",
+    "session_end": "end of a session",
+    "slots": "training clients at once",
+    "crowd": "calls at once",
+}
+"""Names of findings → what they are called in a table; a loss is called by its own name."""
+
+
+def examine(
+    service: Service,
+    base: str,
+    names: Collection[str] | None = None,
+    *,
+    strict: bool = False,
+) -> Diagnosis:
+    """Probe what a service offers: the findings of these `names`, or all.
+
+    A probe that cannot be made, for reasons that may pass or because a client is refused, is a
+    finding too; `strict` raises its error, and waits as long as the service's patience lasts.
+    """
+    began, findings, spent = time.monotonic(), list[Finding](), list[Work]()
+    for named, probe in SERVICE_PROBES.items():
+        if names is not None and not {*named} & {*names}:
+            continue
+        bench = Bench(service, base, spent)
+        if strict:
+            findings += _ask(bench, named, probe, service.patience)
+            continue
+        left = MOST_SECONDS - (time.monotonic() - began)
+        findings += _make(bench, named, probe, left)
+    wanted = [one for one in findings if names is None or one.name in names]
+    return Diagnosis(
+        service.server.url or "hosted Tinker",
+        base,
+        tinker.__version__,
+        tuple(wanted),
+        time.monotonic() - began,
+        total(spent),
+    )
+
+
+def _make(
+    bench: Bench, named: Sequence[str], probe: Callable[[Bench], list[Finding]], left: float
+) -> list[Finding]:
+    """Make a probe in the seconds that are `left`; whatever hinders it is a finding."""
+    if left <= 0:
+        return [_failed(name, f"{MOST_SECONDS:.0f} s were over before") for name in named]
+    try:
+        return _ask(bench, named, probe, min(left, PATIENCE_WITH_PROBE))
+    except PassingError as error:
+        return [_failed(name, str(error)) for name in named]
+    except NoClient as error:
+        return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
+
+
+def _ask(
+    bench: Bench, named: Sequence[str], probe: Callable[[Bench], list[Finding]], patience: float
+) -> list[Finding]:
+    """Make a probe in a session of its own; a refusal is a finding."""
+    service = bench.service
+    try:
+        with open_session(service.server, patience, service.meter) as own:
+            return [*map(_finite, probe(Bench(own, bench.base, bench.spent)))]
+    except (ServiceRefused, ServiceBroken) as error:
+        if isinstance(error, NoClient):
+            raise
+        return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
+    except OTHER_PARTS as error:
+        said = f"an answer with other parts: {type(error).__name__}: {error}"
+        return [Finding(name, "lacks", "", "an answer", said) for name in named]
+
+
+def _finite(one: Finding) -> Finding:
+    """Return a finding without a value that is no number, which JSON has no word for."""
+    return one if one.value is None or isfinite(one.value) else replace(one, value=None)
+
+
+def _failed(name: str, why: str) -> Finding:
+    return Finding(name, "unknown", "", "an answer", why)

@@ -1,0 +1,141 @@
+"""A service's diagnosis for people: a table, what a recipe lacks there, a text for its makers."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from adapters.diagnosis.bench import Finding
+from adapters.diagnosis.examining import Diagnosis, examine
+from adapters.errors import counted
+from adapters.tinker.bases import check_base
+from adapters.tinker.engines import check_key, check_reachable
+from adapters.tinker.service import Service, connect
+from flows.diagnosis.needs import Unmet, title, unmet
+from flows.recipe.loading import named_recipe
+from flows.recipe.plan import StagesRecipe
+from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from tasks.reports.tables import fitted
+from tasks.settings.run import Model
+
+PATIENCE = 30.0
+FINDING_COLUMNS = ["what", "found", "expected", "measured"]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A diagnosis of a service and, if a recipe is to be trained there, what it does not meet."""
+
+    diagnosis: Diagnosis
+    recipe: str | None
+    lacking: tuple[Unmet, ...]
+
+    @classmethod
+    def ask(
+        cls, name: str | None, overrides: Sequence[str], url: str | None, base: str | None
+    ) -> "Examined":
+        """Probe the service at a URL, or that of the environment, or an engine started for it."""
+        recipes = [] if name is None else _recipes(name, overrides)
+        if url is not None:
+            os.environ["TINKER_BASE_URL"] = url
+        if base is None and recipes:
+            base = recipes[0].model.base
+        diagnosis = diagnose(base)
+        lacking = [one for recipe in recipes for one in unmet(recipe, diagnosis)]
+        return cls(diagnosis, name, tuple(dict.fromkeys(lacking)))
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a run of the recipe would be refused."""
+        return any(not one.need.cost for one in self.lacking)
+
+    def table(self, width: int) -> str:
+        """Return the findings as a table, below a line of what they are of and what they took."""
+        made = self.diagnosis
+        took = f"{made.seconds:.1f} s and {counted(made.tokens, 'token')}"
+        rows = [[title(one.name), one.verdict, one.expected, one.measured] for one in made.findings]
+        table = fitted(FINDING_COLUMNS, rows, width, FINDING_COLUMNS[2:])
+        return f"{made.url}, {made.base}, by SDK {made.sdk}, in {took}\n\n{table}"
+
+    def verdict(self) -> str:
+        """Say what of the recipe the service forbids, and what a run would do without."""
+        if self.recipe is None:
+            return ""
+        can = "cannot" if self.refuses else "can"
+        refused = [one.describe() for one in self.lacking if not one.need.cost]
+        borne = [
+            f"{one.fact()}; a run goes on without it: {one.need.cost}"
+            for one in self.lacking
+            if one.need.cost
+        ]
+        head = f"\n{self.recipe} {can} be trained there"
+        return "\n".join([head, *(f"- {said}" for said in (*refused, *borne))])
+
+    def issue(self) -> str:
+        """Return a text for the makers of the service: a paragraph for each fault."""
+        faults = [one for one in self.diagnosis.findings if one.verdict in ("lacks", "LIES")]
+        if not faults:
+            return ""
+        made = self.diagnosis
+        head = f"\nFor an issue there:\n\nSeen with the Tinker SDK {made.sdk}, model {made.base}."
+        return "\n\n".join([head, *map(_paragraph, faults)])
+
+    def record(self) -> dict[str, Any]:
+        """Return the diagnosis, and what of the recipe it forbids, as JSON."""
+        return {
+            **asdict(self.diagnosis),
+            "recipe": self.recipe,
+            "refuses": self.refuses,
+            "unmet": [
+                {
+                    "finding": one.found.name,
+                    "key": one.need.key,
+                    "refuses": not one.need.cost,
+                    "said": one.describe(),
+                }
+                for one in self.lacking
+            ],
+            "issue": self.issue().strip(),
+        }
+
+
+def diagnose(base: str | None) -> Diagnosis:
+    """Probe the service of the environment, or else an engine that is started for it.
+
+    Without a base model it is that of a recipe which names none, or else the service's first.
+    """
+    asked = base or Model().base
+    check_key()
+    check_reachable()
+    check_base(asked)
+    with (
+        TemporaryDirectory(prefix="ratchet-doctor-") as state,
+        connect(asked, Path(state), PATIENCE) as service,
+    ):
+        return examine(service, asked if base else _first_model(service, asked))
+
+
+def _recipes(name: str, overrides: Sequence[str]) -> list[RunRecipe]:
+    recipe = named_recipe(name, overrides, FlowRecipe)
+    if isinstance(recipe, RunRecipe):
+        return [recipe]
+    if isinstance(recipe, StagesRecipe):
+        return [child.recipe for child in recipe.children(recipe.subject)]
+    raise FlowError(f"{name} is a {recipe.flow}; give the recipe whose keys it varies")
+
+
+def _first_model(service: Service, default: str) -> str:
+    """Return the default base if the service has it, or else its first model."""
+    asked = service.rest().get_server_capabilities()
+    models = service.result(asked, "the models it has").supported_models
+    names = [one.model_name for one in models if one.model_name]
+    return default if default in names or not names else names[0]
+
+
+def _paragraph(one: Finding) -> str:
+    lines = [f"**{title(one.name)}**"]
+    lines += [f"- request: {one.request}"] if one.request else []
+    lines += [f"- expected: {one.expected}", f"- got: {one.measured}"]
+    return "\n".join(lines)

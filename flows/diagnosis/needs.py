@@ -1,0 +1,156 @@
+"""What a recipe needs of a service, by the key that asks for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adapters.diagnosis.bench import Finding
+from adapters.diagnosis.examining import TITLES, Diagnosis
+from adapters.diagnosis.trained import CLIPPING, LOSSES, RANKS
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.preferring import PreferRecipe
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
+
+
+@dataclass(frozen=True)
+class ServiceNeed:
+    """One thing that a recipe needs: the finding that tells of it, and the key that asks for it.
+
+    A number of the finding that is at most `most` suffices. With a `cost` a run goes on without it,
+    and says that.
+    """
+
+    finding: str
+    key: str
+    remedy: str
+    most: float | None = None
+    cost: str = ""
+
+    def is_met(self, found: Finding) -> bool:
+        """Return whether a finding is what the recipe needs; what is not known is taken for it."""
+        if self.most is not None and found.value is not None:
+            return found.value <= self.most
+        return found.verdict in ("offers", "unknown")
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """A need that a service does not meet, with what was found."""
+
+    need: ServiceNeed
+    found: Finding
+
+    def fact(self) -> str:
+        """Say what is needed by which key, and what came of it."""
+        found = self.found
+        does = "does not honour" if found.verdict == "LIES" else "lacks"
+        came = (
+            f"expected {found.expected}, got {found.measured}" if found.request else found.measured
+        )
+        return f"it {does} {title(found.name)}, which {self.need.key} needs ({came})"
+
+    def describe(self) -> str:
+        """Return the fact with its remedy."""
+        return f"{self.fact()}; {self.need.remedy}"
+
+
+def title(name: str) -> str:
+    """Return what a finding is called in a table."""
+    return TITLES.get(name, name)
+
+
+SEEDS_COST = (
+    "another run of the recipe does not have the same weights, and calls that a crash has lost "
+    "are sampled anew"
+)
+OPTIMIZER_COST = (
+    "no training state is saved after the first, and a crash applies the recorded datums of every "
+    "step again"
+)
+END_COST = "the training clients of a session that has ended may keep their places"
+
+
+def needs(recipe: RunRecipe) -> list[ServiceNeed]:
+    """List what a run of a recipe needs of its service."""
+    return [*_always(recipe), *_of_training(recipe), *_of_scores(recipe)]
+
+
+def unmet(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
+    """List the needs of a recipe that a service does not meet."""
+    known = [(need, diagnosis.of(need.finding)) for need in needs(recipe)]
+    return [Unmet(need, found) for need, found in known if found and not need.is_met(found)]
+
+
+def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
+    base, checkpoints = recipe.model.base, recipe.checkpoints
+    other = "use another service"
+    yield ServiceNeed("wire", f"model.base {base}", f"{other}, or a version of it for this SDK")
+    yield ServiceNeed("session_end", "service", other, cost=END_COST)
+    yield ServiceNeed("state", f"checkpoints.every {checkpoints.every}", other)
+    asked = f"model.start_optimizer {recipe.model.start_optimizer}"
+    yield ServiceNeed(
+        "optimizer",
+        asked if recipe.model.start_optimizer else f"checkpoints.every {checkpoints.every}",
+        "leave model.start_optimizer out",
+        cost="" if recipe.model.start_optimizer else OPTIMIZER_COST,
+    )
+    if checkpoints.ttl_seconds is not None:
+        key = f"checkpoints.ttl_seconds {checkpoints.ttl_seconds}"
+        yield ServiceNeed("ttl", key, "leave that out, and give checkpoints.keep")
+    tolerance = checkpoints.probe_tolerance
+    if tolerance is not None:
+        key = f"checkpoints.probe_tolerance {tolerance:g}"
+        for name in ("logprobs", "company"):
+            larger = "give a larger one, if measures by the sampler may be that rough"
+            yield ServiceNeed(name, key, larger, most=tolerance)
+
+
+def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:
+    method, optimizer, rank = recipe.update_method(), recipe.optimizer, recipe.model.lora_rank
+    other = "give another loss, or use another service"
+    for term in method.terms(0):
+        key, name = f"the loss {term.loss}", term.service_loss().name
+        if name in LOSSES:
+            yield ServiceNeed(f"loss {name}", key, other)
+        if name in CLIPPING:
+            yield ServiceNeed("clip", key, other)
+    if optimizer.grad_clip_norm > 0:
+        key = f"optimizer.grad_clip_norm {optimizer.grad_clip_norm:g}"
+        yield ServiceNeed("grad_clip", key, "leave it out, and give a smaller learning rate")
+    if rank != RANKS[-1]:
+        key = f"model.lora_rank {rank}"
+        yield ServiceNeed("alpha", key, f"give model.lora_rank {RANKS[-1]}, or another service")
+    yield ServiceNeed("rank", f"model.lora_rank {rank}", "use another service")
+    if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
+        key = f"teacher.top_k {recipe.teacher.top_k}"
+        yield ServiceNeed("targets", key, "learn from the texts alone, or use another service")
+
+
+def _of_scores(recipe: RunRecipe) -> Iterator[ServiceNeed]:
+    if isinstance(recipe, Recipe):
+        yield ServiceNeed("seeds", f"seed {recipe.seed}", "use another service", cost=SEEDS_COST)
+        if (heat := recipe.rollouts.temperature) != 1:
+            key = f"rollouts.temperature {heat:g}"
+            yield ServiceNeed("temperature", key, "give temperature 1")
+        if recipe.evaluation.greedy and recipe.holds_out():
+            yield ServiceNeed("greedy", "evaluation.greedy true", "give evaluation.greedy false")
+    for key in _scored_by(recipe):
+        yield ServiceNeed("prompt_logprobs", key, "leave it out, or use another service")
+    if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
+        local = "://" not in recipe.teacher.model
+        if local:
+            key = f"teacher.model {recipe.teacher.model}"
+            yield ServiceNeed("likeliest", key, "learn from the texts alone")
+
+
+def _scored_by(recipe: RunRecipe) -> Iterator[str]:
+    """Yield the keys by which a sampler of the service scores what it has not sampled."""
+    if isinstance(recipe, Recipe):
+        if recipe.algorithm.kl.coefficient > 0:
+            yield f"algorithm.kl.coefficient {recipe.algorithm.kl.coefficient:g}"
+        if any("://" not in model for model in recipe.teachers().models.values()):
+            yield "algorithm.teacher.models"
+    elif recipe.holds_out():
+        yield "dataset.held_out"
+    if isinstance(recipe, PreferRecipe) and recipe.preference.row().reference:
+        yield f"preference.reference {recipe.preference.reference}"

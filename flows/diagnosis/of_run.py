@@ -1,0 +1,89 @@
+"""The service of a run: what its recipe needs is probed once, and recorded in the run's folder."""
+
+import logging
+import os
+from dataclasses import asdict
+
+import tinker
+
+from adapters.diagnosis.bench import Finding
+from adapters.diagnosis.examining import Diagnosis, examine
+from adapters.tinker.service import Service, ServiceRefused
+from flows.diagnosis.needs import needs, unmet
+from flows.recipe.run_recipe import RunRecipe
+from tasks.storage.files import is_written, read_json, write_json
+from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
+
+_known: dict[tuple[str, str, str], dict[str, Finding]] = {}
+"""Findings of this process, by URL, base model and SDK: several runs ask one service once."""
+
+log = logging.getLogger(__name__)
+
+
+def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:
+    """Probe what a recipe needs of the service that TINKER_BASE_URL names; refuse what it lacks.
+
+    The engine that a run has started is that of this version, which the tests of it probe.
+    """
+    trains = run.path.parent.name not in UNTRAINED_FOLDERS
+    if service.server.process is not None or not os.environ.get("TINKER_BASE_URL") or not trains:
+        return
+    diagnosis = _recorded(run, recipe, service) or _probe(recipe, run, service)
+    lacking = unmet(recipe, diagnosis)
+    for one in lacking:
+        if one.need.cost:
+            fact, cost = one.fact(), one.need.cost
+            log.warning("of the Tinker service at %s: %s. So %s", diagnosis.url, fact, cost)
+    if refused := [one for one in lacking if not one.need.cost]:
+        said = ". ".join(one.describe() for one in refused)
+        raise ServiceRefused(
+            f"the Tinker service at {diagnosis.url} cannot train this recipe: {said}. "
+            "`ratchet doctor` shows what it offers, with a text for its makers"
+        )
+
+
+def keeps_optimizer(run: RunFolder) -> bool:
+    """Return whether saved states have the optimizer's moments, as far as it is known."""
+    found = read_diagnosis(run).get("optimizer")
+    return found is None or found.verdict in ("offers", "unknown")
+
+
+def obeys_seeds(run: RunFolder) -> bool:
+    """Return whether the service samples by seeds, as far as it is known."""
+    found = read_diagnosis(run).get("seeds")
+    return found is None or found.verdict in ("offers", "unknown")
+
+
+def read_diagnosis(run: RunFolder) -> dict[str, Finding]:
+    """Read the findings of a run's service by their names; there are none of its own engine."""
+    if not is_written(run.service):
+        return {}
+    return {row["name"]: Finding(**row) for row in read_json(run.service)["findings"]}
+
+
+def _recorded(run: RunFolder, recipe: RunRecipe, service: Service) -> Diagnosis | None:
+    """Return what is recorded of this very service, if it is all that the recipe needs."""
+    if not is_written(run.service):
+        return None
+    recorded, found = read_json(run.service), read_diagnosis(run)
+    asked = {need.finding for need in needs(recipe)}
+    same = (recorded["url"], recorded["base"], recorded["sdk"]) == _key(recipe, service)
+    if not same or not asked <= found.keys():
+        return None
+    return Diagnosis(*_key(recipe, service), tuple(found.values()), 0.0, 0)
+
+
+def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
+    key = _key(recipe, service)
+    known = _known.setdefault(key, {})
+    asked = {need.finding for need in needs(recipe)}
+    made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
+    known |= {one.name: one for one in made.findings}
+    wanted = tuple(one for name, one in known.items() if name in asked)
+    diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
+    write_json(run.service, asdict(diagnosis))
+    return diagnosis
+
+
+def _key(recipe: RunRecipe, service: Service) -> tuple[str, str, str]:
+    return service.server.url or "", recipe.model.base, tinker.__version__

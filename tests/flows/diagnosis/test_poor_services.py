@@ -1,0 +1,158 @@
+"""Runs on services that lack something: refused before a rollout, or what it costs is said."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adapters.diagnosis import examining
+from adapters.diagnosis.examining import SERVICE_PROBES
+from adapters.tinker.service import ServiceRefused
+from flows.cli.commands import app
+from flows.train import train
+from tasks.checkpoints import Ledger
+from tasks.recording.step_log import steps_done
+from tasks.storage.files import read_json
+from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.servers.engine_server import TINY_CHAT, Address, serving
+from tests.support.servers.poor_servers import FAULTS, Fault, PoorServer, poor_server
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+SHORT = {
+    "rollouts": {"groups": 2, "group_size": 4, "max_tokens": 16},
+    "evaluation": {"examples": 1, "greedy": False},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    with serving(TINY_CHAT, tmp_path_factory.mktemp("engine")) as address:
+        yield address
+
+
+@pytest.fixture
+def server(
+    engine: Address, root: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PoorServer]:
+    """Serve the engine with the fault that the test names, or without one."""
+    fault = FAULTS[request.param] if hasattr(request, "param") else Fault()
+    with poor_server(engine.url, fault) as poor:
+        monkeypatch.setenv("TINKER_BASE_URL", poor.url)
+        monkeypatch.setenv("TINKER_API_KEY", engine.key)
+        yield poor
+
+
+def with_fault(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("server", [name], indirect=True)
+
+
+def test_a_service_is_probed_once_and_recorded(server: PoorServer) -> None:
+    train(small_recipe(**SHORT, steps=1), run="probed")
+    run = folder_of("probed")
+    recorded = read_json(run.service)
+    assert recorded["url"] == server.url
+    assert {one["verdict"] for one in recorded["findings"]} == {"offers"}
+    assert 0 < recorded["tokens"] <= 1000
+    work = [json.loads(line) for line in run.work.read_text().splitlines()]
+    assert sum(row.get("trained", 0) for row in work if row.get("task") == "diagnosis") > 0
+
+    server.asked.clear()
+    train(small_recipe(**SHORT, steps=1), run="probed-again")
+    assert server.asked.count("create_model") == 1  # the run's own
+    assert read_json(folder_of("probed-again").service)["findings"] == recorded["findings"]
+
+
+@with_fault("ignores grad_clip_norm")
+def test_a_run_whose_key_a_service_does_not_honour_is_refused_before_a_rollout(
+    server: PoorServer,
+) -> None:
+    recipe = small_recipe(**SHORT, optimizer={"learning_rate": 0.005, "grad_clip_norm": 0.5})
+    with pytest.raises(ServiceRefused) as refused:
+        train(recipe, run="clipped")
+    assert "does not honour grad_clip_norm, which optimizer.grad_clip_norm 0.5 needs" in str(
+        refused.value
+    )
+    assert not folder_of("clipped").exists()
+
+
+@with_fault("ignores grad_clip_norm")
+def test_a_run_that_does_not_need_what_a_service_does_not_honour_is_trained(
+    server: PoorServer,
+) -> None:
+    train(small_recipe(**SHORT, steps=1), run="unclipped")
+    assert steps_done(folder_of("unclipped").metrics) == 1
+
+
+@with_fault("ignores seeds")
+def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
+    server: PoorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows"):
+        summary = train(small_recipe(**SHORT, steps=1), run="unseeded")
+    assert not summary.reproducible
+    assert "does not honour seeds, which seed 0 needs" in caplog.text
+
+
+@with_fault("loads no optimizer")
+def test_a_run_on_a_service_without_optimizers_says_what_a_crash_repeats(
+    server: PoorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows"):
+        train(small_recipe(**SHORT, steps=2), run="forgetful")
+    assert "a crash applies the recorded datums of every step again" in caplog.text
+    run = folder_of("forgetful")
+    assert states_of(run) == [0]
+
+
+def states_of(run: RunFolder) -> list[int]:
+    return sorted(saved.step for saved in Ledger(run.checkpoints("policy")).states(99))
+
+
+@with_fault("knows no end of a session")
+def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
+    server: PoorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows"):
+        train(small_recipe(**SHORT, steps=1), run="endless")
+    assert "lacks end of a session" in caplog.text
+
+
+@with_fault("names no sampled sequences")
+def test_a_service_whose_answers_the_sdk_cannot_read_is_named_before_a_rollout(
+    server: PoorServer,
+) -> None:
+    with pytest.raises(ServiceRefused, match=r"cannot train this recipe: .*breaks the wire"):
+        train(small_recipe(**SHORT), run="unread")
+
+
+def test_a_service_that_breaks_the_wire_later_stops_the_run_and_is_named(
+    server: PoorServer,
+) -> None:
+    train(small_recipe(**SHORT, steps=1), run="read")
+    server.fault = FAULTS["names no sampled sequences"]
+    with pytest.raises(ServiceRefused, match=r"the Tinker service breaks the wire at sampling"):
+        train(small_recipe(**SHORT), run="read-no-more")
+
+
+@with_fault("ignores grad_clip_norm")
+def test_doctor_tells_what_of_a_recipe_a_service_forbids(
+    server: PoorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = {names: probe for names, probe in SERVICE_PROBES.items() if "grad_clip" in names}
+    monkeypatch.setattr(examining, "SERVICE_PROBES", probes)  # all of them take longer
+    monkeypatch.setattr(examining, "PATIENCE_WITH_PROBE", 60.0)
+    clipped = ["doctor", "hello", "--set", "optimizer.grad_clip_norm=0.5"]
+    said = CliRunner().invoke(app, clipped)
+    assert said.exit_code == 2
+    assert "hello cannot be trained there" in said.output
+    assert "optimizer.grad_clip_norm 0.5 needs" in said.output
+    assert "For an issue there" in said.output
+    asked = CliRunner().invoke(app, ["doctor", "hello", "--json"])
+    record = json.loads(asked.stdout)
+    assert (asked.exit_code, record["refuses"], record["unmet"]) == (0, False, [])
+    assert {one["name"]: one["verdict"] for one in record["findings"]} == {"grad_clip": "LIES"}
