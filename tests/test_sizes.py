@@ -19,8 +19,9 @@ MOST_LINES = {
     "adapters": 1240, "adapters/clients": 620, "adapters/dialects": 2160, "adapters/door": 2460,
     "adapters/harness": 1560, "adapters/network": 320, "adapters/places": 940,
     "adapters/process": 1310, "adapters/programs": 1260, "adapters/project": 440,
-    "adapters/rendering": 1700, "adapters/tinker": 1960, "adapters/tracking": 520,
-    "adapters/weights": 280, "durable": 380, "engine": 840, "engine/api": 1520,
+    "adapters/rendering": 1700, "adapters/tinker": 2040, "adapters/tracking": 520,
+    "adapters/weights": 280, "adapters/wires": 900, "durable": 380, "durable/wire": 520,
+    "engine": 840, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 720, "engine/training": 920,
     "flows": 1560, "flows/cli": 2560, "flows/estimating": 480, "flows/importing": 1380,
     "flows/recipe": 2060, "flows/runtime": 3320, "flows/server": 1220, "ratchet": 120,
@@ -30,7 +31,7 @@ MOST_LINES = {
     "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 360, "classes": 609, "deferred imports": 232}
+MOST = {"files": 372, "classes": 617, "deferred imports": 232}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
