@@ -212,16 +212,16 @@ $(VERIFIERS_READY): Makefile
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/harness/test_verifiers.py
 
-# Apart, because it wants an older SDK and an older transformers, and a Python from 3.12 on.
+# Apart, because it wants an older SDK and an older transformers, and a Python from 3.12 on. torch as above.
 SERVERS_PYTHON ?= python3.12
 
 $(SKYRL_READY): Makefile
 	test -x $(SKYRL) || $(SERVERS_PYTHON) -m venv .venv-skyrl
-	$(SKYRL) -m pip install --quiet 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1
+	$(SKYRL) -m pip install --quiet 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1 torch==2.13.0
 	touch $@
 
 servers: $(READY) $(SKYRL_READY) ## train hello on SkyRL's own server (2 GB, JAX on the CPU), killed five times, beside the engine
-	$(BIN)/python -m benchmarks.servers.skyrl
+	$(BIN)/python -m benchmarks.servers.hello_on_skyrl
 
 $(WHEEL_READY): Makefile
 	test -x $(WHEEL) || $(PYTHON) -m venv .venv-wheel

@@ -50,7 +50,9 @@ def ask_wire(url: str, key: str) -> OlderWire | None:
     server that refuses the key is not asked further, since the SDK is told so as well.
     httpx.HTTPError if it does not answer, ServiceError if it reads no datums.
     """
-    with httpx.Client(base_url=url, headers={"X-API-Key": key}, timeout=ASKING_SECONDS) as client:
+    kept = httpx.Limits(max_keepalive_connections=0)  # a server that fails closes its connection
+    key_of = {"X-API-Key": key}
+    with httpx.Client(base_url=url, headers=key_of, timeout=ASKING_SECONDS, limits=kept) as client:
         created = client.post(f"{API}load_weights", json=_creation())
         if created.status_code in KEY_REFUSED or not _is_older(created):
             return None

@@ -53,17 +53,16 @@ def version_of(python: Path = PYTHON) -> str:
 def skyrl_server(folder: Path, base: str = base_models.TINY_CHAT) -> Iterator[SkyRL]:
     """Serve a base by the name that recipes have for it, which SkyRL finds in the hub's cache."""
     version = version_of()
-    base_models.add_to_cache(base_models.find(base))
-    folder.mkdir(parents=True, exist_ok=True)
+    cache = _cache_of(base, folder / "huggingface")
     port = free_port()
     command = [
-        *(str(PYTHON), str(Path(__file__).with_name("skyrl_program.py"))),
+        *(str(PYTHON), "-P", str(Path(__file__).with_name("skyrl_program.py"))),
         *("--base-model", base, "--backend", "jax", "--backend-config", json.dumps(BACKEND)),
         *("--checkpoints-base", str(folder / "checkpoints")),
         *("--database-url", f"sqlite:///{folder / 'skyrl.db'}", "--port", str(port)),
     ]
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    variables = {**kept, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    variables = {**kept, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache)}
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
             command, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True
@@ -75,6 +74,20 @@ def skyrl_server(folder: Path, base: str = base_models.TINY_CHAT) -> Iterator[Sk
         yield server
     finally:
         _end(process)
+
+
+def _cache_of(base: str, home: Path) -> Path:
+    """Make a cache of the hub that has the base under its name, as a folder of links."""
+    entry = home / "hub" / f"models--{base.replace('/', '--')}"
+    snapshot = entry / "snapshots" / "here"
+    snapshot.mkdir(parents=True, exist_ok=True)
+    (entry / "refs").mkdir(exist_ok=True)
+    (entry / "refs" / "main").write_text(snapshot.name)
+    for file in base_models.find(base).folder.iterdir():
+        link = snapshot / file.name
+        if file.is_file() and not link.exists():
+            link.symlink_to(file.resolve())
+    return home
 
 
 def _wait_for(server: SkyRL, log: Path) -> None:

@@ -111,7 +111,7 @@ class OlderServer:
         media = request.headers.get("content-type", "")
         if self.datums == "json":
             if "json" not in media:
-                return refusal(500, "UnicodeDecodeError")  # as SkyRL 0.3.0 fails
+                raise UnicodeError("the body is protobuf")  # SkyRL 0.3.0 answers so: 500, closed
             message = from_json(json.loads(body))
         elif PROTOBUF not in media:
             return refusal(415, "Unsupported Content-Type")

@@ -1,6 +1,6 @@
 """hello, trained on SkyRL's own server: whole, and killed and resumed, beside the engine.
 
-python -m benchmarks.servers.skyrl --steps 10 --kills 5
+python -m benchmarks.servers.hello_on_skyrl --steps 10 --kills 5
 """
 
 import argparse
