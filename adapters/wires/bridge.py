@@ -87,6 +87,9 @@ class Bridge:
             return
         except (CallRefused, Malformed) as error:
             answer = JSONResponse({"detail": str(error)}, 400)
+        except UNREADABLE as error:  # a status 500 would be repeated for minutes
+            said = f"this call, or its answer, cannot be read: {type(error).__name__}: {error}"
+            answer = JSONResponse({"detail": said}, 400)
         except httpx.HTTPError as error:
             said = f"the server at {self._url} cannot be reached ({type(error).__name__}: {error})"
             answer = JSONResponse({"detail": said}, 503)
