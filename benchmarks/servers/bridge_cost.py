@@ -46,7 +46,7 @@ class Caller:
     def __init__(self, server: TinkerServer, *, in_json: bool = False) -> None:
         headers = {"X-API-Key": str(server.key)}
         self._http = httpx.Client(base_url=str(server.url), headers=headers, timeout=60)
-        self._in_json, self._count = in_json, 0
+        self._in_json, self._samples, self._losses = in_json, 0, 0
         session = self._ask("create_session", {"tags": [], "sdk_version": "0", **USER})
         self._session = session["session_id"]
         created = self._ask(
@@ -80,21 +80,21 @@ class Caller:
 
     def sample(self) -> None:
         """Sample eight tokens: a request, and the poll of its result."""
-        self._count += 1
+        self._samples += 1
         body = {
             "sampling_session_id": self._sampler,
-            "seq_id": self._count,
+            "seq_id": self._samples,
             "num_samples": 1,
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [*range(5, 5 + TOKENS)]}]},
-            "sampling_params": {"max_tokens": 8, "seed": self._count, "stop": []},
+            "sampling_params": {"max_tokens": 8, "seed": self._samples, "stop": []},
         }
         self._result(self._ask("asample", body))
 
     def loss(self) -> None:
         """Compute the loss of datums as large as hello's: a request, and the poll."""
-        self._count += 1
+        self._losses += 1
         message = pb.ForwardBackwardRequest(
-            model_id=self._model, loss_fn="cross_entropy", forward_only=True
+            model_id=self._model, seq_id=self._losses, loss_fn="cross_entropy", forward_only=True
         )
         for _ in range(DATUMS):
             datum = message.data.add()
