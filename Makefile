@@ -12,6 +12,8 @@ TRL_READY := .venv-trl/.ready
 LLAMA := .venv-llama/bin/python
 LLAMA_READY := .venv-llama/.ready
 MINI_SWE_READY := .venv-mini-swe/.ready
+SKYRL := .venv-skyrl/bin/python
+SKYRL_READY := .venv-skyrl/.ready
 
 # One thread a process: two that wait for each other on a busy machine are slower than one.
 export OMP_NUM_THREADS ?= 1
@@ -19,7 +21,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -210,6 +212,17 @@ $(VERIFIERS_READY): Makefile
 verifiers: $(READY) $(VERIFIERS_READY) ## make the Python that plays environments of verifiers, and play one
 	VERIFIERS_PYTHON=$(VERIFIERS) $(BIN)/python -m pytest tests/adapters/harness/test_verifiers.py
 
+# Apart, because it wants an older SDK and an older transformers, and a Python from 3.12 on. torch as above.
+SERVERS_PYTHON ?= python3.12
+
+$(SKYRL_READY): Makefile
+	test -x $(SKYRL) || $(SERVERS_PYTHON) -m venv .venv-skyrl
+	$(SKYRL) -m pip install --quiet 'skyrl[tinker,jax]==0.3.0' tinker==0.24.1 torch==2.13.0
+	touch $@
+
+servers: $(READY) $(SKYRL_READY) ## train hello on SkyRL's own server (2 GB, JAX on the CPU), killed five times, beside the engine
+	$(BIN)/python -m benchmarks.servers.hello_on_skyrl
+
 $(WHEEL_READY): Makefile
 	test -x $(WHEEL) || $(PYTHON) -m venv .venv-wheel
 	$(WHEEL) -m pip install --quiet hatchling==1.33.0
@@ -219,4 +232,4 @@ wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environme
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
 
 clean: ## remove the environments and every cache, not the runs
-	rm -rf .venv .frameworks .programs .venv-cookbook .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache
+	rm -rf .venv .frameworks .programs .venv-cookbook .venv-skyrl .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache

@@ -95,7 +95,8 @@ ARROWS = {
         },
         "places": {MODULES, "clients", "network", "process", "project"},
         "programs": {MODULES, "clients", "places", "process"},
-        "tinker": {MODULES, "network", "process"},
+        "tinker": {MODULES, "network", "process", "wires"},
+        "wires": {MODULES, "network"},
         "diagnosis": {MODULES, "tinker"},
         "weights": {MODULES},
         "door": {

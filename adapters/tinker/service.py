@@ -8,12 +8,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from threading import Lock
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
+import httpx
 import numpy as np
 import tinker
 from google.protobuf.message import DecodeError
@@ -26,6 +27,7 @@ from adapters.process.event_loop import call_in_thread, cancel_and_wait
 from adapters.process.open_files import check_files
 from adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
 from adapters.tinker.bases import name_for_clients
+from adapters.tinker.bridges import bridged
 from adapters.tinker.engines import (
     TinkerServer,
     check_key,
@@ -519,10 +521,22 @@ def connect(
     if needs_engine(base_model):
         serving = running_engine(base_model, state)
     else:
-        url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
-        serving = nullcontext(TinkerServer(url, key, Future(), None))
+        serving = server_at(os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY"))
     with serving as server, open_session(server, patience, meter) as service:
         yield service
+
+
+@contextmanager
+def server_at(url: str | None, key: str | None) -> Iterator[TinkerServer]:
+    """Yield what speaks the SDK's wire for a server; without a URL it is the SDK's own service."""
+    with ExitStack() as opened:
+        try:
+            bridge = bridged(TinkerServer(url, key, Future(), None))
+            server = opened.enter_context(bridge)
+        except httpx.HTTPError as error:
+            said = f"{type(error).__name__}: {error}"
+            raise _failed(f"the question which wire {url} speaks", said) from error
+        yield server
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def environment(home: Path, api: str) -> dict[str, str]:
 def prefect_server(home: Path) -> Iterator[str]:
     """Start a Prefect server that outlives the killed processes; yield its API's URL."""
     home.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     variables = environment(home, api)
@@ -232,7 +232,8 @@ def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     raise SystemExit(f"the Prefect server did not start; its log is {log}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

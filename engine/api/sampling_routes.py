@@ -12,7 +12,9 @@ import tinker.types
 from fastapi import APIRouter, Response
 from tinker.proto import tinker_public_pb2 as pb
 
-from engine.api import wire
+from durable.wire.results import NO_LOGPROB, NO_TOKEN, Table, encode_table
+from durable.wire.tensors import csr_rows, encode_tensor
+from engine.api.conversion import encode_sample
 from engine.api.dependencies import Submitted, TheEngine
 from engine.core import EngineCore
 from engine.errors import RequestRefused
@@ -134,8 +136,6 @@ def _tokens(prompt: tinker.types.ModelInput) -> list[int]:
 LARGEST_TABLE = 2**25
 """Positions × vocabulary whose log-probabilities are in memory at once: 256 MB."""
 
-NO_TOKEN, NO_LOGPROB = 0, -99999.0
-
 
 @dataclass(frozen=True, slots=True)
 class Targets:
@@ -227,7 +227,7 @@ def _read_targets(
     else:
         starts = _integers(given.sparse_crow_indices)
         columns = _integers(given.sparse_col_indices or [])
-        rows = wire.csr_rows(starts, columns, ids.size, shape)
+        rows = csr_rows(starts, columns, ids.size, shape)
         layout.sparse_csr.crow_indices = starts.tobytes()
         layout.sparse_csr.col_indices = columns.tobytes()
     if not (ids >= 0).any() or ids.min() < -1 or ids.max() >= vocabulary:
@@ -252,14 +252,14 @@ async def answer_scored(
     if scored.needs_table:
         request = replace(request, topk_prompt_logprobs=engine.model.vocab_size)
     result = await asyncio.wrap_future(engine.scheduler.sample(request, lora))
-    message = wire.encode_sample(_trim(result, scored))
+    message = encode_sample(_trim(result, scored))
     if scored.needs_table:
         assert result.topk_prompt_logprobs is not None
         _add_scores(message, scored, _sort_by_token(*result.topk_prompt_logprobs))
     if scored.options.topk_sample_logprobs:
         tables = await _score_sampled(engine, scored, result, lora)
         for sequence, table in zip(message.sequences, tables, strict=True):
-            sequence.topk_sampled_logprobs.CopyFrom(wire.encode_table(*table))
+            sequence.topk_sampled_logprobs.CopyFrom(encode_table(*table))
     return result, message.SerializeToString()
 
 
@@ -269,8 +269,8 @@ def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.nda
         message.target_prompt_logprobs.CopyFrom(scored.targets.score(table))
     if scored.options.prompt_alt_tokens_k:
         tokens, logprobs = _draw_alternatives(table, scored)
-        message.prompt_alt_tokens.tokens.CopyFrom(wire.encode_tensor(tokens))
-        message.prompt_alt_tokens.logprobs.CopyFrom(wire.encode_tensor(logprobs))
+        message.prompt_alt_tokens.tokens.CopyFrom(encode_tensor(tokens))
+        message.prompt_alt_tokens.logprobs.CopyFrom(encode_tensor(logprobs))
 
 
 def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
@@ -280,7 +280,7 @@ def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
     return table
 
 
-def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> wire.Table:
+def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> Table:
     """Draw tokens at every position after the first, at the request's temperature.
 
     The draws use the Gumbel-max trick: the argmax of logits + Gumbel draws is a draw from the
@@ -300,7 +300,7 @@ def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> wire.Table:
 
 async def _score_sampled(
     engine: EngineCore, scored: ScoredRequest, result: SampleResult, lora: LoraWeights | None
-) -> list[wire.Table]:
+) -> list[Table]:
     """Read each completion after its prompt, and return the top-k rows of its tokens."""
     prompt, k = scored.request.prompt, scored.options.topk_sample_logprobs
     read = [

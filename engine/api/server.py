@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from durable.collector import settle_collector, settle_while_idle
 from durable.connections import bounded_protocol
+from durable.wire.tensors import Malformed
 from engine.api import billing_routes, run_routes, sampling_routes, service_routes, training_routes
 from engine.api.run_routes import SignedUrls
 from engine.core import EngineCore
@@ -49,6 +50,7 @@ def create_app(engine: EngineCore, api_key: str) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
     app.add_exception_handler(RequestRefused, _answer_user_error)
+    app.add_exception_handler(Malformed, _answer_user_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_failure)

@@ -8,7 +8,8 @@ import zstandard
 from fastapi import APIRouter, Request, Response
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
-from engine.api import wire
+from durable.wire.datums import decode_config, parse
+from engine.api import conversion
 from engine.api.dependencies import Submitted, TheEngine
 from engine.core import EngineCore, LiveModel
 from engine.errors import RequestRefused
@@ -133,9 +134,9 @@ async def get_info(
 @router.post("/forward_backward")
 async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
-    message = wire.parse(body)
+    message = parse(body)
     live_model = engine.live_model(message.model_id)
-    data, config = wire.decode_data(message), wire.decode_config(message)
+    data, config = conversion.decode_data(message), decode_config(message)
 
     def compute() -> Response:
         outputs, metrics = live_model.trainer.forward_backward(
@@ -143,7 +144,7 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
         )
         trained = sum(len(datum.tokens) for datum in data)
         engine.usage.add(live_model.run.session_id, trained=trained)
-        return protobuf_answer(wire.encode_losses(outputs, metrics))
+        return protobuf_answer(conversion.encode_logprobs(outputs, metrics))
 
     return _submit_in_order(engine, live_model, message.seq_id or None, compute)
 

@@ -6,7 +6,6 @@ addresses, and its engine has their weights. The run does not need the other run
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from adapters.calls import POLICY, Policy
 from adapters.door.roles import checkpoint_of
 from adapters.errors import UserError
 from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import TinkerServer, damaged_weights, needs_engine, saved_files
+from adapters.tinker.engines import damaged_weights, needs_engine, saved_files
 from durable.files import link_or_copy, remove
 from flows.recipe.loading import read_lineage, read_recipe, training_command
 from flows.recipe.plan import BEST
@@ -345,15 +344,17 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
 @contextmanager
 def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Service"]:
     """Yield the service of teachers that are elsewhere, or else the run's own."""
-    from adapters.tinker.service import open_session
+    from adapters.tinker.service import open_session, server_at
 
     models = recipe.teachers().models.values()
     urls = {model.partition("#")[0] for model in models if "://" in model}
     if not urls:
         yield service
         return
-    server = TinkerServer(urls.pop(), os.environ[TEACHER_KEY], Future(), None)
-    with open_session(server, recipe.service.timeout_seconds) as elsewhere:
+    with (
+        server_at(urls.pop(), os.environ[TEACHER_KEY]) as server,
+        open_session(server, recipe.service.timeout_seconds) as elsewhere,
+    ):
         yield elsewhere
 
 

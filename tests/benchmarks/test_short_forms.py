@@ -74,6 +74,10 @@ SHORT = {
         (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
         "| `earlier:4` |",
     ),
+    "servers.bridge_cost": (
+        ("--calls", "20", "--rounds", "0"),
+        "| JSON | a sample of 8 tokens (2) |",
+    ),
     "estimates": (("--only", "texts", "--only", "self-play", "--folder", "e"), "2 runs have spent"),
     "intervals": (("--pairs", "10", "--gated", "2"), "mean of 4 rollouts        500"),
     "learning.replayed_sweep": (

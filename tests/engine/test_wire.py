@@ -14,7 +14,9 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from engine.api import wire
+from durable.wire.datums import decode_config, parse
+from durable.wire.tensors import Malformed, decode_tensor
+from engine.api import conversion
 from engine.errors import RequestRefused
 from engine.sampling.requests import SampledSequence, SampleResult
 
@@ -38,12 +40,12 @@ def request(
             data=[datum], loss_fn="cross_entropy", loss_fn_config=config
         ),
     )
-    return wire.parse(forward_backward_request_to_proto(made).SerializeToString())
+    return parse(forward_backward_request_to_proto(made).SerializeToString())
 
 
 @given(floats | integers)
 def test_dense_tensor_is_decoded_unchanged(values: np.ndarray) -> None:
-    arrived = wire.decode_data(request({"values": values}))[0].inputs["values"]
+    arrived = conversion.decode_data(request({"values": values}))[0].inputs["values"]
     assert arrived.dtype == values.dtype
     assert arrived.shape == values.shape
     assert np.array_equal(arrived, values)
@@ -62,27 +64,27 @@ def test_sparse_matrix_is_decoded_dense(values: np.ndarray) -> None:
         forward_backward_input=tinker.types.ForwardBackwardInput(data=[datum], loss_fn="ppo"),
     )
     message = forward_backward_request_to_proto(made)
-    assert np.array_equal(wire.decode_tensor(message.data[0].loss_fn_inputs["weights"]), values)
+    assert np.array_equal(decode_tensor(message.data[0].loss_fn_inputs["weights"]), values)
 
 
 def test_bfloat16_tensor_is_decoded_to_float32() -> None:
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16).view(torch.int16).numpy()
     tensor = pb.Tensor(dense=half.tobytes(), dtype=pb.DTYPE_BFLOAT16, shape=[2])
-    assert wire.decode_tensor(tensor).tolist() == [1.5, -2.0]
-    assert wire.decode_tensor(tensor).dtype == np.float32
+    assert decode_tensor(tensor).tolist() == [1.5, -2.0]
+    assert decode_tensor(tensor).dtype == np.float32
 
 
 def test_request_is_decoded_with_number_tokens_and_config() -> None:
     message = request(config={"clip_low_threshold": 0.5, "mode": "a"})
     assert (message.model_id, message.seq_id, message.loss_fn) == ("model", 7, "cross_entropy")
-    assert list(wire.decode_data(message)[0].tokens) == [1, 2]
-    assert wire.decode_config(message) == {"clip_low_threshold": 0.5, "mode": "a"}
+    assert list(conversion.decode_data(message)[0].tokens) == [1, 2]
+    assert decode_config(message) == {"clip_low_threshold": 0.5, "mode": "a"}
 
 
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
-    with pytest.raises(RequestRefused):
-        wire.decode_data(wire.parse(body))
+    with pytest.raises((RequestRefused, Malformed)):
+        conversion.decode_data(parse(body))
 
 
 @given(
@@ -103,8 +105,8 @@ def test_any_sparse_tensor_is_decoded_or_a_user_error(
     tensor = pb.Tensor(sparse_csr=csr, shape=shape)
     tensor.dtype = dtype  # type: ignore[assignment]
     try:
-        dense = wire.decode_tensor(tensor)
-    except RequestRefused:
+        dense = decode_tensor(tensor)
+    except Malformed:
         return
     assert list(dense.shape) == shape
 
@@ -112,21 +114,21 @@ def test_any_sparse_tensor_is_decoded_or_a_user_error(
 def test_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
-    with pytest.raises(RequestRefused, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
-        wire.decode_data(message)
+    with pytest.raises(Malformed, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
+        conversion.decode_data(message)
 
 
 def test_sparse_tensor_of_a_huge_shape_is_refused() -> None:
     huge = pb.Tensor(sparse_csr=pb.SparseCsr(), dtype=pb.DTYPE_FLOAT32, shape=[2**31, 2**31])
-    with pytest.raises(RequestRefused, match="elements"):
-        wire.decode_tensor(huge)
+    with pytest.raises(Malformed, match="elements"):
+        decode_tensor(huge)
 
 
 def test_image_chunk_is_refused() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
-    with pytest.raises(RequestRefused, match="datum 0: a chunk holds image"):
-        wire.decode_data(message)
+    with pytest.raises(Malformed, match="datum 0: a chunk holds image"):
+        conversion.decode_data(message)
 
 
 @given(
@@ -140,7 +142,7 @@ def test_image_chunk_is_refused() -> None:
     )
 )
 def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarray]) -> None:
-    body = wire.encode_losses(outputs, {"loss:sum": 1.5})
+    body = conversion.encode_logprobs(outputs, {"loss:sum": 1.5})
     arrived = deserialize_forward_backward_output(body)
     assert arrived.metrics == {"loss:sum": 1.5}
     for one, output in zip(arrived.loss_fn_outputs, outputs, strict=True):
@@ -149,7 +151,7 @@ def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarra
 
 def test_consecutive_datums_of_one_shape_share_a_record() -> None:
     outputs = [np.ones(n, np.float32) for n in (3, 1, 4)]
-    message = pb.ForwardBackwardOutput.FromString(wire.encode_losses(outputs, {}))
+    message = pb.ForwardBackwardOutput.FromString(conversion.encode_logprobs(outputs, {}))
     assert [record.num_datums for record in message.loss_fn_outputs] == [3]
 
 
@@ -165,7 +167,7 @@ def test_the_sdk_decodes_a_sample_response() -> None:
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
     )
-    arrived = deserialize_sample_response(wire.encode_sample(result).SerializeToString())
+    arrived = deserialize_sample_response(conversion.encode_sample(result).SerializeToString())
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]

@@ -1,0 +1,128 @@
+"""Datums with their loss, as `forward_backward` sends them: protobuf, or JSON up to SDK 0.24."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tinker.proto import tinker_public_pb2 as pb
+
+from durable.wire.tensors import (
+    Malformed,
+    decode_tensor,
+    encode_tensor,
+    locating,
+    read_array,
+    read_json,
+    write_json,
+)
+
+FORWARD, BACKWARD = "forward_input", "forward_backward_input"
+"""Keys of the datums in JSON, by which a forward pass is told from one with a gradient."""
+TOKENS = np.dtype(np.int32)
+
+
+def parse(body: bytes) -> pb.ForwardBackwardRequest:
+    """Parse the message; its tensors remain bytes."""
+    message = pb.ForwardBackwardRequest()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise Malformed(f"the body is not a ForwardBackwardRequest: {error}") from error
+    return message
+
+
+def decode_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
+    """Return the settings of a loss."""
+    config: dict[str, float | str] = {
+        name: value.text if value.WhichOneof("value") == "text" else value.number
+        for name, value in message.loss_fn_config_v2.items()
+    }
+    return config or dict(message.loss_fn_config)
+
+
+def check_older(message: pb.ForwardBackwardRequest) -> None:
+    """Raise Malformed for what the wire up to SDK 0.25 has no field of."""
+    texts = [name for name, value in decode_config(message).items() if isinstance(value, str)]
+    if texts:
+        raise Malformed(f"loss_fn_config {texts[0]!r} is a text; give a number")
+    if any(datum.model_input_spans or datum.loss_fn_input_spans for datum in message.data):
+        raise Malformed("the datums say from which samples their tokens are; leave the spans out")
+
+
+def to_json(message: pb.ForwardBackwardRequest) -> dict[str, Any]:
+    """Write the message as the body of `forward` or of `forward_backward` in JSON."""
+    check_older(message)
+    data = []
+    for position, datum in enumerate(message.data):
+        with locating(f"datum {position}"):
+            data.append(_datum_to_json(datum))
+    given = {
+        "data": data,
+        "loss_fn": message.loss_fn,
+        "loss_fn_config": decode_config(message) or None,
+    }
+    key = FORWARD if message.forward_only else BACKWARD
+    return {"model_id": message.model_id, "seq_id": message.seq_id or None, key: given}
+
+
+def _datum_to_json(datum: pb.Datum) -> dict[str, Any]:
+    inputs = {}
+    for name, tensor in datum.loss_fn_inputs.items():
+        with locating(f"loss_fn_inputs[{name!r}]"):
+            inputs[name] = write_json(decode_tensor(tensor))
+    chunks = [_chunk_to_json(chunk) for chunk in datum.model_input]
+    return {"model_input": {"chunks": chunks}, "loss_fn_inputs": inputs}
+
+
+def _chunk_to_json(chunk: pb.Chunk) -> dict[str, Any]:
+    kind = chunk.WhichOneof("chunk")
+    if kind == "encoded_text":
+        tokens = read_array(chunk.encoded_text.tokens, TOKENS)
+        return {"type": kind, "tokens": tokens.tolist()}
+    if kind == "image":
+        image = chunk.image
+        data = base64.b64encode(image.data).decode()
+        written: dict[str, Any] = {"type": kind, "data": data, "format": image.format}
+        if image.HasField("expected_tokens"):
+            written["expected_tokens"] = image.expected_tokens
+        return written
+    raise Malformed(f"a chunk holds {kind or 'nothing'}; send text or images")
+
+
+def from_json(body: Mapping[str, Any]) -> pb.ForwardBackwardRequest:
+    """Read the body of `forward` or of `forward_backward` in JSON."""
+    forward = FORWARD in body
+    given = body[FORWARD if forward else BACKWARD]
+    config = given.get("loss_fn_config") or {}
+    message = pb.ForwardBackwardRequest(
+        model_id=body["model_id"],
+        seq_id=body.get("seq_id") or 0,
+        loss_fn=given["loss_fn"],
+        loss_fn_config=config,
+        forward_only=forward,
+    )
+    for name, value in config.items():
+        message.loss_fn_config_v2[name].number = value
+    for position, datum in enumerate(given["data"]):
+        with locating(f"datum {position}"):
+            _datum_from_json(message.data.add(), datum)
+    return message
+
+
+def _datum_from_json(written: pb.Datum, datum: Mapping[str, Any]) -> None:
+    for chunk in datum["model_input"]["chunks"]:
+        made = written.model_input.add()
+        if "tokens" in chunk:
+            made.encoded_text.tokens = np.array(chunk["tokens"], TOKENS).tobytes()
+        elif "data" in chunk:
+            made.image.data = base64.b64decode(chunk["data"])
+            made.image.format = chunk["format"]
+            if chunk.get("expected_tokens") is not None:
+                made.image.expected_tokens = chunk["expected_tokens"]
+        else:
+            raise Malformed(f"a chunk holds {chunk.get('type')!r}; send text or images")
+    for name, tensor in datum["loss_fn_inputs"].items():
+        with locating(f"loss_fn_inputs[{name!r}]"):
+            written.loss_fn_inputs[name].CopyFrom(encode_tensor(read_json(tensor)))
