@@ -27,7 +27,7 @@ MOST_LINES = {
     "flows/importing": 1380, "flows/recipe": 2060, "flows/runtime": 3360, "flows/server": 1320,
     "ratchet": 120, "tasks": 3440, "tasks/algorithm": 2180, "tasks/comparison": 620,
     "tasks/doors": 820, "tasks/examples": 1160, "tasks/given": 2380, "tasks/recording": 2360,
-    "tasks/recovery": 600, "tasks/reports": 4140, "tasks/settings": 1760, "tasks/spending": 1040,
+    "tasks/recovery": 600, "tasks/reports": 4160, "tasks/settings": 1760, "tasks/spending": 1040,
     "tasks/storage": 2080, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""

@@ -26,6 +26,8 @@ from tasks.recording.step_log import (
     why_untrained,
 )
 from tasks.recording.views import UNREADABLE, Views
+from tasks.settings.run import Budget
+from tasks.spending.budgets import measure_budget
 from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.dotted_keys import Json, flatten
 from tasks.storage.files import (
@@ -43,6 +45,7 @@ from tasks.storage.manifest import (
     describe_parent,
     differences,
     read_manifest,
+    recipe_of,
 )
 from tasks.storage.names import BASELINE, batch_name, parse_batch
 from tasks.storage.owners import read_openings
@@ -375,6 +378,9 @@ class RunFacts:
             of = "" if policy == POLICY else f" of {policy}"
             if (doubtful := Ledger(self.run.checkpoints(policy)).in_doubt()) is not None:
                 yield f"update {doubtful - 1}{of} in doubt"
+        budget = Budget.model_validate(recipe_of(self.run).get("budget", {}))
+        if measure_budget(self.run, budget).share >= 1:
+            yield "its budget is spent"
 
     def last_failure(self) -> RecordedFailure | None:
         """Return the last error of the last step that has failed rollouts, if there is such a step.

@@ -24,6 +24,7 @@ from flows.server.watched_runs import resume_waiting
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
+from tasks.reports.facts import read_facts
 from tasks.settings.run import Budget
 from tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
 from tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
@@ -221,6 +222,8 @@ def test_a_deployed_run_waits_for_approval_and_goes_on_as_if_it_had_not(
     tokens = int(sum(read_ledger(whole).tokens(answered=True).values()) * 0.55)
     waiting = deployed.create(limited(tokens=tokens), "approved")
     assert deployed.play(waiting) == "Suspended"
+    facts = read_facts(folder_of("approved"))
+    assert facts.state(is_open=False) == "stopped, its budget is spent"
     with pytest.raises(UserError, match=r"approved has spent [\d,]+ already, .* give more"):
         CliRunner().invoke(
             app, ["resume", "approved", "--budget", f"tokens={tokens}"], catch_exceptions=False
