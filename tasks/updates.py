@@ -158,14 +158,22 @@ class PolicyUpdater:
             self.ledger.add(made)
         return made
 
-    def keep_state(self, *, rebuilt: bool = False) -> None:
+    def keep_state(self) -> None:
         """Save the newest checkpoint's training state, if the live client has it and none is saved.
 
-        A run that stops then continues without applying a step again. Lost weights are `rebuilt` if
-        that is asked for.
+        A run that stops then continues without applying a step again.
         """
         last = self.ledger.last_step()
-        if (rebuilt or self._is_at(last)) and self.ledger.at(last).state is None:
+        if self._is_at(last) and self.ledger.at(last).state is None:
+            self.make_again(last, with_state=True)
+
+    def save_due_state(self) -> None:
+        """Save the newest checkpoint's training state, if one is due now and none is saved.
+
+        None was due when its update was submitted, if it has become the run's last one since.
+        """
+        last = self.ledger.last_step()
+        if self._saves_state(last) and self.ledger.at(last).state is None:
             self.make_again(last, with_state=True)
 
     def inflight_sampler(self) -> Sampler:

@@ -34,7 +34,7 @@ from tasks.recovery.retention import Retention
 from tasks.reports.facts import ask_failures, read_facts
 from tasks.reports.progress import describe_step
 from tasks.settings.run import Budget, Model
-from tasks.spending.budgets import WARNED_AT, BudgetReached, measure_budget
+from tasks.spending.budgets import WARNED_AT, measure_budget
 from tasks.spending.so_far import SpentSoFar
 from tasks.spending.work_log import WorkLog, run_id
 from tasks.storage.dotted_keys import flatten
@@ -276,16 +276,11 @@ def record_step(
     run sampled costs nothing here.
     """
     with phases().within(CLOSING):
-        if step + 1 == run.end():  # which may have been unknown when the update was submitted
+        if step + 1 == run.end():
             for policy in run.policies:
-                policy.updater.keep_state(rebuilt=True)
+                policy.updater.save_due_state()
         _record_step(run, step, measures, extra or {})
-    try:
-        check_budget(run)
-    except BudgetReached:
-        for policy in run.policies:
-            policy.updater.keep_state()
-        raise
+    check_budget(run)
 
 
 def _record_step(
@@ -313,6 +308,8 @@ def check_budget(run: OpenRun) -> None:
         return
     spent = measure_budget(run.folder, run.budget)
     if spent.share >= 1:
+        for policy in run.policies:
+            policy.updater.keep_state()
         wait_for_budget(run.folder, run.budget, spent.words)
         run.spending.restart_clock()
         check_budget(run)
