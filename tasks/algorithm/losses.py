@@ -282,15 +282,16 @@ def _weigh(
     """Call a function of the project; OwnFunctionError unless each token has two numbers."""
     try:
         returned = function(log_p, tokens, settings)
+        count = len(returned)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise OwnFunctionError(
             f"the loss {name} raises {error!r}; mend it, or give algorithm.loss_settings what it "
             "reads"
         ) from error
-    if not isinstance(returned, tuple) or len(returned) != 2:
+    if count != 2:
         raise OwnFunctionError(
-            f"the loss {name} returns {type(returned).__name__}, and not two arrays; return the "
-            "loss of each token, and its derivative"
+            f"the loss {name} returns {count} values, and not two arrays; return the loss of each "
+            "token, and its derivative"
         )
     loss, derivative = map(np.asarray, returned)
     if loss.shape != log_p.shape or derivative.shape != log_p.shape:

@@ -115,7 +115,7 @@ def test_a_run_that_ended_early_has_all_pages_at_its_end(
     with shown(run, 6) as tracking:
         tracking.follow()
     progress = Artifact.get(artifact_key(run.name, "progress"))
-    assert progress is not None
+    assert isinstance(progress, Artifact)
     assert progress.data == 100
     for what in ("curves", "metrics", "transcripts", "evaluations"):
         assert Artifact.get(artifact_key(run.name, what)) is not None, what

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,10 @@ from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.facts import read_facts
-from tasks.reports.page import SPENDING_QUERY
 from tasks.rollouts import StepStopped
 from tasks.shards import read_shard
+from tasks.spending.ledger import read_ledger
 from tasks.storage.files import is_written
-from tasks.storage.manifest import ancestors
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
@@ -101,13 +100,15 @@ def test_what_a_judge_did_is_measured(whole: RunFolder) -> None:
 
 
 def spent(run: RunFolder) -> list[tuple[str, int]]:
-    """List the calls of each role of a run that its report says."""
-    with open_views([run]) as views:
-        rows = views.sql(SPENDING_QUERY, params={"ancestors": ancestors(run)}).to_arrow_table()
-    return [(row["role"], row["calls"]) for row in rows.to_pylist()]
+    """List the calls of each role of a run in training that its ledger has."""
+    calls = Counter[str]()
+    for row in read_ledger(run).rows:
+        if row.purpose in ("rollouts", "judge"):
+            calls[row.role] += row.requests
+    return sorted(calls.items())
 
 
-def test_a_report_says_what_a_judge_took(whole: RunFolder) -> None:
+def test_a_ledger_says_what_a_judge_took(whole: RunFolder) -> None:
     assert spent(whole) == [("judge", 3 * 48), ("policy", 3 * 16)]
 
 
