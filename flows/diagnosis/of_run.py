@@ -28,7 +28,7 @@ def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:
     trains = run.path.parent.name not in UNTRAINED_FOLDERS
     if service.server.process is not None or not os.environ.get("TINKER_BASE_URL") or not trains:
         return
-    diagnosis = _recorded(run, recipe, service) or _probe(recipe, run, service)
+    diagnosis = _recorded(run, recipe) or _probe(recipe, run, service)
     lacking = unmet(recipe, diagnosis)
     for one in lacking:
         if one.need.cost:
@@ -61,20 +61,20 @@ def read_diagnosis(run: RunFolder) -> dict[str, Finding]:
     return {row["name"]: Finding(**row) for row in read_json(run.service)["findings"]}
 
 
-def _recorded(run: RunFolder, recipe: RunRecipe, service: Service) -> Diagnosis | None:
+def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
     """Return what is recorded of this very service, if it is all that the recipe needs."""
     if not is_written(run.service):
         return None
     recorded, found = read_json(run.service), read_diagnosis(run)
     asked = {need.finding for need in needs(recipe)}
-    same = (recorded["url"], recorded["base"], recorded["sdk"]) == _key(recipe, service)
+    same = (recorded["url"], recorded["base"], recorded["sdk"]) == _key(recipe)
     if not same or not asked <= found.keys():
         return None
-    return Diagnosis(*_key(recipe, service), tuple(found.values()), 0.0, 0)
+    return Diagnosis(*_key(recipe), tuple(found.values()), 0.0, 0)
 
 
 def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
-    key = _key(recipe, service)
+    key = _key(recipe)
     known = _known.setdefault(key, {})
     asked = {need.finding for need in needs(recipe)}
     made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
@@ -85,5 +85,6 @@ def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
     return diagnosis
 
 
-def _key(recipe: RunRecipe, service: Service) -> tuple[str, str, str]:
-    return service.server.url or "", recipe.model.base, tinker.__version__
+def _key(recipe: RunRecipe) -> tuple[str, str, str]:
+    """Return what findings are of; the address is not that of a bridge, which each start has."""
+    return os.environ["TINKER_BASE_URL"], recipe.model.base, tinker.__version__
