@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -114,7 +114,8 @@ def diagnose(base: str | None) -> Diagnosis:
         TemporaryDirectory(prefix="ratchet-doctor-") as state,
         connect(asked, Path(state), PATIENCE) as service,
     ):
-        return examine(service, asked if base else _first_model(service, asked))
+        made = examine(service, asked if base else _first_model(service, asked))
+    return replace(made, url=os.environ.get("TINKER_BASE_URL") or made.url)  # not a bridge's own
 
 
 def _recipes(name: str, overrides: Sequence[str]) -> list[RunRecipe]:

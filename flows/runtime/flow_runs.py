@@ -4,9 +4,10 @@ import logging
 from collections import Counter
 from functools import cache
 from typing import Protocol, TypeVar, cast
+from uuid import uuid4
 
 import coolname.data
-from prefect.flow_runs import suspend_flow_run
+from prefect.flow_runs import pause_flow_run, suspend_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
@@ -31,6 +32,8 @@ from tasks.storage.run_folder import RunFolder, name_run
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3
 """Starts of a run in one process, if its engine dies each time."""
+APPROVAL_SECONDS = 14 * 24 * 3600
+"""Time in which the budget of a stage can be approved, before its flow run fails."""
 
 
 class LargerBudget(RunInput):
@@ -86,7 +89,8 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
 
     Nothing is lost, since every step is on disk: a run that is continued goes on behind it. A
     suspended flow run has no process, which would lose its place among those that a deployment's
-    `concurrency_limit` allows. A worker plays it again when it is resumed; then this returns.
+    `concurrency_limit` allows. A worker plays it again when it is resumed; then this returns. A
+    stage of a deployed flow run is paused: the process of that flow run waits.
     """
     way = f"`ratchet resume {run.name} --budget tokens=…` (or usd, or hours) goes on"
     if deployment.id is None:
@@ -98,13 +102,20 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
     asked = (LargerBudget if unpriced else LargerPricedBudget).with_initial_data(
         f"{run.name} has spent {spent}. Give it a larger limit; without one its own is doubled."
     )
-    given = suspend_flow_run(wait_for_input=asked, key=_key_of_wait(run))
-    grant(run, given.model_dump(exclude_none=True) or {name: 2 * of for name, of in limits.items()})
+    given = _wait_for(asked, run).model_dump(exclude_none=True)
+    if given or budget_of(run, budget).limits() == limits:  # nobody has given it one meanwhile
+        grant(run, given or {name: 2 * of for name, of in limits.items()})
 
 
-def _key_of_wait(run: RunFolder) -> str:
-    """Return the name of a wait for approval, which the same run has when it is played again."""
-    return f"budget-{steps_done(run.metrics)}-{len(granted_at(run))}"
+def _wait_for(asked: type[LargerBudget], run: RunFolder) -> LargerBudget:
+    """Suspend the flow run; pause it where another one plays it, which Prefect cannot suspend.
+
+    The key of a suspension is the same when the run is played again.
+    """
+    if flow_run.parent_flow_run_id is None:
+        key = f"budget-{steps_done(run.metrics)}-{len(granted_at(run))}"
+        return suspend_flow_run(wait_for_input=asked, key=key)
+    return pause_flow_run(wait_for_input=asked, timeout=APPROVAL_SECONDS, key=str(uuid4()))
 
 
 def name_of_run() -> str:

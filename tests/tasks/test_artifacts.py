@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
+from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from adapters.calls import POLICY
@@ -115,7 +116,7 @@ def test_a_run_that_ended_early_has_all_pages_at_its_end(
     with shown(run, 6) as tracking:
         tracking.follow()
     progress = Artifact.get(artifact_key(run.name, "progress"))
-    assert isinstance(progress, Artifact)
+    assert isinstance(progress, SavedArtifact)
     assert progress.data == 100
     for what in ("curves", "metrics", "transcripts", "evaluations"):
         assert Artifact.get(artifact_key(run.name, what)) is not None, what

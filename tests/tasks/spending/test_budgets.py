@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
@@ -18,9 +21,11 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.finetune import finetune
+from flows.recipe.plan import StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_run
 from flows.server.watched_runs import resume_waiting
+from flows.stages import stages
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics
@@ -33,6 +38,7 @@ from tasks.spending.work_log import read_grant
 from tasks.storage.manifest import write_manifest
 from tasks.storage.plan_record import PlanRecord, write_plan
 from tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.processes import wait_until
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import differences, fixture_of
@@ -246,3 +252,24 @@ def test_a_run_waits_again_in_every_process_that_plays_it(deployed: Deployed) ->
     assert resume_waiting("again")
     assert deployed.play(waiting) == "Completed"
     assert steps_of(folder_of("again")) == 3
+
+
+@pytest.mark.usefixtures("root", "no_tinker", "prefect_server")
+def test_a_stage_of_a_deployed_flow_run_is_paused_and_goes_on() -> None:
+    """Prefect suspends no flow run that another one plays."""
+    texts = TEXTS.model_copy(update={"budget": Budget(tokens=600), "steps": 2}).model_dump(
+        mode="json"
+    )
+    one = {"name": "texts", "flow": "finetune", "recipe": texts}
+    recipe = StagesRecipe.model_validate({"stages": [one]})
+    stage = "staged-1-texts"
+    with get_client(sync_client=True) as client, ThreadPoolExecutor(1) as people:
+        made = client.create_deployment(client.create_flow(stages), "staged", concurrency_limit=1)
+        given = {"recipe": recipe.model_dump(mode="json"), "run": "staged"}
+        created = client.create_flow_run_from_deployment(made, parameters=given)
+        approved = people.submit(wait_until, "a pause of the stage", lambda: resume_waiting(stage))
+        parameters = stages.validate_parameters(given)
+        ended = run_flow(stages, flow_run=created, parameters=parameters, return_type="state")
+        assert approved.result() > 0
+    assert cast(State, ended).is_completed()
+    assert read_grant(folder_of(stage)) == {"tokens": 1200}
