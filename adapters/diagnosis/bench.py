@@ -32,6 +32,9 @@ RANK, LORA_SEED = 8, 11
 STEP = 0.01
 """Learning rate of a step that is to be seen."""
 EPSILON = 1e-8
+ROUGH = 0.5
+"""Most difference of two log-probabilities of one token by the same weights, in any precision; a
+step of a probe, or another temperature, moves them by more."""
 TASK = "diagnosis"
 """Task for which a run's meter counts."""
 

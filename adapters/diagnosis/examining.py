@@ -107,6 +107,8 @@ SERVICE_PROBES: Probes = {
     ("slots",): probe_slots,
     ("crowd",): probe_crowds,
 }
+HOSTED = "hosted Tinker"
+"""What a diagnosis calls the service that the SDK knows by itself."""
 TITLES: Mapping[str, str] = {
     "models": "models and limits",
     "wire": "answers that the SDK reads",
@@ -158,7 +160,7 @@ def examine(
         findings += _make(bench, named, probe, left)
     wanted = [one for one in findings if names is None or one.name in names]
     return Diagnosis(
-        service.server.url or "hosted Tinker",
+        service.server.url or HOSTED,
         base,
         tinker.__version__,
         tuple(wanted),

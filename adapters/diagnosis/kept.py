@@ -9,6 +9,7 @@ from tinker import Datum, TrainingClient
 
 from adapters.diagnosis.bench import (
     PROMPT,
+    ROUGH,
     TARGETS,
     Bench,
     Finding,
@@ -21,8 +22,6 @@ from adapters.tinker.service import SDK_ERRORS, Service, ServiceRefused, transla
 EXACT = 1e-4
 """Most difference of the log-probabilities of a sampler and a trainer that compute alike; it is the
 default of a recipe's checkpoints.probe_tolerance."""
-ROUGH = 0.1
-"""Difference above which they do not belong to the same weights, or to the same temperature."""
 COMPANY = 8
 PROBE_KEPT_SECONDS = 7200
 MET = 0.05

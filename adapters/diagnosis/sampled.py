@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.diagnosis.bench import PROMPT, Bench, Finding, apart, continued, datum
+from adapters.diagnosis.bench import PROMPT, ROUGH, Bench, Finding, apart, continued, datum
 from adapters.tinker.service import PatientSampler
 
 CHANCE = 0.01
@@ -15,8 +15,6 @@ CROWDS = (1, 4, 16, 48)
 SLOWER = 3.0
 """A crowd slows a service if its calls take so many times as long as one call alone."""
 SHORT = PROMPT[:2]
-ALIKE = 1e-3
-"""Most difference of two log-probabilities that are the same."""
 
 
 def probe_seeds(bench: Bench) -> list[Finding]:
@@ -46,7 +44,7 @@ def probe_greedy(bench: Bench) -> list[Finding]:
     request, expected = "asample at temperature 0, by seeds 1 and 2", "the same, likeliest tokens"
     if first.tokens != again.tokens:
         return [Finding("greedy", "LIES", request, expected, "other tokens by another seed")]
-    likelier = sum(first.logprobs or [0.0]) >= sum(warm.logprobs or [0.0]) - ALIKE
+    likelier = sum(first.logprobs or [0.0]) >= sum(warm.logprobs or [0.0]) - ROUGH
     if not likelier:
         said = "tokens that are less likely than those of temperature 1"
         return [Finding("greedy", "LIES", request, expected, said)]
@@ -86,9 +84,8 @@ def probe_temperature(bench: Bench) -> list[Finding]:
     request = "asample at temperature 0.5, and a forward pass of what it gave"
     expected = "log-probabilities of temperature 1"
     off = apart(np.array(sampled.logprobs), scored[len(PROMPT) - 1 :])
-    said = expected if off <= ALIKE else f"others, off by up to {off:.3g}"
-    verdict = "offers" if off <= ALIKE else "LIES" if off > 0.1 else "lacks"
-    return [Finding("temperature", verdict, request, expected, said, off)]
+    verdict = "offers" if off <= ROUGH else "LIES"
+    return [Finding("temperature", verdict, request, expected, f"off by up to {off:.2g}", off)]
 
 
 def _scored(bench: Bench, sampler: PatientSampler, tokens: list[int]) -> np.ndarray:
@@ -110,7 +107,7 @@ def probe_prompts(bench: Bench) -> list[Finding]:
         return [Finding("prompt_logprobs", "LIES", request, expected, said)]
     (trained,) = bench.forward(bench.trainer(), [datum()])
     off = apart(found[1:].astype(np.float64), trained[: len(PROMPT) - 1])
-    verdict = "offers" if off <= ALIKE else "LIES" if off > 0.1 else "lacks"
+    verdict = "offers" if off <= ROUGH else "LIES"
     said = f"off by up to {off:.2g}"
     return [Finding("prompt_logprobs", verdict, request, expected, said, off)]
 
@@ -134,7 +131,7 @@ def probe_likeliest(bench: Bench) -> list[Finding]:
     ordered = bool((np.diff(logprobs[1:], axis=1) <= 0).all())
     own = float(answer.prompt_logprobs_np[-1]) if answer.prompt_logprobs_np is not None else None
     first = int(ids[-1, 0]) == greedy.tokens[0]
-    first &= own is None or abs(float(logprobs[-1, 0]) - own) <= ALIKE
+    first &= own is None or abs(float(logprobs[-1, 0]) - own) <= ROUGH
     if not (ordered and first):
         return [Finding("likeliest", "LIES", request, expected, "other tokens, or another order")]
     return [Finding("likeliest", "offers", request, expected, expected)]

@@ -38,17 +38,19 @@ NO_ROOM = {"clip_low_threshold": 1 - 1e-9, "clip_high_threshold": 1 + 1e-9}
 """Thresholds between which no ratio lies: such a loss has no gradient."""
 CLIPPED_LOG_RATIOS = np.array([0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
 """Log-ratios that the defaults do not clip, and `NO_ROOM` does, with advantages of their signs."""
-FIRST_STEP = 1e-4
+FIRST_STEP = 3e-4
 """Learning rate of a first step whose effect is in proportion to its size."""
 PLAIN_EPSILON = 10.0
 """An epsilon beside which a gradient is small: the step is then in proportion to the gradient."""
-PLAIN_STEP = 1e-3
+PLAIN_STEPS = 1e-3, 3e-3, 0.01, 0.03, 0.1
+"""Learning rates of such a step: a service that divides a gradient by its tokens needs larger ones.
+"""
 RANKS = 4, 16
 ALPHA = 32
 """Tinker's α, which a recipe's learning rate counts on."""
 LEAST = 1e-9
-LEAST_TOLD = 0.05
-"""Least loss that a step takes away which tells something."""
+LEAST_TOLD = 0.3
+"""Least loss that a step takes away which tells something, also of bfloat16 log-probabilities."""
 
 LossOf = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Log-probabilities and log-ratios → each token's loss, and its derivative."""
@@ -199,7 +201,8 @@ def probe_alpha(bench: Bench) -> list[Finding]:
     service draws the first weights as it likes.
     """
     low, high = RANKS
-    signs, plain = zip(*(_first_steps(bench, rank) for rank in RANKS), strict=True)
+    signs = [_first_step(bench, rank, learning_rate=FIRST_STEP) for rank in RANKS]
+    step, plain = _plain_steps(bench)
     ratio, wider = signs[1] / max(signs[0], LEAST), high / low
     ranks = ratio**2 * plain[0] / max(plain[1], LEAST)
     first = f"the first step of LoRAs of rank {low} and {high} at learning rate {FIRST_STEP:g}"
@@ -214,7 +217,7 @@ def probe_alpha(bench: Bench) -> list[Finding]:
     rank = Finding(
         "rank",
         _judge(wider / 2 < ranks < wider * 2, *signs, *plain),
-        f"{first}, and at {PLAIN_STEP:g} with eps {PLAIN_EPSILON:g}",
+        f"{first}, and at {step:g} with eps {PLAIN_EPSILON:g}",
         f"{wider:g} times the rank",
         f"{ranks:.2g} times the rank",
         ranks,
@@ -229,21 +232,27 @@ def _judge(as_expected: bool, *steps: float) -> Verdict:
     return "offers" if as_expected else "LIES"
 
 
-def _first_steps(bench: Bench, rank: int) -> tuple[float, float]:
-    """Return the loss that a first step takes away: one of Adam, one in proportion."""
-    with bench.beside() as own:
-        return (
-            _first_step(own, rank, learning_rate=FIRST_STEP),
-            _first_step(own, rank, learning_rate=PLAIN_STEP, eps=PLAIN_EPSILON),
-        )
+def _plain_steps(bench: Bench) -> tuple[float, tuple[float, float]]:
+    """Take steps in proportion to the gradient, of the first learning rate that tells something.
+
+    Returns it, and the loss that a step of each rank takes away; the higher rank takes less.
+    """
+    step, high = PLAIN_STEPS[0], 0.0
+    for step in PLAIN_STEPS:
+        high = _first_step(bench, RANKS[-1], learning_rate=step, eps=PLAIN_EPSILON)
+        if high >= LEAST_TOLD:
+            break
+    return step, (_first_step(bench, RANKS[0], learning_rate=step, eps=PLAIN_EPSILON), high)
 
 
 def _first_step(bench: Bench, rank: int, **params: float) -> float:
-    client = bench.trainer(rank)
-    (before,) = bench.forward(client, [datum()])
-    bench.wait(bench.submit(client, [datum()]), "forward_backward")
-    bench.step(client, **params)
-    (after,) = bench.forward(client, [datum()])
+    """Return the loss that the first step of a LoRA takes away."""
+    with bench.beside() as own:
+        client = own.trainer(rank)
+        (before,) = own.forward(client, [datum()])
+        own.wait(own.submit(client, [datum()]), "forward_backward")
+        own.step(client, **params)
+        (after,) = own.forward(client, [datum()])
     return float((after.astype(np.float64) - before).sum())
 
 

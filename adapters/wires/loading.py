@@ -152,9 +152,13 @@ class LoadedModels:
         await asyncio.wait({ending}, timeout=UNLOADING_SECONDS)
 
     async def _unload(self, session: str, model_id: str) -> None:
+        """Unload a model, and wait a while until it is gone if the server promises that."""
         unload = {"model_id": model_id, "type": "unload_model"}
         try:
-            await self._server.ask("unload_model", unload)
-        except CallRefused:
-            return  # it has no such call, or has forgotten the model
+            promised = await self._server.ask("unload_model", unload)
+            if promised.get("request_id"):
+                gone = self._server.result(str(promised["request_id"]))
+                await asyncio.wait_for(gone, UNLOADING_SECONDS)
+        except (CallRefused, TimeoutError):
+            return  # it has no such call, has forgotten the model, or is busy
         self._of_sessions[session].remove(model_id)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adapters.diagnosis.bench import Finding
+from adapters.diagnosis.bench import ROUGH, Finding
 from adapters.diagnosis.examining import TITLES, Diagnosis
 from adapters.diagnosis.trained import CLIPPING, LOSSES, RANKS
 from flows.recipe.finetuning import FinetuneRecipe
@@ -67,6 +67,13 @@ OPTIMIZER_COST = (
     "no training state is saved after the first, and a crash applies the recorded datums of every "
     "step again"
 )
+SAMPLER_FINDINGS = ("logprobs", "company")
+"""Findings of how far a sampler is off the trainer of its weights."""
+WIDER = 4.0
+"""Rebuilt weights may be so many times as far off as a sampler is off its trainer."""
+ROUGH_COST = (
+    f"weights that are rebuilt are compared with the recorded ones within {WIDER:g} times that"
+)
 END_COST = "the training clients of a session that has ended may keep their places"
 
 
@@ -78,7 +85,9 @@ def needs(recipe: RunRecipe) -> list[ServiceNeed]:
 def unmet(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
     """List the needs of a recipe that a service does not meet."""
     known = [(need, diagnosis.of(need.finding)) for need in needs(recipe)]
-    return [Unmet(need, found) for need, found in known if found and not need.is_met(found)]
+    lacking = [Unmet(need, found) for need, found in known if found and not need.is_met(found)]
+    refused = {one.found.name for one in lacking if not one.need.cost}
+    return [one for one in lacking if not one.need.cost or one.found.name not in refused]
 
 
 def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
@@ -100,9 +109,9 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     tolerance = checkpoints.probe_tolerance
     if tolerance is not None:
         key = f"checkpoints.probe_tolerance {tolerance:g}"
-        for name in ("logprobs", "company"):
-            larger = "give a larger one, if measures by the sampler may be that rough"
-            yield ServiceNeed(name, key, larger, most=tolerance)
+        for name in SAMPLER_FINDINGS:
+            yield ServiceNeed(name, key, other, most=max(tolerance, ROUGH))
+            yield ServiceNeed(name, key, "", most=tolerance, cost=ROUGH_COST)
 
 
 def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 import tinker
 
 from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examining import Diagnosis, examine
+from adapters.diagnosis.examining import HOSTED, Diagnosis, examine
 from adapters.tinker.service import Service, ServiceRefused
-from flows.diagnosis.needs import needs, unmet
+from flows.diagnosis.needs import SAMPLER_FINDINGS, WIDER, needs, unmet
 from flows.recipe.run_recipe import RunRecipe
 from tasks.storage.files import is_written, read_json, write_json
 from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:
-    """Probe what a recipe needs of the service that TINKER_BASE_URL names; refuse what it lacks.
+    """Probe what a recipe needs of its service; refuse what it lacks.
 
     The engine that a run has started is that of this version, which the tests of it probe.
     """
     trains = run.path.parent.name not in UNTRAINED_FOLDERS
-    if service.server.process is not None or not os.environ.get("TINKER_BASE_URL") or not trains:
+    if service.server.process is not None or not trains:
         return
     diagnosis = _recorded(run, recipe) or _probe(recipe, run, service)
     lacking = unmet(recipe, diagnosis)
@@ -52,6 +52,16 @@ def obeys_seeds(run: RunFolder) -> bool:
     """Return whether the service samples by seeds, as far as it is known."""
     found = read_diagnosis(run).get("seeds")
     return found is None or found.verdict in ("offers", "unknown")
+
+
+def tolerance_of(recipe: RunRecipe, run: RunFolder) -> float | None:
+    """Return how far rebuilt weights may be off what is recorded; None bounds it not.
+
+    It is the recipe's own bound or, if that is larger, what the service's precision asks for.
+    """
+    own, found = recipe.checkpoints.probe_tolerance, read_diagnosis(run)
+    off = [found[name].value or 0.0 for name in SAMPLER_FINDINGS if name in found]
+    return None if own is None else max([own, *(WIDER * one for one in off)])
 
 
 def read_diagnosis(run: RunFolder) -> dict[str, Finding]:
@@ -87,4 +97,5 @@ def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
 
 def _key(recipe: RunRecipe) -> tuple[str, str, str]:
     """Return what findings are of; the address is not that of a bridge, which each start has."""
-    return os.environ["TINKER_BASE_URL"], recipe.model.base, tinker.__version__
+    url = os.environ.get("TINKER_BASE_URL") or HOSTED
+    return url, recipe.model.base, tinker.__version__

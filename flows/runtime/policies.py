@@ -9,7 +9,7 @@ from threading import Lock
 from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
-from flows.diagnosis.of_run import keeps_optimizer
+from flows.diagnosis.of_run import keeps_optimizer, tolerance_of
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import check_state, find_start
 from tasks.checkpoints import OR_NEWER, Ledger, policy_version
@@ -135,7 +135,7 @@ def policy_updater(
         recorded_steps(recipe, recipes, folder, name),
         lambda step: keeps and checkpoints.due(step, folder.steps_of(recipe.steps)),
         checkpoints.ttl_seconds,
-        checkpoints.probe_tolerance if on_policy else None,
+        tolerance_of(recipe, folder) if on_policy else None,
     )
 
 
