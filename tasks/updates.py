@@ -134,14 +134,18 @@ class PolicyUpdater:
         Weights may be lost before the sampler is made, or while it is asked.
         """
         opened = self._open(step)
-        opened.reopen = partial(self._open, step)
+        opened.reopen = partial(self._open, step, checked=True)
         return opened
 
-    def _open(self, step: int) -> PatientSampler:
+    def _open(self, step: int, *, checked: bool = False) -> PatientSampler:
+        """Open a sampler, `checked` by a token: some services refuse lost weights only then."""
         known = self.ledger.find(step)
         try:
             if known is not None:
-                return self.service.sampler(known.sampler)
+                opened = self.service.sampler(known.sampler)
+                if checked:
+                    opened.check()
+                return opened
             log.warning("the ledger has no checkpoint %d: it is made again", step)
         except ServiceRefused as error:
             log.warning("%s. The weights of checkpoint %d are made again", error, step)

@@ -101,9 +101,9 @@ SERVICE_PROBES: Probes = {
     ("grad_clip",): probe_grad_clip,
     ("targets",): probe_targets,
     ("alpha", "rank"): probe_alpha,
-    ("state", "optimizer"): probe_state,
+    ("state", "no_moments", "optimizer"): probe_state,
     ("ttl",): probe_ttl,
-    ("session_end",): probe_end,
+    ("session_end", "outlives"): probe_end,
     ("slots",): probe_slots,
     ("crowd",): probe_crowds,
 }
@@ -127,9 +127,11 @@ TITLES: Mapping[str, str] = {
     "alpha": "α of a LoRA",
     "rank": "rank of a LoRA",
     "state": "state without the optimizer",
+    "no_moments": "state that leaves the moments out",
     "optimizer": "state with the optimizer",
     "ttl": "ttl_seconds",
     "session_end": "end of a session",
+    "outlives": "weights of a session that has ended",
     "slots": "training clients at once",
     "crowd": "calls at once",
 }

@@ -219,6 +219,10 @@ class PatientSampler:
         finally:
             begun.pop(key, None)
 
+    def check(self) -> None:
+        """Have one token sampled; ServiceRefused if the service has lost the weights."""
+        self._score("a token", [[0]], [{}])
+
     @_asked_again
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
         """Return the log-probabilities of the `last` so many tokens of each sequence.

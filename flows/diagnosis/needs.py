@@ -67,13 +67,13 @@ OPTIMIZER_COST = (
     "no training state is saved after the first, and a crash applies the recorded datums of every "
     "step again"
 )
+MOMENTS_COST = "the first steps go on with the moments of that checkpoint's optimizer"
+OUTLIVED_COST = "weights that are sampled after a restart are made again from recorded steps first"
 SAMPLER_FINDINGS = ("logprobs", "company")
 """Findings of how far a sampler is off the trainer of its weights."""
 WIDER = 4.0
 """Rebuilt weights may be so many times as far off as a sampler is off its trainer."""
-ROUGH_COST = (
-    f"weights that are rebuilt are compared with the recorded ones within {WIDER:g} times that"
-)
+ROUGH_COST = f"what a crash rebuilds is compared within {WIDER:g} times that"
 END_COST = "the training clients of a session that has ended may keep their places"
 
 
@@ -95,6 +95,7 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     other = "use another service"
     yield ServiceNeed("wire", f"model.base {base}", f"{other}, or a version of it for this SDK")
     yield ServiceNeed("session_end", "service", other, cost=END_COST)
+    yield ServiceNeed("outlives", "checkpoints", other, cost=OUTLIVED_COST)
     yield ServiceNeed("state", f"checkpoints.every {checkpoints.every}", other)
     asked = f"model.start_optimizer {recipe.model.start_optimizer}"
     yield ServiceNeed(
@@ -103,6 +104,9 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
         "leave model.start_optimizer out",
         cost="" if recipe.model.start_optimizer else OPTIMIZER_COST,
     )
+    if recipe.model.start and not recipe.model.start_optimizer:
+        key = f"model.start {recipe.model.start}"
+        yield ServiceNeed("no_moments", key, other, cost=MOMENTS_COST)
     if checkpoints.ttl_seconds is not None:
         key = f"checkpoints.ttl_seconds {checkpoints.ttl_seconds}"
         yield ServiceNeed("ttl", key, "leave that out, and give checkpoints.keep")
@@ -111,7 +115,7 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
         key = f"checkpoints.probe_tolerance {tolerance:g}"
         for name in SAMPLER_FINDINGS:
             yield ServiceNeed(name, key, other, most=max(tolerance, ROUGH))
-            yield ServiceNeed(name, key, "", most=tolerance, cost=ROUGH_COST)
+        yield ServiceNeed("company", key, other, most=tolerance, cost=ROUGH_COST)
 
 
 def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:

@@ -18,7 +18,7 @@ from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.tracker import TrackedRun
 from durable.collector import settle_collector
-from flows.diagnosis.of_run import probe_service
+from flows.diagnosis.of_run import keeps_optimizer, probe_service
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
@@ -308,7 +308,7 @@ def check_budget(run: OpenRun) -> None:
         return
     spent = measure_budget(run.folder, run.budget)
     if spent.share >= 1:
-        for policy in run.policies:
+        for policy in run.policies if keeps_optimizer(run.folder) else ():
             policy.updater.keep_state()
         wait_for_budget(run.folder, run.budget, spent.words)
         run.spending.restart_clock()

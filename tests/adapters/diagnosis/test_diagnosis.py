@@ -25,6 +25,7 @@ FOUND: dict[str, dict[str, str]] = {
     "flattens tables of targets": {"targets": "LIES"},
     "ignores the settings of losses": {"clip": "LIES", "loss ppo": "LIES"},
     "loads no optimizer": {"optimizer": "LIES"},
+    "always loads the optimizer": {"no_moments": "LIES"},
     "scores no prompts": {"prompt_logprobs": "lacks", "likeliest": "lacks"},
     "rounds log-probabilities to bfloat16": {"logprobs": "lacks", "company": "lacks"},
     "gives log-probabilities of the temperature": {"temperature": "LIES"},
@@ -32,6 +33,7 @@ FOUND: dict[str, dict[str, str]] = {
     "takes the end of a session and keeps its clients": {"session_end": "LIES"},
     "knows no end of a session": {"session_end": "lacks"},
     "names no sampled sequences": {"wire": "lacks"},
+    "forgets weights with their session": {"outlives": "lacks"},
 }
 """Fault → what is found, by name."""
 ALSO = ("models", "loss importance_sampling")

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from adapters.calls import POLICY
 from adapters.diagnosis import examining
 from adapters.diagnosis.examining import SERVICE_PROBES
 from adapters.tinker.service import ServiceRefused
+from benchmarks.servers.hello_on_skyrl import equal_steps
 from flows.cli.commands import app
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import steps_done
+from tasks.spending.budgets import BudgetReached, grant
 from tasks.storage.files import read_json
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.small_recipe import small_recipe
@@ -107,6 +110,44 @@ def test_a_run_on_a_service_without_optimizers_says_what_a_crash_repeats(
     assert "a crash applies the recorded datums of every step again" in caplog.text
     run = folder_of("forgetful")
     assert states_of(run) == [0]
+
+
+@with_fault("loads no optimizer")
+@pytest.mark.usefixtures("server")
+def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had_not() -> None:
+    whole = folder_of(train(small_recipe(**SHORT, steps=3), run="straight").run)
+    assert equal_steps(stopped_and_resumed("stopped"), whole) == 3
+
+
+@with_fault("forgets weights with their session")
+@pytest.mark.usefixtures("server")
+def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    whole = folder_of(train(small_recipe(**SHORT, steps=3), run="at-once").run)
+    with caplog.at_level(logging.WARNING, logger="tasks"):
+        assert equal_steps(stopped_and_resumed("in-two"), whole) == 3
+    assert "The weights of checkpoint 1 are made again" in caplog.text
+
+
+@with_fault("rounds log-probabilities to bfloat16")
+def test_a_run_on_a_service_of_another_precision_compares_within_what_that_makes_of_weights(
+    server: PoorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows"):
+        run = stopped_and_resumed("rounded")
+    assert "So what a crash rebuilds is compared within 4 times" in caplog.text
+    assert 1e-4 < read_json(run.update(POLICY, 1))["probe/max_difference"] < 0.5
+
+
+def stopped_and_resumed(name: str) -> RunFolder:
+    """Train a run of three steps that its budget stops after the first."""
+    recipe = small_recipe(**SHORT, steps=3, budget={"tokens": 1})
+    with pytest.raises(BudgetReached):
+        train(recipe, run=name)
+    grant(run := folder_of(name), {"tokens": 10**9})
+    train(recipe, run=name)
+    return run
 
 
 def states_of(run: RunFolder) -> list[int]:

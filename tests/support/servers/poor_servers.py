@@ -35,7 +35,7 @@ class PoorServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, body = scope["path"].rpartition("/")[2], await read_body(receive)
         self.asked.append(endpoint)
-        if (said := self.fault.instead(endpoint)) is not None:
+        if (said := self.fault.instead(scope["path"], body)) is not None:
             await answer_json(send, *said)
             return
         asked = self.fault.request(self, endpoint, body)
@@ -71,7 +71,7 @@ class PoorServer:
 class Fault:
     """No fault; each other one changes what is asked, or what is answered."""
 
-    def instead(self, endpoint: str) -> tuple[int, Body] | None:
+    def instead(self, path: str, body: bytes) -> tuple[int, Body] | None:
         """Return the status and the answer to a request that the engine never sees."""
         return None
 
@@ -146,8 +146,32 @@ class Unfinished(Fault):
 
     status: int
 
-    def instead(self, endpoint: str) -> tuple[int, Body] | None:
-        return (self.status, {"detail": "Not Found"}) if endpoint == "finish" else None
+    def instead(self, path: str, body: bytes) -> tuple[int, Body] | None:
+        return (self.status, {"detail": "Not Found"}) if path.endswith("/finish") else None
+
+
+@dataclass
+class Forgetful(Fault):
+    """Saved weights that are sampled only until the session that saved them ends."""
+
+    ended: set[str] = field(default_factory=set)
+    weights: dict[str, str] = field(default_factory=dict)
+    """Sampling session → path of its weights, which begins with the session that saved them."""
+
+    def instead(self, path: str, body: bytes) -> tuple[int, Body] | None:
+        if path.endswith("/finish"):
+            self.ended.add(path.split("/")[-2])
+        if path.endswith("/asample"):
+            weights = self.weights.get(json.loads(body)["sampling_session_id"], "")
+            if weights.removeprefix("tinker://").partition(":")[0] in self.ended:
+                return 404, {"detail": "the model is not loaded"}
+        return None
+
+    def answer(self, server: PoorServer, endpoint: str, asked: bytes, content: bytes) -> bytes:
+        if endpoint == "create_sampling_session":
+            opened = json.loads(content).get("sampling_session_id", "")
+            self.weights[opened] = json.loads(asked).get("model_path") or ""
+        return content
 
 
 def _without(section: str, key: str, value: Any = None) -> Callable[[PoorServer, Body], None]:
@@ -218,6 +242,7 @@ FAULTS: Mapping[str, Fault] = {
     "flattens tables of targets": Passed(_flatten),
     "ignores the settings of losses": Passed(_without_settings),
     "loads no optimizer": Asked(("load_weights",), _without("", "optimizer", False)),
+    "always loads the optimizer": Asked(("load_weights",), _without("", "optimizer", True)),
     "scores no prompts": Asked(("asample",), _without_prompts),
     "rounds log-probabilities to bfloat16": Sampled(_in_bfloat16),
     "gives log-probabilities of the temperature": Sampled(_of_temperature),
@@ -225,6 +250,7 @@ FAULTS: Mapping[str, Fault] = {
     "takes the end of a session and keeps its clients": Unfinished(200),
     "knows no end of a session": Unfinished(404),
     "names no sampled sequences": WithoutIds(),
+    "forgets weights with their session": Forgetful(),
 }
 """A server's fault, in words → the fault."""
 
