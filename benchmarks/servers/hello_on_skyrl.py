@@ -1,11 +1,15 @@
 """hello, trained on SkyRL's own server: whole, and killed and resumed, beside the engine.
 
+What `ratchet doctor` finds of both is printed too.
+
 python -m benchmarks.servers.hello_on_skyrl --steps 10 --kills 5
 """
 
 import argparse
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +51,13 @@ def train_killed(
         noted.append(Kill(len(read_metrics(run.metrics)), compare_runs.stage_of(run)))
     killable_runs.train_to_end(run, settings, environment)
     return noted
+
+
+def examine(environment: dict[str, str]) -> str:
+    """Return what `ratchet doctor` says of a service, and of hello there."""
+    command = [Path(sys.executable).with_name("ratchet"), "doctor", "hello"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return f"{said.stdout}{said.stderr}"
 
 
 def rewards(run: RunFolder) -> list[float]:
@@ -115,6 +126,7 @@ def main() -> None:
     seconds: dict[str, float] = {}
     with killable_runs.prefect_server(folder / "prefect") as api:
         alone = killable_runs.environment(folder / "prefect", api)
+        print(examine(alone))
         engine = timed(RunFolder(folder / "engine"), settings, alone, seconds)
         with skyrl_server(folder / "skyrl") as server:
             there = {**alone, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
@@ -123,6 +135,7 @@ def main() -> None:
             begun = time.monotonic()
             kills = train_killed(killed, size, given.kills, settings, there)
             seconds[killed.name] = time.monotonic() - begun
+            print(examine(there))
     report([engine, whole, killed], kills, seconds, version)
 
 
