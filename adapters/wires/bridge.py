@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-import httpx
+import aiohttp
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +19,7 @@ from adapters.wires.older_server import (
     JSON_HEADERS,
     POLL_SECONDS,
     UNREADABLE,
+    Answer,
     OlderServer,
     Promise,
     failed,
@@ -48,7 +49,7 @@ OLDER_CONFIG = {
 }
 """What the SDK shall leave to itself, since an older server has no calls for it."""
 
-Answer = Callable[[bytes, Mapping[str, str]], Awaitable[Response]]
+Call = Callable[[bytes, Mapping[str, str]], Awaitable[Response]]
 
 
 class Bridge:
@@ -58,7 +59,7 @@ class Bridge:
         self._url, self._key, self._wire = url, key.encode(), wire
         self._server = OlderServer(url, key)
         self._models = LoadedModels(self._server)
-        self._calls: dict[str, Answer] = {
+        self._calls: dict[str, Call] = {
             "client/config": self._config,
             "client/dynamic_config": self._dynamic_config,
             "create_model": self._create_model,
@@ -90,7 +91,7 @@ class Bridge:
         except UNREADABLE as error:  # a status 500 would be repeated for minutes
             said = f"this call, or its answer, cannot be read: {type(error).__name__}: {error}"
             answer = JSONResponse({"detail": said}, 400)
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             said = f"the server at {self._url} cannot be reached ({type(error).__name__}: {error})"
             answer = JSONResponse({"detail": said}, 503)
         await answer(scope, receive, send)
@@ -123,9 +124,7 @@ class Bridge:
     ) -> Response:
         return passed(await self._send(call, body, headers))
 
-    async def _send(
-        self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> httpx.Response:
+    async def _send(self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         """Send a call without the fields that the server does not know, with its own ids."""
         older = self._models.renamed(without_newer(call, body, self._wire))
         content = json.dumps(older).encode()
@@ -198,14 +197,14 @@ class Bridge:
             return JSONResponse(loading.result())
         except CallRefused as error:
             return failed(str(error), error.category)
-        except (*UNREADABLE, httpx.HTTPError) as error:
+        except (*UNREADABLE, aiohttp.ClientError) as error:
             return failed(f"{type(error).__name__}: {error}", "server")
 
     async def _finish(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """End a session; one of a server without that call ends with its models unloaded."""
         sent = {**headers, **JSON_HEADERS}
         answer = await self._server.pass_on("POST", path, body, sent)
-        if answer.status_code not in NO_ROUTE:
+        if answer.status not in NO_ROUTE:
             return passed(answer)
         await self._models.end(unquote(path.split("/")[-2]))
         return Response(status_code=204)

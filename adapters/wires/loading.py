@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from adapters.wires.asking import API
 from adapters.wires.fields import CallRefused
-from adapters.wires.older_server import OlderServer
+from adapters.wires.older_server import Answer, OlderServer
 
 SHAPE = ("train_unembed", "train_mlp", "train_attn")
 LOADING = 1
@@ -38,7 +38,7 @@ class LoadedModels:
         self._known: dict[str, Known] = {}
         self._of_sessions: dict[str, list[str]] = {}
         self._begun: dict[tuple[str, int], asyncio.Task[dict[str, Any]]] = {}
-        self._creating: dict[tuple[str, int], asyncio.Task[httpx.Response]] = {}
+        self._creating: dict[tuple[str, int], asyncio.Task[Answer]] = {}
         self._noting: set[asyncio.Task[None]] = set()
 
     def of(self, model_id: str) -> Known:
@@ -56,7 +56,7 @@ class LoadedModels:
             changed["seq_id"] = body["seq_id"] + known.ahead
         return {**body, **changed}
 
-    async def create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+    async def create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         """Create a model, once if asked twice; return the server's promise."""
         key = str(asked["session_id"]), int(asked["model_seq_id"])
         creating = self._creating.get(key)
@@ -64,7 +64,7 @@ class LoadedModels:
             creating = self._creating[key] = asyncio.create_task(self._create(asked, headers))
         try:
             answer = await asyncio.shield(creating)
-        except (CallRefused, httpx.HTTPError):
+        except (CallRefused, aiohttp.ClientError):
             self._creating.pop(key, None)
             raise
         if not answer.is_success:
@@ -85,7 +85,7 @@ class LoadedModels:
         session, _, number = request_id.partition(":train:")
         return self._begun.get((session, int(number))) if number.isdecimal() else None
 
-    async def _create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+    async def _create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         content = json.dumps(asked).encode()
         answer = await self._server.pass_on("POST", f"{API}create_model", content, headers)
         if answer.is_success:
@@ -96,7 +96,7 @@ class LoadedModels:
 
     async def _note(self, session: str, promised: Mapping[str, Any]) -> None:
         """Note a model, whose id the server tells at once or with the result."""
-        with suppress(CallRefused, httpx.HTTPError, KeyError):
+        with suppress(CallRefused, aiohttp.ClientError, KeyError):
             created = promised
             if not promised.get("model_id"):
                 created = await self._server.result(str(promised["request_id"]))

@@ -6,9 +6,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 import httpx
 from starlette.responses import JSONResponse, Response
+from yarl import URL
 
 from adapters.wires.asking import API, KEY_REFUSED, PROTOBUF, UNKNOWN_ROUTE
 from adapters.wires.fields import CallRefused
@@ -43,36 +47,81 @@ class Promise:
     """Tokens of a prompt whose log-probabilities were asked for."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the server, read whole."""
+
+    path: str
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def media(self) -> str:
+        return self.headers.get("Content-Type", "")
+
+    def json(self) -> Any:
+        """Return the parsed body; ValueError if it is no JSON."""
+        return json.loads(self.body)
+
+
 class OlderServer:
     """The client of a server, and what it has promised."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            headers={"X-API-Key": key},
-            timeout=httpx.Timeout(CALL_SECONDS, connect=CONNECTING_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
+        self._url, self._key = url.rstrip("/"), key
+        self._client: aiohttp.ClientSession | None = None
         self._promises: OrderedDict[str, Promise] = OrderedDict()
         self._failures: Counter[str] = Counter()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        seconds: float = CALL_SECONDS,
+    ) -> Answer:
+        """Send a request, and read its answer; aiohttp.ClientError if none comes."""
+        if self._client is None:  # it belongs to the event loop of the first request
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=httpx.create_ssl_context()),
+                headers={"X-API-Key": self._key},
+                skip_auto_headers=("Content-Type",),
+                proxy=_proxy_of(self._url),
+            )
+        waiting = aiohttp.ClientTimeout(sock_connect=CONNECTING_SECONDS, sock_read=seconds)
+        url = URL(f"{self._url}{path}", encoded=True)
+        sent = self._client.request(
+            method, url, data=body, headers=headers, timeout=waiting, allow_redirects=False
+        )
+        async with sent as answer:
+            read = await answer.read()
+            return Answer(url.path, answer.status, answer.reason or "", answer.headers, read)
 
     async def pass_on(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> httpx.Response:
+    ) -> Answer:
         """Send a call as it is; one at which the server fails each time is refused (CallRefused).
 
         The SDK would repeat it for minutes.
         """
         for _ in range(TRIES - 1):
-            answer = await self._client.request(method, path, content=body, headers=headers)
-            if answer.status_code != FAILED:
+            answer = await self._ask(method, path, body, headers)
+            if answer.status != FAILED:
                 return answer
             await asyncio.sleep(PAUSE_SECONDS)
-        answer = await self._client.request(method, path, content=body, headers=headers)
-        if answer.status_code == FAILED:
+        answer = await self._ask(method, path, body, headers)
+        if answer.status == FAILED:
             raise CallRefused(f"the server failed {TRIES} times at {path}: {said(answer)}")
         return answer
 
@@ -81,9 +130,9 @@ class OlderServer:
         content = json.dumps(body).encode()
         answer = await self.pass_on("POST", f"{API}{call}", content, JSON_HEADERS)
         if not answer.is_success:
-            passing = answer.status_code in TRIED_AGAIN or answer.status_code >= FAILED
+            passing = answer.status in TRIED_AGAIN or answer.status >= FAILED
             category = "server" if passing else "user"
-            raise CallRefused(f"{call} ({answer.status_code}): {said(answer)}", category)
+            raise CallRefused(f"{call} ({answer.status}): {said(answer)}", category)
         found = answer.json()
         return found if isinstance(found, dict) else {}
 
@@ -108,24 +157,20 @@ class OlderServer:
         """Return a promised result, or that it is not yet there, as the SDK reads it."""
         request_id = str(asked["request_id"])
         content = json.dumps({**asked, "request_id": request_id}).encode()
+        sent = {**headers, **JSON_HEADERS}
         try:
-            answer = await self._client.post(
-                f"{API}retrieve_future",
-                content=content,
-                headers={**headers, **JSON_HEADERS},
-                timeout=httpx.Timeout(POLL_SECONDS, connect=CONNECTING_SECONDS),
-            )
-        except httpx.ReadTimeout:
+            answer = await self._ask("POST", f"{API}retrieve_future", content, sent, POLL_SECONDS)
+        except aiohttp.SocketTimeoutError:
             return not_yet(request_id)
-        if answer.status_code == 200:
+        if answer.status == 200:
             self._failures.pop(request_id, None)
             return self._read(request_id, answer)
         return self._read_refusal(request_id, answer)
 
-    def _read(self, request_id: str, answer: httpx.Response) -> Response:
-        promised, body = self._promises.get(request_id), answer.content
+    def _read(self, request_id: str, answer: Answer) -> Response:
+        promised, body = self._promises.get(request_id), answer.body
         try:
-            if PROTOBUF in answer.headers.get("content-type", ""):
+            if PROTOBUF in answer.media:
                 return Response(_mended(body, promised), media_type=PROTOBUF)
             found = json.loads(body)
             if "sequences" in found:
@@ -143,12 +188,12 @@ class OlderServer:
         except UNREADABLE as error:
             return failed(f"the server's answer cannot be read: {error}", "server")
 
-    def _read_refusal(self, request_id: str, answer: httpx.Response) -> Response:
+    def _read_refusal(self, request_id: str, answer: Answer) -> Response:
         """Bring a status into what the SDK takes for final, or for passing, as it is one of them.
 
         An older server says by a 400 that a request failed, which the SDK takes for a proxy's.
         """
-        status = answer.status_code
+        status = answer.status
         if status == 408:
             return not_yet(request_id)
         if status == 404:
@@ -164,6 +209,12 @@ class OlderServer:
 
 
 JSON_HEADERS = {"Content-Type": "application/json"}
+
+
+def _proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for a URL; aiohttp would ask at each request."""
+    place = urlsplit(url)
+    return None if proxy_bypass(place.netloc) else getproxies().get(place.scheme)
 
 
 def _mended(body: bytes, promised: Promise | None) -> bytes:
@@ -195,30 +246,30 @@ def _of_three_segments(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def said(answer: httpx.Response) -> str:
+def said(answer: Answer) -> str:
     """Return what a server says of a refusal, in a line."""
+    text = answer.body.decode(errors="replace")
     try:
         detail = answer.json().get("detail")
     except (AttributeError, ValueError):
-        detail = answer.text
-    if answer.text == UNKNOWN_ROUTE:
-        return f"this server has no call {answer.request.url.path}"
+        detail = text
+    if text == UNKNOWN_ROUTE:
+        return f"this server has no call {answer.path}"
     if isinstance(detail, list):  # of FastAPI, a problem each
         places = [".".join(str(part) for part in one.get("loc", ())) for one in detail]
         problems = zip(places, (one.get("msg", "") for one in detail), strict=True)
         detail = "; ".join(f"{place}: {text}" for place, text in problems)
-    return str(detail or answer.reason_phrase)[:2000]
+    return str(detail or answer.reason)[:2000]
 
 
-def passed(answer: httpx.Response) -> Response:
+def passed(answer: Answer) -> Response:
     """Return a server's answer as it is, with its refusal in a line."""
-    media = answer.headers.get("content-type")
-    if answer.status_code < 400:
-        body = b"" if answer.status_code == 204 else answer.content
-        return Response(body, answer.status_code, media_type=media)
-    after = answer.headers.get("retry-after")
+    if answer.status < 400:
+        body = b"" if answer.status == 204 else answer.body
+        return Response(body, answer.status, media_type=answer.media or None)
+    after = answer.headers.get("Retry-After")
     headers = {"retry-after": after} if after else None
-    return JSONResponse({"detail": said(answer)}, answer.status_code, headers)
+    return JSONResponse({"detail": said(answer)}, answer.status, headers)
 
 
 def not_yet(request_id: str) -> Response:
