@@ -95,7 +95,9 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     other = "use another service"
     yield ServiceNeed("wire", f"model.base {base}", f"{other}, or a version of it for this SDK")
     yield ServiceNeed("session_end", "service", other, cost=END_COST)
-    yield ServiceNeed("outlives", "checkpoints", other, cost=OUTLIVED_COST)
+    yield ServiceNeed(
+        "outlives", f"checkpoints.every {checkpoints.every}", other, cost=OUTLIVED_COST
+    )
     yield ServiceNeed("state", f"checkpoints.every {checkpoints.every}", other)
     asked = f"model.start_optimizer {recipe.model.start_optimizer}"
     yield ServiceNeed(

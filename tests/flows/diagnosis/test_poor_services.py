@@ -14,6 +14,7 @@ from adapters.diagnosis.examining import SERVICE_PROBES
 from adapters.tinker.service import ServiceRefused
 from benchmarks.servers.hello_on_skyrl import equal_steps
 from flows.cli.commands import app
+from flows.evaluate import evaluate
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import steps_done
@@ -127,7 +128,11 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
     whole = folder_of(train(small_recipe(**SHORT, steps=3), run="at-once").run)
     with caplog.at_level(logging.WARNING, logger="tasks"):
         assert equal_steps(stopped_and_resumed("in-two"), whole) == 3
-    assert "The weights of checkpoint 1 are made again" in caplog.text
+        assert "The weights of checkpoint 1 are made again" in caplog.text
+        two = small_recipe(**SHORT | {"evaluation": {"examples": 2, "greedy": False}})
+        again = evaluate(two, run="in-two", checkpoint=2)
+    assert "The weights of checkpoint 2 are made again" in caplog.text
+    assert [(score.rollouts, score.failed) for score in again.scores.values()] == [(2, 0)]
 
 
 @with_fault("rounds log-probabilities to bfloat16")
