@@ -154,7 +154,8 @@ signals: $(READY) ## stop train, evaluate and dryrun by Ctrl-C and SIGTERM at ra
 algorithms: $(READY) ## train each loss and each advantage by three seeds, and draw what they learn
 	$(BIN)/python -m benchmarks.learning.algorithms --seeds 3
 
-# Apart, because it wants an older transformers. torch is pinned so that pip takes the build at hand.
+# Apart, because it wants an older transformers. A newer cookbook needs tml-renderers 0.4.1, which the
+# package index does not have. torch is pinned so that pip takes the build at hand.
 $(COOKBOOK_READY): Makefile
 	test -x $(COOKBOOK) || $(PYTHON) -m venv .venv-cookbook
 	$(COOKBOOK) -m pip install --quiet tinker-cookbook==0.5.8 tinker==0.38.0 torch==2.13.0 openai==2.54.0
