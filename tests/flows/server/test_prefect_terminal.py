@@ -16,20 +16,17 @@ from prefect.logging.loggers import get_logger
 
 setup_logging()
 
-async def lose_the_server():
-    async def fails():
-        raise ConnectionRefusedError("nobody listens")
+def lose_the_server():
     observer = observers.FlowRunCancellingObserver(on_cancelling=print)
+    lost = ConnectionRefusedError("nobody listens")
     for _ in range(20):
-        task = asyncio.create_task(fails())
-        await asyncio.wait([task])
-        observer._handle_polling_task_done(task)
+        observer._handle_unavailable(lost)
 
 async def forget():
     lost = {"message": "forgotten", "exception": OSError()}
     asyncio.get_running_loop().call_exception_handler(lost)
 
-asyncio.run(lose_the_server())
+lose_the_server()
 asyncio.run(forget())
 runs = get_logger("prefect.flow_runs")
 runs.setLevel(logging.INFO)
