@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from adapters.calls import POLICY
 from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
-from flows.diagnosis.of_run import tolerance_of
 from flows.recipe.given_examples import GivenRecipe
 from flows.runtime.checks import check_start
 from flows.runtime.evaluation import EarlyEnd
@@ -59,7 +58,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
             updater.plan(PlannedUpdate(step + 1, lambda made=following: [made]))
         updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
-            given.check_first(updated, tolerance_of(recipe, run.folder))
+            given.check_first(updated, updater.probe_tolerance)
         score(run, recipe, given, step + 1)
         early_end.look(step + 1)
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))

@@ -104,7 +104,7 @@ class PolicyUpdater:
         self.recorded = recorded
         self._saves_state = saves_state
         self._ttl_seconds = ttl_seconds
-        self._probe_tolerance = probe_tolerance
+        self.probe_tolerance = probe_tolerance
         self._live: LivePolicy | None = None
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
@@ -236,7 +236,7 @@ class PolicyUpdater:
                     rebuilt.check_optimizer_step(result)
                 own = scored if step == 0 else []
                 first = [*result.logprobs, []][0]
-                at_start = compare_sampler(own, first, self._probe_tolerance)
+                at_start = compare_sampler(own, first, self.probe_tolerance)
                 self.ledger.add(_saved(live, step + 1, ahead.saving))
             if self._inflight is not None:
                 self._publish(live)
@@ -322,7 +322,7 @@ class PolicyUpdater:
         return self._live
 
     def _rebuilder(self) -> Rebuilder:
-        return Rebuilder(self.service, self.ledger, self.recorded, self._probe_tolerance)
+        return Rebuilder(self.service, self.ledger, self.recorded, self.probe_tolerance)
 
 
 class _InflightSampler:

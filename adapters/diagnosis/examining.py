@@ -82,7 +82,9 @@ def probe_wire(bench: Bench) -> list[Finding]:
     """Have one token sampled, and one pass computed, and both answers read by the SDK."""
     bench.sample(bench.base_sampler(), max_tokens=1)
     request, expected = "asample of one token", f"an answer that SDK {tinker.__version__} reads"
-    return [Finding("wire", "offers", request, expected, expected)]
+    older = bench.service.server.older_sdk
+    said = f"one, by a bridge from the wire of SDK {older}" if older else expected
+    return [Finding("wire", "offers", request, expected, said)]
 
 
 SERVICE_PROBES: Probes = {

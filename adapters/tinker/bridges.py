@@ -54,7 +54,7 @@ def running_bridge(server: TinkerServer, wire: OlderWire) -> Iterator[TinkerServ
                 "start the same run again"
             )
         Thread(target=_watch, args=(child, died), daemon=True).start()
-        yield TinkerServer(url, server.key, died, None)
+        yield TinkerServer(url, server.key, died, None, wire.sdk)
     finally:
         died.cancel()
         child.end(2 * UNLOADING_SECONDS)

@@ -43,12 +43,16 @@ _kept: list[dict[Place, list["EngineProcess"]]] = []
 
 @dataclass(frozen=True)
 class TinkerServer:
-    """Address of a server of the Tinker API; an engine of ours has a process that may die."""
+    """Address of a server of the Tinker API; an engine of ours has a process that may die.
+
+    A bridge speaks to its server by the wire of an `older_sdk`.
+    """
 
     url: str | None
     key: str | None = field(repr=False)
     died: Future[None]
     process: int | None
+    older_sdk: str = ""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,12 @@ def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:
 
 
 def test_new_lora_computes_the_base_model(model: LanguageModel) -> None:
-    lora = LoraWeights.initial(model, LoraConfig(rank=4, seed=1))
-    assert torch.equal(logits(model, lora), logits(model, None))
+    """The kernels of training may round otherwise than those of the base model's own pass."""
+    first, other = (
+        logits(model, LoraWeights.initial(model, LoraConfig(rank=4, seed=seed))) for seed in (1, 2)
+    )
+    assert torch.equal(first, other)
+    assert torch.allclose(first, logits(model, None), rtol=0, atol=1e-5)
 
 
 def test_seed_determines_the_initial_weights(model: LanguageModel) -> None:

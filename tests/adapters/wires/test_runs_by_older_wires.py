@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
+from flows.diagnosis.of_run import read_diagnosis
 from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
@@ -71,6 +72,8 @@ def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
         assert contents(run, engine, server) == undisturbed
         assert server.live == set()
         assert server.seen["forward_backward"] > 1
+        sdk = {"json": "0.24", "protobuf": "0.25"}[datums]
+        assert read_diagnosis(run)["wire"].measured.endswith(f"the wire of SDK {sdk}")
 
 
 def test_a_run_whose_bridge_is_killed_loads_its_state_and_ends_with_the_same_weights(
