@@ -447,7 +447,7 @@ def compare_sampler(
     if tolerance is not None and not apart <= tolerance:
         raise SamplerApart(
             f"the untrained policy gives log-probabilities that are up to {apart:.3g} off those of "
-            f"its sampler, and checkpoints.probe_tolerance is {tolerance:g}: the service trains in "
+            f"its sampler; checkpoints.probe_tolerance allows {tolerance:g}: the service trains in "
             "another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
             "measures by the sampler may be that rough"
         )

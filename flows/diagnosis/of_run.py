@@ -55,7 +55,7 @@ def obeys_seeds(run: RunFolder) -> bool:
 
 
 def tolerance_of(recipe: RunRecipe, run: RunFolder) -> float | None:
-    """Return how far rebuilt weights may be off what is recorded; None bounds it not.
+    """Return how far rebuilt weights may be off what is recorded; None is no bound.
 
     It is the recipe's own bound or, if that is larger, what the service's precision asks for.
     """

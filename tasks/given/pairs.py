@@ -236,7 +236,7 @@ class BoundPairs(Given):
         if not apart <= tolerance:
             raise ReferenceApart(
                 f"the log-probabilities of the untrained policy are up to {apart:.3g} off those of "
-                "the reference, which has the same weights, and checkpoints.probe_tolerance is "
+                "the reference, which has the same weights; checkpoints.probe_tolerance allows "
                 f"{tolerance:g}: the service trains in another precision than it samples. Give a "
                 "larger checkpoints.probe_tolerance, if pairs may be compared that roughly"
             )

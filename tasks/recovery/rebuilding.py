@@ -84,8 +84,8 @@ class RebuiltPolicy:
             raise ProbeError(
                 f"the policy {self.origin} does not give the log-probabilities that were recorded "
                 f"at step {step}: those of a datum are off by up to {difference:.3g}, and "
-                f"checkpoints.probe_tolerance is {self.tolerance:g}. Nothing was applied. Go on "
-                "from an earlier checkpoint with `ratchet fork` or, if the service is known to "
+                f"checkpoints.probe_tolerance allows {self.tolerance:g}. Nothing was applied. Go "
+                "on from an earlier checkpoint with `ratchet fork` or, if the service is known to "
                 "train in another precision than it samples, give a larger tolerance"
             )
 

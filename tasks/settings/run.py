@@ -93,7 +93,7 @@ class Checkpoints(Section):
 
     probe_tolerance: float | None = Field(default=1e-4, ge=0, le=1e6)
     """Largest difference of rebuilt weights to recorded log-probabilities; empty only reports it.
-    A service that samples in another precision than it trains needs more."""
+    Four times the difference of a service's sampler and trainer is allowed, if that is more."""
 
     def due(self, step: int, steps: int) -> bool:
         """Return whether checkpoint `step` of `steps` saves the training state."""
