@@ -115,8 +115,9 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     tolerance = checkpoints.probe_tolerance
     if tolerance is not None:
         key = f"checkpoints.probe_tolerance {tolerance:g}"
+        larger = f"give a larger one, if measures by the sampler may be that rough, or {other}"
         for name in SAMPLER_FINDINGS:
-            yield ServiceNeed(name, key, other, most=max(tolerance, ROUGH))
+            yield ServiceNeed(name, key, larger, most=max(tolerance, ROUGH))
         yield ServiceNeed("company", key, other, most=tolerance, cost=ROUGH_COST)
 
 

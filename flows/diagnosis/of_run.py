@@ -75,8 +75,7 @@ def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
     """Return what is recorded of this very service, if it is all that the recipe needs."""
     if not is_written(run.service):
         return None
-    recorded, found = read_json(run.service), read_diagnosis(run)
-    asked = {need.finding for need in needs(recipe)}
+    recorded, found, asked = read_json(run.service), read_diagnosis(run), _asked(recipe)
     same = (recorded["url"], recorded["base"], recorded["sdk"]) == _key(recipe)
     if not same or not asked <= found.keys():
         return None
@@ -85,14 +84,22 @@ def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
 
 def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
     key = _key(recipe)
-    known = _known.setdefault(key, {})
-    asked = {need.finding for need in needs(recipe)}
+    known, asked = _known.setdefault(key, {}), _asked(recipe)
     made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
     known |= {one.name: one for one in made.findings}
     wanted = tuple(one for name, one in known.items() if name in asked)
     diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
     write_json(run.service, asdict(diagnosis))
     return diagnosis
+
+
+def _asked(recipe: RunRecipe) -> set[str]:
+    """Return what is probed: what the recipe needs; of hosted Tinker, the precision alone.
+
+    What hosted Tinker does with a field is what the API means by it.
+    """
+    named = {need.finding for need in needs(recipe)}
+    return named if os.environ.get("TINKER_BASE_URL") else named & {*SAMPLER_FINDINGS}
 
 
 def _key(recipe: RunRecipe) -> tuple[str, str, str]:

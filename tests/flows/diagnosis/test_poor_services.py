@@ -3,6 +3,8 @@
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from adapters.calls import POLICY
 from adapters.diagnosis import examining
 from adapters.diagnosis.examining import SERVICE_PROBES
+from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import ServiceRefused
 from benchmarks.servers.hello_on_skyrl import equal_steps
 from flows.cli.commands import app
@@ -69,6 +72,20 @@ def test_a_service_is_probed_once_and_recorded(server: PoorServer) -> None:
     train(small_recipe(**SHORT, steps=1), run="probed-again")
     assert server.asked.count("create_model") == 1  # the run's own
     assert read_json(folder_of("probed-again").service)["findings"] == recorded["findings"]
+
+
+def test_hosted_tinker_whose_fields_are_those_of_the_api_is_probed_for_its_precision_alone(
+    engine: Address, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = TinkerServer(engine.url, engine.key, Future(), None)
+    monkeypatch.setattr("adapters.tinker.service.server_at", lambda *_: nullcontext(hosted))
+    monkeypatch.setattr("adapters.tinker.service.needs_engine", lambda _: False)
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    monkeypatch.setenv("TINKER_API_KEY", engine.key)
+    train(small_recipe(**SHORT, steps=1), run="hosted")
+    recorded = read_json(folder_of("hosted").service)
+    assert recorded["url"] == "hosted Tinker"
+    assert [one["name"] for one in recorded["findings"]] == ["logprobs", "company"]
 
 
 @with_fault("ignores grad_clip_norm")
