@@ -116,7 +116,7 @@ def test_a_policy_that_its_sampler_does_not_sample_is_not_trained(trained: Train
     trained.ledger.path.unlink()
     updater = trained.updater()
     trained.ledger.add(Checkpoint(0, other, trained.ledger.at(0).state))
-    with pytest.raises(SamplerApart, match=r"up to .* off those of its sampler, and checkpoints"):
+    with pytest.raises(SamplerApart, match=r"up to .* off those of its sampler; checkpoints"):
         updater.update(0, [trained.datums(0)])
     assert trained.ledger.last_step() == 0
     update = trained.updater(None).update(0, [trained.datums(0)])
