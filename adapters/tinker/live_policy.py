@@ -1,5 +1,6 @@
 """A live training client, and what a run asks of it: apply datums, probe one, save, give out."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -216,8 +217,14 @@ class LivePolicy:
         return self._wait(_Asked(forward, metered), what)
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
-        """Submit saves. Requests are served in order, so the saves hold every update before."""
+        """Submit saves. Requests are served in order, so the saves hold every update before.
+
+        The SDK numbers the save of a sampler in its own thread, and an update at once. Without a
+        wait for that thread, an update that is submitted next could be served before the save.
+        """
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_seconds)
+        numbered = self._client.holder.run_coroutine_threadsafe(asyncio.sleep(0))
+        self._service.result(numbered, f"the number of the save {name}")
         state = self._client.save_state(name, ttl_seconds=ttl_seconds) if with_state else None
         return sampler, state
 

@@ -1,0 +1,41 @@
+"""A live training client: what it saves is what it was when the save was asked for."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinker import AdamParams
+
+from adapters.diagnosis.bench import TOKENS, datum
+from adapters.tinker.engines import TinkerServer
+from adapters.tinker.live_policy import LivePolicy
+from adapters.tinker.service import Service, open_session
+from tests.support.servers.engine_server import TINY, serving
+
+BASE = str(TINY)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with serving(TINY, tmp_path / "engine") as address:
+        server = TinkerServer(address.url, address.key, Future(), None)
+        with open_session(server, patience=60) as service:
+            yield service
+
+
+def test_a_save_does_not_hold_an_update_that_is_submitted_behind_it(service: Service) -> None:
+    """The SDK's own thread, which numbers the save of a sampler, is late here."""
+    create = service.client.create_lora_training_client
+    client = service.create("a client", create, base_model=BASE, rank=8, seed=1)
+    live = LivePolicy(service, client)
+    service.client.holder.get_loop().call_soon_threadsafe(time.sleep, 0.5)
+    saving = live.save("before", None, with_state=False)
+    client.forward_backward([datum()], "cross_entropy")
+    client.optim_step(AdamParams(learning_rate=0.1))
+    saved = service.sampler(live.saved(0, saving)[0])
+    untrained = service.base_sampler(BASE)
+    last = [len(TOKENS) - 1]
+    assert np.allclose(saved.score([TOKENS], last), untrained.score([TOKENS], last), atol=1e-4)
