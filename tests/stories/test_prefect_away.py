@@ -96,7 +96,7 @@ def assert_whole(folder: Path, api: httpx.Client) -> None:
     assert states == ["COMPLETED"]
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
     phases = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in phases if line["phase"] == "applied"] == [1, 2, 3]
+    assert [line["step"] for line in phases if line["phase"] == "intent"] == [1, 2, 3]
 
 
 def test_a_run_outlives_the_absence_of_the_prefect_server(
@@ -181,7 +181,8 @@ def test_a_worker_says_in_a_line_that_its_server_is_away_and_logs_the_rest(
     told = [line for line in terminal.splitlines() if "the log has all of it" in line]
     assert 1 <= len(told) <= 2, "one of the worker, and one of its flow run"
     assert "ConnectionRefusedError" not in terminal
-    assert log.count("ConnectionRefusedError") > len(told)
+    for line in told:
+        assert line.partition(" - ")[2].partition(" (")[0] in log
 
 
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:
