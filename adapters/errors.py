@@ -21,6 +21,7 @@ UserError               an error that its user can mend
     SayError            a file of what a stand-in says
     LiteLLMMissing      a role of LiteLLM's where LiteLLM is not installed
     NoProvider          a role's provider
+    CannotScore         a server that does not score what others have sampled
     ChatTemplateError   a chat template
     NoRenderer          a renderer's name
     DatasetError        a dataset
@@ -50,6 +51,7 @@ UserError               an error that its user can mend
         ClusterFailed   a cluster that has lost a batch
         DoorDied        a door's process, with its batches
         DoorUnreachable a worker to which the door does not answer
+        ScoringFailed   a server that scores, or the way to it
         ServiceFailed   the network or the service
             TimedOut    a request that was not answered in time
     ServiceError        an error of the Tinker service

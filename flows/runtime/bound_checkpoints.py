@@ -6,10 +6,10 @@ addresses, and its engine has their weights. The run does not need the other run
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import BaseModel
 
@@ -38,13 +38,12 @@ from tasks.storage.manifest import read_manifest
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
+    from adapters.clients.scoring_server import ScoringServer, Vocabulary
     from adapters.tinker.service import PatientSampler, Service
     from tasks.recovery.recorded_steps import Start
     from tasks.references import Reads, References
 
 START_KEY = "model.start"
-TEACHER_KEY = "RATCHET_TEACHER_KEY"
-"""Environment variable with the API key of the teachers' service, if that is not the run's."""
 
 
 class CheckpointRefused(UserError):
@@ -287,12 +286,12 @@ def check_state(model: Model, service: "Service") -> None:
 @contextmanager
 def open_teacher(
     recipe: RunRecipe, folder: RunFolder, service: "Service"
-) -> Iterator["PatientSampler"]:
+) -> Iterator["PatientSampler | ScoringServer"]:
     """Yield the one teacher of a recipe."""
-    teachers, base = recipe.teachers(), recipe.model.base
+    teachers = recipe.teachers()
     [model] = teachers.models.values()
-    with _teaching_service(recipe, service) as elsewhere:
-        yield _open(teachers.key, model, base, folder, (service, elsewhere))
+    with ExitStack() as opened:
+        yield _open_teachers(opened, recipe, folder, service)[model]
 
 
 @contextmanager
@@ -305,17 +304,14 @@ def open_references(
     algorithm = recipe.algorithm
     teacher, named = algorithm.teacher, algorithm.teacher.named()
     asked: dict[str, References] = {}
-    with _teaching_service(recipe, service) as elsewhere:
-
-        def opened(key: str, name: str) -> "PatientSampler":
-            return _open(key, name, recipe.model.base, folder, (service, elsewhere))
-
+    with ExitStack() as opened:
         if algorithm.kl.coefficient:
             key, name = "algorithm.kl.reference", algorithm.kl.reference
-            asked["references"] = References({name: opened(key, name)})
+            reference = _open(key, name, recipe.model.base, folder, service)
+            asked["references"] = References({name: reference})
         if named:
-            key = "algorithm.teacher.models"
-            teachers = {name: opened(key, model) for name, model in named.items()}
+            models = _open_teachers(opened, recipe, folder, service)
+            teachers = {name: models[model] for name, model in named.items()}
             reads = _read_by(teacher.reads, recipe.model, service)
             asked["teachers"] = References(teachers, teacher.by, reads)
         yield asked
@@ -326,7 +322,7 @@ def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> d
     opened: dict[str, Policy] = {}
     for key, who in recipe.answering().items():
         if (name := checkpoint_of(who)) is not None:
-            sampler = _open(key, name, recipe.model.base, folder, (service, service))
+            sampler = _open(key, name, recipe.model.base, folder, service)
             opened[who] = Policy(sampler, who)
     return opened
 
@@ -341,45 +337,66 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
     return Reads(text, Chat(tokenizer, model.renderer, thinking=model.thinking))
 
 
-@contextmanager
-def _teaching_service(recipe: RunRecipe, service: "Service") -> Iterator["Service"]:
-    """Yield the service of teachers that are elsewhere, or else the run's own."""
+def _open_teachers(
+    opened: ExitStack, recipe: RunRecipe, folder: RunFolder, service: "Service"
+) -> dict[str, "PatientSampler | ScoringServer"]:
+    """Open the teachers of a recipe, by their models; those elsewhere are closed with `opened`."""
+    from adapters.clients.litellm import speaks_openai
+    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer
     from adapters.tinker.service import open_session, server_at
 
-    models = recipe.teachers().models.values()
-    urls = {model.partition("#")[0] for model in models if "://" in model}
-    if not urls:
-        yield service
-        return
-    with (
-        server_at(urls.pop(), os.environ[TEACHER_KEY]) as server,
-        open_session(server, recipe.service.timeout_seconds) as elsewhere,
-    ):
-        yield elsewhere
+    teachers, base, patience = recipe.teachers(), recipe.model.base, recipe.service.timeout_seconds
+    models = {*teachers.models.values()}
+    found: dict[str, PatientSampler | ScoringServer] = {
+        model: _open(teachers.key, model, base, folder, service)
+        for model in models
+        if "://" not in model
+    }
+    elsewhere = sorted(models - {*found})
+    if not elsewhere:
+        return found
+    url, own = elsewhere[0].partition("#")[0], service.tokenizer_of(service.base_sampler(base))
+    if speaks_openai(url):
+        for model in elsewhere:
+            found[model] = scoring = opened.enter_context(ScoringServer(model, patience))
+            if not scoring.shares(cast("Vocabulary", own)):
+                raise _other_tokens(teachers.key, model, base)
+        return found
+    server = opened.enter_context(server_at(url, os.environ.get(TEACHER_KEY, "none")))
+    there = opened.enter_context(open_session(server, patience))
+    for model in elsewhere:
+        found[model] = sampler = there.base_sampler(model.partition("#")[2])
+        _check_tokens(teachers.key, model, base, (own, there.tokenizer_of(sampler)))
+    return found
 
 
 def _open(
-    key: str, name: str, base: str, folder: RunFolder, services: tuple["Service", "Service"]
+    key: str, name: str, base: str, folder: RunFolder, service: "Service"
 ) -> "PatientSampler":
-    """Open a policy by its name; CheckpointRefused if its tokenizer is not the base's."""
-    from adapters.rendering.chat import fingerprint  # imports the renderers
-
-    service, elsewhere = services
+    """Open a policy of the run's own service; CheckpointRefused for other tokens."""
     if name == BASE:
         return service.base_sampler(base)
     if names_checkpoint(name):
         opened = service.sampler(read_bound(folder, name).of(POLICY).sampler)
-    elif "://" in name:
-        service = elsewhere
-        opened = service.base_sampler(name.partition("#")[2])
     else:
         opened = service.base_sampler(name)
-    own = services[0].tokenizer_of(services[0].base_sampler(base))
-    if fingerprint(service.tokenizer_of(opened)) != fingerprint(own):
-        raise CheckpointRefused(
-            f"{key} {name} has other tokens than {base}; give a model of the same family"
-        )
+    own = service.tokenizer_of(service.base_sampler(base))
+    _check_tokens(key, name, base, (own, service.tokenizer_of(opened)))
     return opened
+
+
+def _check_tokens(key: str, name: str, base: str, tokenizers: tuple[object, object]) -> None:
+    from adapters.rendering.chat import fingerprint  # imports the renderers
+
+    own, other = map(fingerprint, tokenizers)
+    if own != other:
+        raise _other_tokens(key, name, base)
+
+
+def _other_tokens(key: str, name: str, base: str) -> CheckpointRefused:
+    return CheckpointRefused(
+        f"{key} {name} has other tokens than {base}; give a model of the same family"
+    )
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:

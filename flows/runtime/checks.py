@@ -31,7 +31,7 @@ from flows.recipe.loading import (
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
-from flows.runtime.bound_checkpoints import TEACHER_KEY, CheckpointRefused, bind_checkpoints
+from flows.runtime.bound_checkpoints import CheckpointRefused, bind_checkpoints
 from tasks.algorithm.own_functions import check_source
 from tasks.checkpoints import Ledger
 from tasks.examples.teachers import choose_teacher, fill_reads
@@ -360,17 +360,14 @@ def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[st
                 "not; to stay near the start, give algorithm.kl.coefficient of flow train"
             )
         if "://" in model:
-            _check_place(teachers.key, model)
+            _check_place(teachers.key, model, recipe.service.timeout_seconds)
 
 
-def _check_place(key: str, model: str) -> None:
+def _check_place(key: str, model: str, patience: float) -> None:
     from adapters.clients.litellm import speaks_openai  # imports a client that few runs need
+    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer
 
     url = model.partition("#")[0]
-    if not os.environ.get(TEACHER_KEY):
-        raise CheckpointRefused(
-            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}"
-        )
     try:
         check_listener(url)
     except OSError as error:
@@ -379,9 +376,12 @@ def _check_place(key: str, model: str) -> None:
             "teacher"
         ) from error
     if speaks_openai(url):
+        with ScoringServer(model, patience) as scoring:
+            scoring.check()
+    elif not os.environ.get(TEACHER_KEY):
         raise CheckpointRefused(
-            f"{key} {model} is of a server of OpenAI's API, which scores no tokens that others "
-            "sampled; give a model of a Tinker service, or have that server judge: roles.judge"
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}. A server "
+            "of OpenAI's API needs none; its URL has the path of the API, such as /v1"
         )
 
 

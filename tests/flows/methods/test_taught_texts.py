@@ -237,6 +237,24 @@ def test_a_teacher_of_other_tokens_is_refused(
             pass
 
 
+@pytest.mark.story
+def test_texts_are_learnt_from_a_plain_server_that_scores_prompts(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.support.servers.engine_server import TINY, tiny_chat_service
+    from tests.support.servers.plain_server import plain_server
+
+    with (
+        tiny_chat_service(tmp_path) as service,
+        plain_server(service.base_sampler(str(TINY)), AutoTokenizer.from_pretrained(TINY)) as plain,
+    ):
+        finetune(changed(model=plain.model), run="plainly")
+    first = read_metrics(folder_of("plainly").metrics)[0]
+    assert first["loss"] == pytest.approx(0, abs=1e-4), "it is the model that learns"
+
+
 def test_what_a_teacher_would_leave_without_effect_is_refused() -> None:
     values = TAUGHT.model_dump()
     with pytest.raises(ValueError, match="loss dft does nothing with teacher"):

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from adapters.calls import POLICY
+from adapters.clients.scoring_server import CannotScore
 from adapters.errors import UserError
 from adapters.project.modules import load_agent_file
 from flows.cli.dry_recipes import shrink
@@ -27,12 +29,18 @@ from tasks.shards import read_shard
 from tasks.storage.manifest import ByStep, parent_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.storage.tables import arrays, read_table
-from tests.support.door.opened_door import Opened
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
 from tests.support.servers.dying_engine import dying_in_update
-from tests.support.servers.engine_server import KEY, TINY_CHAT, serving
+from tests.support.servers.engine_server import (
+    KEY,
+    TINY,
+    TINY_CHAT,
+    serving,
+    tiny_chat_service,
+)
+from tests.support.servers.plain_server import PlainServer, plain_server
 
 hello = load_agent_file("hello")
 ALONE = {"groups": 4, "group_size": 1, "max_tokens": 16}
@@ -206,7 +214,7 @@ def test_a_dry_run_asks_the_teacher(school: RunFolder) -> None:
         ("whole@0", "whole@0 is the policy itself"),
         ("refused@2", "names no run"),
         ("local/tiny-chat", "tiny-chat is the policy itself"),
-        ("http://127.0.0.1:9#some/model", "set RATCHET_TEACHER_KEY"),
+        ("http://127.0.0.1:9#some/model", "cannot be reached"),
     ],
 )
 def test_what_cannot_teach_is_refused_before_anything_starts(
@@ -217,13 +225,48 @@ def test_what_cannot_teach_is_refused_before_anything_starts(
     assert not folder_of("refused").path.exists()
 
 
-def test_a_server_of_openai_s_api_cannot_teach(
-    school: RunFolder, opened: Opened, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainServer]:
+    with (
+        tiny_chat_service(tmp_path_factory.mktemp("plain")) as service,
+        plain_server(service.base_sampler(str(TINY)), AutoTokenizer.from_pretrained(TINY)) as plain,
+    ):
+        yield plain
+
+
+@pytest.fixture
+def plain(served: PlainServer) -> Iterator[PlainServer]:
+    yield served
+    served.fault = None
+
+
+@pytest.mark.story
+def test_a_plain_server_that_scores_prompts_can_teach(
+    school: RunFolder, plain: PlainServer
 ) -> None:
-    monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
-    with pytest.raises(CheckpointRefused, match=r"OpenAI's API, which scores no tokens.*roles\.ju"):
-        train(taught_by(f"{opened.url}#some/model"), run="refused")
+    train(taught_by(plain.model, steps=1), run="plainly")
+    for _, log_q, log_t in sampled(folder_of("plainly"), 0):
+        assert log_q == pytest.approx(log_t, abs=1e-5), "it is the model that has sampled"
+
+
+def test_a_plain_server_that_scores_no_prompts_is_refused_before_anything_starts(
+    school: RunFolder, plain: PlainServer
+) -> None:
+    plain.fault = lambda _: None
+    with pytest.raises(CannotScore, match="tiny-chat gives no log-probabilities of a prompt"):
+        train(taught_by(plain.model), run="refused")
     assert not folder_of("refused").path.exists()
+
+
+@pytest.mark.story
+def test_a_plain_server_of_other_tokens_is_refused(school: RunFolder, plain: PlainServer) -> None:
+    plain.fault = lambda places: [
+        place and {token: {**told, "decoded_token": "x"} for token, told in place.items()}
+        for place in places or []
+    ]
+    with pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat; give a mo"):
+        train(taught_by(plain.model), run="refused-later")
+    assert not folder_of("refused-later").trajectories(POLICY, 0).exists()
 
 
 def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
@@ -260,6 +303,14 @@ def test_a_teacher_of_another_service_is_asked_there(
         train(taught_by(f"{address.url}#{TINY_CHAT}", steps=1), run="elsewhere")
     for _, log_q, log_t in sampled(folder_of("elsewhere"), 0):
         assert log_q == pytest.approx(log_t, abs=1e-5), "it is the model that has sampled"
+
+
+def test_a_teacher_of_another_service_needs_its_key(school: RunFolder, tmp_path: Path) -> None:
+    with (
+        serving(TINY_CHAT, tmp_path) as address,
+        pytest.raises(CheckpointRefused, match=r"is not there; set RATCHET_TEACHER_KEY\. A se"),
+    ):
+        train(taught_by(f"{address.url}#{TINY_CHAT}"), run="refused")
 
 
 @pytest.mark.story

@@ -1,0 +1,152 @@
+"""Servers of OpenAI's API that score what others have sampled, and those that cannot."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from adapters.clients.scoring_server import CannotScore, ScoringFailed, ScoringServer
+from tests.support.servers.engine_server import TINY, tiny_chat_service
+from tests.support.servers.plain_server import PlainServer, plain_server
+
+TOKENIZER = AutoTokenizer.from_pretrained(TINY)
+DRAW = np.random.default_rng(0)
+TEXTS = [DRAW.integers(3, 1500, length).tolist() for length in (2, 9, 40)]
+LAST = [1, 4, 39]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainServer]:
+    with (
+        tiny_chat_service(tmp_path_factory.mktemp("state")) as service,
+        plain_server(service.base_sampler(str(TINY)), TOKENIZER) as plain,
+    ):
+        yield plain
+
+
+@pytest.fixture
+def plain(served: PlainServer) -> Iterator[PlainServer]:
+    yield served
+    served.fault = served.refusal = None
+    served.asked.clear()
+
+
+@pytest.fixture
+def scoring(plain: PlainServer) -> Iterator[ScoringServer]:
+    with ScoringServer(plain.model, 60) as opened:
+        yield opened
+
+
+def test_a_plain_server_scores_as_its_model_does(
+    plain: PlainServer, scoring: ScoringServer
+) -> None:
+    own = plain.sampler.score(TEXTS, LAST)
+    for mine, theirs in zip(scoring.score(TEXTS, LAST), own, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_plain_server_has_the_likeliest_tokens_of_its_model(
+    plain: PlainServer, scoring: ScoringServer
+) -> None:
+    own = plain.sampler.score_likeliest(TEXTS, LAST, 5)
+    for mine, theirs in zip(scoring.score_likeliest(TEXTS, LAST, 5), own, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_token_that_is_never_sampled_has_no_finite_log_probability(
+    plain: PlainServer, scoring: ScoringServer
+) -> None:
+    plain.fault = lambda places: [
+        place and {token: {**told, "logprob": -9999.0} for token, told in place.items()}
+        for place in places or []
+    ]
+    [scores] = scoring.score(TEXTS[:1], [1])
+    assert scores.tolist() == [float("-inf")]
+
+
+def changed(**told: Any) -> Callable[[Any], Any]:
+    """Return a fault: each token of each place is told otherwise."""
+
+    def fault(places: list[Any]) -> list[Any]:
+        return [
+            place and {token: {**one, **told} for token, one in place.items()} for place in places
+        ]
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda _: None, "gives no log-probabilities of a prompt; give a server that honours"),
+        (lambda places: places[1:], "gives no log-probabilities of a prompt"),
+        (lambda places: [None, *({} for _ in places[1:])], "gives 0 tokens at a place"),
+        (changed(logprob=0.7), "their sum at a place is 2.01; start vLLM with --logprobs-mode"),
+        (changed(logprob=None), "log-probabilities that cannot be read"),
+        (changed(logprob="nan"), "of token .* is NaN"),
+        (lambda places: [None, *(["x"] for _ in places[1:])], "that cannot be read"),
+        (lambda places: [None, *({"x": {}} for _ in places[1:])], "that cannot be read"),
+    ],
+)
+def test_a_server_that_scores_otherwise_is_refused(
+    plain: PlainServer, scoring: ScoringServer, fault: Callable[[Any], Any], said: str
+) -> None:
+    plain.fault = fault
+    with pytest.raises(CannotScore, match=said) as refused:
+        scoring.check()
+    assert f"the server of {plain.model}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "said"),
+    [
+        ((401, "Incorrect key: none"), CannotScore, "its key; set RATCHET_TEACHER_KEY"),
+        ((400, "out of vocabulary"), CannotScore, "refuses to score a prompt: out of vocabulary"),
+        ((503, "is loading"), ScoringFailed, "refuses to score a prompt: is loading; start the sa"),
+    ],
+)
+def test_a_refusal_says_whether_it_may_pass(
+    plain: PlainServer, refusal: tuple[int, str], kind: type[Exception], said: str
+) -> None:
+    plain.refusal = refusal
+    with ScoringServer(plain.model, 60) as scoring, pytest.raises(kind, match=said):
+        scoring.check()
+
+
+def test_a_server_that_is_away_may_come_back(plain: PlainServer) -> None:
+    with (
+        ScoringServer("http://127.0.0.1:9/v1#some/model", 60) as scoring,
+        pytest.raises(ScoringFailed, match="cannot be asked: APIConnectionError"),
+    ):
+        scoring.check()
+
+
+def test_more_likeliest_tokens_than_the_server_allows_are_refused(scoring: ScoringServer) -> None:
+    with pytest.raises(CannotScore, match="greater than max allowed: 20"):
+        scoring.score_likeliest(TEXTS, LAST, 21)
+
+
+def test_a_server_shares_the_tokens_of_its_own_tokenizer_alone(
+    plain: PlainServer, scoring: ScoringServer, tiny_model: Path
+) -> None:
+    assert scoring.shares(TOKENIZER)
+    assert not scoring.shares(AutoTokenizer.from_pretrained(tiny_model))
+    plain.refusal = (400, "Token id 99999 is out of vocabulary")
+    assert not scoring.shares(TOKENIZER)
+
+
+def test_a_plain_server_gets_the_teachers_key_and_nothing_of_openai_s(
+    plain: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("API_KEY", "ORG_ID", "PROJECT_ID"):
+        monkeypatch.setenv(f"OPENAI_{name}", "of-openai")
+    monkeypatch.setenv("RATCHET_TEACHER_KEY", "of-teachers")
+    with ScoringServer(plain.model, 60) as scoring:
+        scoring.check()
+    [headers] = plain.asked
+    assert headers["authorization"] == "Bearer of-teachers"
+    assert "of-openai" not in str(headers)
