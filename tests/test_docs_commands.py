@@ -23,7 +23,9 @@ from flows.runtime.checks import check_recipe
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "datasets" / "README.md", *(ROOT / "docs").glob("*.md")]
-COMMAND = re.compile(r"^ +(?:\.venv/bin/)?ratchet (?:train|dryrun|evaluate) ([a-z][^#\n]*)", re.M)
+COMMAND = re.compile(
+    r"^ +(?:\.venv/bin/)?ratchet (?:train|dryrun|evaluate) ([a-z](?:[^#\n]|(?<! )#)*)", re.M
+)
 LINE = re.compile(r"^ *(?:\S+=\S+ )*(?:\.venv/bin/)?ratchet ([a-z].*)$", re.M)
 QUOTED = re.compile(r"`(?:\.venv/bin/)?ratchet ([a-z][^`]*)`")
 """A command in a sentence, which may leave out what the sentence is not about."""

@@ -131,12 +131,25 @@ class ScoringServer:
             return [(tokens[1:], places, count) for tokens, places, count in scored]
 
     def _ask(self, tokens: Sequence[int], k: int) -> list[Place]:
-        """Return the places of a prompt after the first, each with its own token and k likeliest.
-
-        One token is sampled, since vLLM takes no fewer.
-        """
+        """Return the places after a prompt's first, each with its own token and the k likeliest."""
         try:
-            answer = self._client.completions.create(
+            [choice] = self._answer(tokens, k).choices
+            _, *told = choice.prompt_logprobs
+            places = [_read(place) for place in told]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._error(
+                f"gives no log-probabilities of a prompt that can be read ({error}); give a server "
+                "that honours prompt_logprobs, as vLLM does, or a model of a Tinker service"
+            ) from error
+        if len(places) != len(tokens) - 1:
+            raise self._error(f"scores {len(places) + 1} tokens instead of {len(tokens)}")
+        self._check(places, tokens[1:], k)
+        return places
+
+    def _answer(self, tokens: Sequence[int], k: int) -> Any:
+        """Have the server read a prompt, and sample one token, since vLLM samples no fewer."""
+        try:
+            return self._client.completions.create(
                 model=self._name,
                 prompt=[*tokens],
                 max_tokens=1,
@@ -146,22 +159,13 @@ class ScoringServer:
             raise self._error(f"refuses its key; set {TEACHER_KEY} to another one") from error
         except openai.APIStatusError as error:
             passing = error.status_code >= 500 or error.status_code in (408, 409, 429)
-            told = error.body.get("message") if isinstance(error.body, dict) else error.body
-            raise self._error(f"refuses to score a prompt: {told or error}", passing) from error
+            told = error.body.get("message") if isinstance(error.body, dict) else None
+            said = f"refuses to score a prompt: {told or error}"
+            if k:
+                said += f"; ask for fewer than {k}, or start vLLM with --max-logprobs {k}"
+            raise self._error(said, passing) from error
         except openai.OpenAIError as error:
-            raise self._error(f"cannot be asked: {type(error).__name__}: {error}", True) from error
-        told = getattr(answer.choices[0], "prompt_logprobs", None) if answer.choices else None
-        if not isinstance(told, list) or len(told) != len(tokens):
-            raise self._error(
-                "gives no log-probabilities of a prompt; give a server that honours "
-                "prompt_logprobs, as vLLM does, or a model of a Tinker service"
-            )
-        try:
-            places = [_read(place) for place in told[1:]]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._error(f"gives log-probabilities that cannot be read: {error}") from error
-        self._check(places, tokens[1:], k)
-        return places
+            raise self._error(f"cannot be asked: {error}", passing=True) from error
 
     def _check(self, places: Sequence[Place], tokens: Sequence[int], k: int) -> None:
         """Refuse what no distribution has, or what was not asked for."""
@@ -178,7 +182,7 @@ class ScoringServer:
                 )
 
     def _error(self, said: str, passing: bool = False) -> UserError:
-        text = f"the server of {self.model} {said}"
+        text = f"the server of {self.model} {said.rstrip('.')}"
         return ScoringFailed(f"{text}; start the same run again") if passing else CannotScore(text)
 
 

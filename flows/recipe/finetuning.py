@@ -90,7 +90,7 @@ class TextTeacher(Section):
     model: str | None = None
     """Teacher, of the policy's tokens: `RUN@STEP`, a checkpoint; `base`, the untrained model;
     another base model of the service, by a name with a slash; or `URL#MODEL`, a base model of
-    another service, whose key is RATCHET_TEACHER_KEY."""
+    another service, or one of a server such as vLLM, whose key is RATCHET_TEACHER_KEY."""
 
     top_k: int = Field(default=20, ge=1, le=1000)
     """Likeliest tokens that are learnt at a place; all others are one bucket."""

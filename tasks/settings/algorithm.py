@@ -101,8 +101,9 @@ class Teacher(Section):
 
     models: tuple[str, ...] = ()
     """Teachers: `RUN@STEP`, a checkpoint; another base model of the service, by a name with a
-    slash; or `URL#MODEL`, a base model of another service, whose key is RATCHET_TEACHER_KEY. All
-    have the policy's tokens. Where there are several, each is `NAME=MODEL`."""
+    slash; or `URL#MODEL`, a base model of another service, or one of a server such as vLLM, which
+    scores prompts. Their key is RATCHET_TEACHER_KEY. All have the policy's tokens. Where there are
+    several, each is `NAME=MODEL`."""
 
     by: str | None = None
     """The column of an example that names its teacher, where there are several."""

@@ -132,7 +132,7 @@ def test_the_worker_of_a_killed_flow_is_refused_by_the_flow_that_resumes(
         [
             sys.executable,
             "-m",
-            "tests.support.servers.dask_flow",
+            "tests.support.agents.dask_flow",
             str(tmp_path / "run"),
             cluster.address,
             str(port),

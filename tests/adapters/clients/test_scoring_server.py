@@ -82,14 +82,15 @@ def changed(**told: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (lambda _: None, "gives no log-probabilities of a prompt; give a server that honours"),
-        (lambda places: places[1:], "gives no log-probabilities of a prompt"),
+        (lambda _: None, "gives no log-probabilities of a prompt .*; give a server that honours"),
+        (lambda places: places[1:], "scores 1 tokens instead of 2"),
+        (lambda _: [], "gives no log-probabilities of a prompt that can be read"),
         (lambda places: [None, *({} for _ in places[1:])], "gives 0 tokens at a place"),
         (changed(logprob=0.7), "their sum at a place is 2.01; start vLLM with --logprobs-mode"),
-        (changed(logprob=None), "log-probabilities that cannot be read"),
+        (changed(logprob=None), "no log-probabilities of a prompt that can be read"),
         (changed(logprob="nan"), "of token .* is NaN"),
-        (lambda places: [None, *(["x"] for _ in places[1:])], "that cannot be read"),
-        (lambda places: [None, *({"x": {}} for _ in places[1:])], "that cannot be read"),
+        (lambda places: [None, *(["x"] for _ in places[1:])], "that can be read"),
+        (lambda places: [None, *({"x": {}} for _ in places[1:])], "that can be read"),
     ],
 )
 def test_a_server_that_scores_otherwise_is_refused(
@@ -120,13 +121,13 @@ def test_a_refusal_says_whether_it_may_pass(
 def test_a_server_that_is_away_may_come_back(plain: PlainServer) -> None:
     with (
         ScoringServer("http://127.0.0.1:9/v1#some/model", 60) as scoring,
-        pytest.raises(ScoringFailed, match="cannot be asked: APIConnectionError"),
+        pytest.raises(ScoringFailed, match="cannot be asked: Connection error; start the same run"),
     ):
         scoring.check()
 
 
 def test_more_likeliest_tokens_than_the_server_allows_are_refused(scoring: ScoringServer) -> None:
-    with pytest.raises(CannotScore, match="greater than max allowed: 20"):
+    with pytest.raises(CannotScore, match="allowed: 20; ask for fewer than 21, or start vLLM with"):
         scoring.score_likeliest(TEXTS, LAST, 21)
 
 

@@ -76,7 +76,7 @@ class PlainServer:
         if asked["max_tokens"] < 1:
             return 400, "max_tokens must be at least 1, got 0."
         if asked["prompt_logprobs"] > MOST_LIKELIEST:
-            return 400, f"greater than max allowed: {MOST_LIKELIEST}"
+            return 400, f"Requested prompt logprobs of more than max allowed: {MOST_LIKELIEST}"
         return None
 
     def _places(self, tokens: Sequence[int], k: int) -> list[Place | None]:
