@@ -39,7 +39,8 @@ from adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open
 
 MOST_SECONDS = 60.0
 """Time for all probes; those that it does not suffice for are not asked."""
-PATIENCE_WITH_PROBE = 12.0
+PATIENCE_WITH_PROBE = 20.0
+"""Longer than a server takes that loads a model for its first answer, or compiles for it."""
 OTHER_PARTS = (LookupError, ValueError, TypeError)
 """Errors of a probe whose answers have other parts than such answers have."""
 
@@ -145,29 +146,32 @@ def examine(
     base: str,
     names: Collection[str] | None = None,
     *,
+    first: Collection[str] = (),
     strict: bool = False,
 ) -> Diagnosis:
-    """Probe what a service offers: the findings of these `names`, or all.
+    """Probe what a service offers: the findings of these `names`, or all, those of `first` first.
 
     A probe that cannot be made, for reasons that may pass or because a client is refused, is a
     finding too; `strict` raises its error, and waits as long as the service's patience lasts.
     """
-    began, findings, spent = time.monotonic(), list[Finding](), list[Work]()
-    for named, probe in SERVICE_PROBES.items():
-        if names is not None and not {*named} & {*names}:
+    began, found, spent = time.monotonic(), dict[str, Finding](), list[Work]()
+    for named, probe in sorted(SERVICE_PROBES.items(), key=lambda one: {*first}.isdisjoint(one[0])):
+        if names is not None and {*names}.isdisjoint(named):
             continue
         bench = Bench(service, base, spent)
-        if strict:
-            findings += _ask(bench, named, probe, service.patience)
-            continue
         left = MOST_SECONDS - (time.monotonic() - began)
-        findings += _make(bench, named, probe, left)
-    wanted = [one for one in findings if names is None or one.name in names]
+        made = (
+            _ask(bench, named, probe, service.patience)
+            if strict
+            else _make(bench, named, probe, left)
+        )
+        found |= {one.name: one for one in made}
+    wanted = [name for named in SERVICE_PROBES for name in named if name in found]
     return Diagnosis(
         service.server.url or HOSTED,
         base,
         tinker.__version__,
-        tuple(wanted),
+        tuple(found[name] for name in wanted if names is None or name in names),
         time.monotonic() - began,
         total(spent),
     )
@@ -178,7 +182,8 @@ def _make(
 ) -> list[Finding]:
     """Make a probe in the seconds that are `left`; whatever hinders it is a finding."""
     if left <= 0:
-        return [_failed(name, f"{MOST_SECONDS:.0f} s were over before") for name in named]
+        said = f"{MOST_SECONDS:.0f} s were over before; ask again, if this server compiles first"
+        return [_failed(name, said) for name in named]
     try:
         return _ask(bench, named, probe, min(left, PATIENCE_WITH_PROBE))
     except PassingError as error:

@@ -1,7 +1,7 @@
 """A service's diagnosis for people: a table, what a recipe lacks there, a text for its makers."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from adapters.errors import counted
 from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.service import Service, connect
-from flows.diagnosis.needs import Unmet, title, unmet
+from flows.diagnosis.needs import Unmet, needs, not_known, title, unmet
 from flows.recipe.loading import named_recipe
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
@@ -31,6 +31,7 @@ class Examined:
     diagnosis: Diagnosis
     recipe: str | None
     lacking: tuple[Unmet, ...]
+    not_known: tuple[Unmet, ...]
 
     @classmethod
     def ask(
@@ -42,9 +43,11 @@ class Examined:
             os.environ["TINKER_BASE_URL"] = url
         if base is None and recipes:
             base = recipes[0].model.base
-        diagnosis = diagnose(base)
+        first = {need.finding for recipe in recipes for need in needs(recipe)}
+        diagnosis = diagnose(base, first)
         lacking = [one for recipe in recipes for one in unmet(recipe, diagnosis)]
-        return cls(diagnosis, name, tuple(dict.fromkeys(lacking)))
+        unclear = [one for recipe in recipes for one in not_known(recipe, diagnosis)]
+        return cls(diagnosis, name, tuple(dict.fromkeys(lacking)), tuple(dict.fromkeys(unclear)))
 
     @property
     def refuses(self) -> bool:
@@ -70,8 +73,10 @@ class Examined:
             for one in self.lacking
             if one.need.cost
         ]
-        head = f"\n{self.recipe} {can} be trained there"
-        return "\n".join([head, *(f"- {said}" for said in (*refused, *borne))])
+        unclear = [one.fact() for one in self.not_known]
+        as_known = ", as far as it is known" if unclear else ""
+        head = f"\n{self.recipe} {can} be trained there{as_known}"
+        return "\n".join([head, *(f"- {said}" for said in (*refused, *borne, *unclear))])
 
     def issue(self) -> str:
         """Return a text for the makers of the service: a paragraph for each fault."""
@@ -97,13 +102,15 @@ class Examined:
                 }
                 for one in self.lacking
             ],
+            "not_known": [one.fact() for one in self.not_known],
             "issue": self.issue().strip(),
         }
 
 
-def diagnose(base: str | None) -> Diagnosis:
+def diagnose(base: str | None, first: Collection[str] = ()) -> Diagnosis:
     """Probe the service of the environment, or else an engine that is started for it.
 
+    The findings of `first` are made before the others, for which there may be no time.
     Without a base model it is that of a recipe which names none, or else the service's first.
     """
     asked = base or Model().base
@@ -114,7 +121,8 @@ def diagnose(base: str | None) -> Diagnosis:
         TemporaryDirectory(prefix="ratchet-doctor-") as state,
         connect(asked, Path(state), PATIENCE) as service,
     ):
-        made = examine(service, asked if base else _first_model(service, asked))
+        named = asked if base else _first_model(service, asked)
+        made = examine(service, named, first=first)
     return replace(made, url=os.environ.get("TINKER_BASE_URL") or made.url)  # not a bridge's own
 
 

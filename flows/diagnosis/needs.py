@@ -35,7 +35,7 @@ class ServiceNeed:
 
 @dataclass(frozen=True)
 class Unmet:
-    """A need that a service does not meet, with what was found."""
+    """A need that a service does not meet, or of which nothing is known, with what was found."""
 
     need: ServiceNeed
     found: Finding
@@ -43,7 +43,7 @@ class Unmet:
     def fact(self) -> str:
         """Say what is needed by which key, and what came of it."""
         found = self.found
-        does = "does not honour" if found.verdict == "LIES" else "lacks"
+        does = {"LIES": "does not honour", "unknown": "has not shown"}.get(found.verdict, "lacks")
         came = (
             f"expected {found.expected}, got {found.measured}" if found.request else found.measured
         )
@@ -88,6 +88,12 @@ def unmet(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
     lacking = [Unmet(need, found) for need, found in known if found and not need.is_met(found)]
     refused = {one.found.name for one in lacking if not one.need.cost}
     return [one for one in lacking if not one.need.cost or one.found.name not in refused]
+
+
+def not_known(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
+    """List the needs of a recipe of which a diagnosis does not know whether they are met."""
+    known = [(need, diagnosis.of(need.finding)) for need in needs(recipe)]
+    return [Unmet(need, found) for need, found in known if found and found.verdict == "unknown"]
 
 
 def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from adapters.diagnosis import examining
+from adapters.diagnosis.bench import Finding
 from adapters.diagnosis.examining import SERVICE_PROBES, TITLES, Diagnosis, examine
 from adapters.diagnosis.trained import LOSSES
 from adapters.tinker.engines import TinkerServer
@@ -73,6 +74,23 @@ def test_an_engine_offers_all_that_is_probed_in_few_tokens(engine: Address) -> N
     assert {one.name for one in made.findings} == named
     assert named == {*TITLES, *(f"loss {loss}" for loss in LOSSES)}
     assert made.tokens <= 2000
+
+
+def test_what_is_asked_for_first_is_probed_first_and_the_table_stays_as_it_is(
+    engine: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def make(_: object, named: tuple[str, ...], *__: object) -> list[Finding]:
+        asked.extend(named)
+        return [Finding(name, "offers", "", "", "") for name in named]
+
+    monkeypatch.setattr(examining, "_make", make)
+    with service_at(engine.url, engine) as service:
+        made = examine(service, engine.base_model, first={"ttl", "rank"})
+    named = [name for names in SERVICE_PROBES for name in names]
+    assert asked == ["alpha", "rank", "ttl", *(n for n in named if n not in asked[:3])]
+    assert [one.name for one in made.findings] == named
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -219,3 +219,14 @@ def test_doctor_tells_what_of_a_recipe_a_service_forbids(
     record = json.loads(asked.stdout)
     assert (asked.exit_code, record["refuses"], record["unmet"]) == (0, False, [])
     assert {one["name"]: one["verdict"] for one in record["findings"]} == {"grad_clip": "LIES"}
+
+
+def test_doctor_says_what_a_recipe_needs_and_no_time_was_left_for(
+    server: PoorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examining, "MOST_SECONDS", 0.0)
+    said = CliRunner().invoke(app, ["doctor", "hello"]).output
+    assert "hello can be trained there, as far as it is known" in said
+    assert "- it has not shown seeds, which seed 0 needs (0 s were over before; ask again" in said
+    record = json.loads(CliRunner().invoke(app, ["doctor", "hello", "--json"]).stdout)
+    assert record["not_known"][0].startswith("it has not shown answers that the SDK reads")
