@@ -23,7 +23,7 @@ COMPARED = 256
 NEVER = -9999.0
 """Log-probability of a token that is never sampled, which JSON has no other number for."""
 ROUNDING = 1e-3
-"""By how much a log-probability may be above 0."""
+"""By how much the probabilities of a place may sum to more than 1."""
 NO_TOKEN = -99999.0
 """Log-probability of a cell without a token, as the Tinker SDK has it."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -94,7 +94,10 @@ class ScoringServer:
         return all(place[token][1].strip() == texts[token].strip() for token, place in pairs)
 
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last` so many tokens of each sequence."""
+        """Return the log-probabilities of the `last` so many tokens of each sequence.
+
+        A token that is never sampled has minus infinity.
+        """
         found = []
         for tokens, places, count in self._ask_all(sequences, last, 0):
             scores = [place[token][0] for token, place in zip(tokens, places, strict=True)]
