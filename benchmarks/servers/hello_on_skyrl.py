@@ -8,6 +8,7 @@ python -m benchmarks.servers.hello_on_skyrl --steps 10 --kills 5
 import argparse
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -83,14 +84,9 @@ def timed(
     run: RunFolder, settings: Sequence[str], environment: dict[str, str], seconds: dict[str, float]
 ) -> RunFolder:
     begun = time.monotonic()
-    if not rewards_exist(run):
-        killable_runs.train_to_end(run, settings, environment)
+    killable_runs.train_to_end(run, settings, environment)
     seconds[run.name] = time.monotonic() - begun
     return run
-
-
-def rewards_exist(run: RunFolder) -> bool:
-    return run.metrics.exists()
 
 
 def report(
@@ -122,6 +118,7 @@ def main() -> None:
     options.add_argument("--folder", type=Path, default=Path("runs/servers"))
     given = options.parse_args()
     version, folder = version_of(), given.folder.absolute()
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier version has trained
     settings = [f"steps={given.steps}", "evaluation.every=0", *given.settings]
     seconds: dict[str, float] = {}
     with killable_runs.prefect_server(folder / "prefect") as api:
