@@ -26,6 +26,8 @@ from tasks.storage.run_folder import RunFolder
 AFTER_SECONDS = 2.0
 """Longest time from a write to a kill."""
 REWARD = "reward/mean"
+FOLDERS = ("prefect", "engine", "skyrl", "skyrl-whole", "skyrl-killed")
+"""What a comparison writes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def main() -> None:
     options.add_argument("--folder", type=Path, default=Path("runs/servers"))
     given = options.parse_args()
     version, folder = version_of(), given.folder.absolute()
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier version has trained
+    for name in FOLDERS:  # which an earlier version may have made
+        shutil.rmtree(folder / name, ignore_errors=True)
     settings = [f"steps={given.steps}", "evaluation.every=0", *given.settings]
     seconds: dict[str, float] = {}
     with killable_runs.prefect_server(folder / "prefect") as api:
