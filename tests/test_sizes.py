@@ -16,7 +16,7 @@ LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")
 MOST_KEYS = {"train": 142, "finetune": 61, "prefer": 54, "stages": 8, "sweep": 8}
 """Flow → keys of its recipe."""
 MOST_LINES = {
-    "adapters": 1240, "adapters/clients": 865, "adapters/diagnosis": 1050,
+    "adapters": 1240, "adapters/clients": 910, "adapters/diagnosis": 1050,
     "adapters/dialects": 2160, "adapters/door": 2460, "adapters/harness": 1560,
     "adapters/network": 320, "adapters/places": 940, "adapters/process": 1310,
     "adapters/programs": 1260, "adapters/project": 440, "adapters/rendering": 1700,
@@ -24,14 +24,14 @@ MOST_LINES = {
     "adapters/wires": 900, "durable": 380, "durable/wire": 520, "engine": 860, "engine/api": 1520,
     "engine/model": 1660, "engine/sampling": 1620, "engine/state": 720, "engine/training": 920,
     "flows": 1580, "flows/cli": 2600, "flows/diagnosis": 440, "flows/estimating": 480,
-    "flows/importing": 1380, "flows/recipe": 2060, "flows/runtime": 3375, "flows/server": 1320,
+    "flows/importing": 1380, "flows/recipe": 2065, "flows/runtime": 3385, "flows/server": 1320,
     "ratchet": 120, "tasks": 3450, "tasks/algorithm": 2180, "tasks/comparison": 620,
     "tasks/doors": 820, "tasks/examples": 1160, "tasks/given": 2380, "tasks/recording": 2360,
     "tasks/recovery": 600, "tasks/reports": 4160, "tasks/settings": 1760, "tasks/spending": 1040,
     "tasks/storage": 2080, "tasks/tracking": 860,
 }  # fmt: skip
 """Room → lines of its Python and SQL; the room of a layer's own modules has the layer's name."""
-MOST = {"files": 384, "classes": 632, "deferred imports": 237}
+MOST = {"files": 384, "classes": 632, "deferred imports": 235}
 """Sizes of all layers together."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]

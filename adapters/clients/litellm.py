@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-import httpx
 import openai
 
 from adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from adapters.clients.libraries import keep_silent
 from adapters.errors import UserError
-from adapters.network.addresses import REACH_SECONDS, check_listener, check_place
+from adapters.network.addresses import check_listener, check_place
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
@@ -141,18 +140,6 @@ def check_model(role: str, model: str) -> None:
             f"the role {role} is answered by {model!r}, and LiteLLM knows no provider "
             f"{model.partition('/')[0]!r}; name one as provider/model, such as openai/gpt-4o-mini"
         ) from error
-
-
-def speaks_openai(url: str) -> bool:
-    """Return whether a server has OpenAI's list of models below a URL, for anybody or by a key."""
-    key = os.environ.get(SERVER_KEY) or "none"
-    headers = {"Authorization": f"Bearer {key}"}
-    try:
-        answer = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=REACH_SECONDS)
-        listed = answer.json()
-    except (httpx.HTTPError, ValueError):
-        return False
-    return answer.status_code in (200, 401) and {"data", "error"} & {*listed} != set()
 
 
 @functools.cache

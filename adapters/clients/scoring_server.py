@@ -9,25 +9,32 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, Self
 
+import httpx
 import numpy as np
 import openai
 
 from adapters.errors import PassingError, UserError
+from adapters.network.addresses import REACH_SECONDS
 
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
 """Environment variable with the key of the teachers' service, if that is not the run's."""
+CHECK_SECONDS = 60.0
+"""Time for a server's first answer."""
 AT_ONCE = 16
 """Sequences that are asked at once."""
-COMPARED = 256
-"""Tokens of the vocabulary whose texts are compared."""
+COMPARED, OF_A_PROMPT = 256, 32
+"""Tokens of the vocabulary whose texts are compared beside the added ones, and so many at once."""
 NEVER = -9999.0
 """Log-probability of a token that is never sampled, which JSON has no other number for."""
 ROUNDING = 1e-3
 """By how much the probabilities of a place may sum to more than 1."""
-NO_TOKEN = -99999.0
-"""Log-probability of a cell without a token, as the Tinker SDK has it."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Text of a token that is a part of a letter."""
+LARGEST_TOKEN = 2**31
+LONGEST_SAID = 300
+"""Characters of what a server says that an error repeats."""
+UNREADABLE_SCORES = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading an answer raises that is not what it should be."""
 
 Place = Mapping[int, tuple[float, str]]
 """Log-probability and text of each token of a place."""
@@ -46,6 +53,8 @@ class Vocabulary(Protocol):
 
     def get_vocab(self) -> dict[str, int]: ...
 
+    def get_added_vocab(self) -> dict[str, int]: ...
+
     def decode(self, token_ids: list[int]) -> str: ...
 
 
@@ -60,8 +69,9 @@ class ScoringServer:
     def __init__(self, model: str, patience: float) -> None:
         url, _, self._name = model.partition("#")
         self.model, key = model, os.environ.get(TEACHER_KEY) or "none"
-        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=patience)
-        # The environment's are for OpenAI.
+        # What fails in passing is tried again by the task that asks.
+        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=patience, max_retries=0)
+        # The environment may name an organization and a project, which are OpenAI's.
         self._client.organization = self._client.project = None
 
     def __enter__(self) -> Self:
@@ -70,28 +80,34 @@ class ScoringServer:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def check(self) -> None:
-        """Have the server score two tokens."""
-        self._ask((0, 1), 0)
+    def check(self, k: int) -> None:
+        """Have the server score a token, and give the k likeliest ones of its place."""
+        self._ask((0, 1), k)
 
     def shares(self, vocabulary: Vocabulary) -> bool:
         """Return whether the server has the texts of a tokenizer for its token ids.
 
-        COMPARED tokens are compared, spread over the vocabulary. Parts of letters are left out,
-        since their texts depend on the tokens beside them.
+        COMPARED tokens are compared, spread over the vocabulary, and all that were added to it,
+        such as those of a chat's turns. Parts of letters are left out, since their texts depend on
+        the tokens beside them.
         """
         known = sorted(vocabulary.get_vocab().values())
-        spread = {*np.linspace(0, len(known) - 1, COMPARED).astype(int).tolist()}
-        texts = {known[at]: vocabulary.decode([known[at]]) for at in sorted(spread)}
+        spread = np.linspace(0, len(known) - 1, COMPARED).astype(int)
+        chosen = {known[at] for at in spread} | {*vocabulary.get_added_vocab().values()}
+        texts = {token: vocabulary.decode([token]) for token in sorted(chosen)}
         tokens = [token for token, text in texts.items() if UNKNOWN not in text]
-        try:
-            places = self._ask(tokens, 0)
-        except CannotScore as error:
-            if isinstance(error.__cause__, openai.BadRequestError):  # it lacks one of the ids
+        for first in range(0, len(tokens), OF_A_PROMPT):
+            asked = tokens[first : first + OF_A_PROMPT]
+            try:
+                places = self._ask([tokens[0], *asked], 0)
+            except CannotScore as error:
+                if "vocabulary" in str(error):  # of which the server's has not all ids
+                    return False
+                raise
+            pairs = zip(asked, places, strict=True)
+            if any(place[token][1].strip() != texts[token].strip() for token, place in pairs):
                 return False
-            raise
-        pairs = zip(tokens[1:], places, strict=True)
-        return all(place[token][1].strip() == texts[token].strip() for token, place in pairs)
+        return True
 
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
         """Return the log-probabilities of the `last` so many tokens of each sequence.
@@ -110,18 +126,17 @@ class ScoringServer:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the k likeliest tokens at the `last` so many places of each sequence.
 
-        Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
-        has the log-probability NO_TOKEN.
+        Both arrays are [places, k]: the tokens, and their log-probabilities.
         """
         found = []
         for _, places, count in self._ask_all(sequences, last, k):
-            tokens = np.zeros((count, k), np.int64)
-            logprobs = np.full((count, k), NO_TOKEN, np.float32)
-            for row, place in enumerate(places[-count:]):
-                likeliest = sorted(place.items(), key=lambda one: (-one[1][0], one[0]))[:k]
-                tokens[row, : len(likeliest)] = [token for token, _ in likeliest]
-                logprobs[row, : len(likeliest)] = [score for _, (score, _) in likeliest]
-            found.append((tokens, logprobs))
+            rows = [
+                sorted(place.items(), key=lambda one: (-one[1][0], one[0]))[:k]
+                for place in places[-count:]
+            ]
+            tokens = [[token for token, _ in row] for row in rows]
+            logprobs = [[score for _, (score, _) in row] for row in rows]
+            found.append((np.array(tokens, np.int64), np.array(logprobs, np.float32)))
         return found
 
     def _ask_all(
@@ -139,13 +154,16 @@ class ScoringServer:
             [choice] = self._answer(tokens, k).choices
             _, *told = choice.prompt_logprobs
             places = [_read(place) for place in told]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE_SCORES as error:
             raise self._error(
                 f"gives no log-probabilities of a prompt that can be read ({error}); give a server "
                 "that honours prompt_logprobs, as vLLM does, or a model of a Tinker service"
             ) from error
         if len(places) != len(tokens) - 1:
-            raise self._error(f"scores {len(places) + 1} tokens instead of {len(tokens)}")
+            raise self._error(
+                f"scores {len(places) + 1} tokens instead of {len(tokens)}; use one that honours "
+                "prompt_logprobs"
+            )
         self._check(places, tokens[1:], k)
         return places
 
@@ -162,21 +180,22 @@ class ScoringServer:
             raise self._error(f"refuses its key; set {TEACHER_KEY} to another one") from error
         except openai.APIStatusError as error:
             passing = error.status_code >= 500 or error.status_code in (408, 409, 429)
-            told = error.body.get("message") if isinstance(error.body, dict) else None
-            said = f"refuses to score a prompt: {told or error}"
-            if k:
-                said += f"; ask for fewer than {k}, or start vLLM with --max-logprobs {k}"
-            raise self._error(said, passing) from error
+            raise self._error(f"refuses to score a prompt: {_said(error, k)}", passing) from error
         except openai.OpenAIError as error:
             raise self._error(f"cannot be asked: {error}", passing=True) from error
 
     def _check(self, places: Sequence[Place], tokens: Sequence[int], k: int) -> None:
         """Refuse what no distribution has, or what was not asked for."""
         for place, token in zip(places, tokens, strict=True):
-            if token not in place or len(place) < k:
+            if token not in place:
                 raise self._error(
-                    f"gives {len(place)} tokens at a place, without the prompt's own or fewer than "
-                    f"{k}; use a server that honours prompt_logprobs"
+                    f"gives no log-probability of the prompt's own token {token}; use one that "
+                    "honours prompt_logprobs"
+                )
+            if len(place) < k:
+                raise self._error(
+                    f"gives {len(place)} tokens at a place instead of {k}; ask for fewer, or use "
+                    "one that honours prompt_logprobs"
                 )
             if (mass := sum(np.exp(score) for score, _ in place.values())) > 1 + ROUNDING:
                 raise self._error(
@@ -189,12 +208,47 @@ class ScoringServer:
         return ScoringFailed(f"{text}; start the same run again") if passing else CannotScore(text)
 
 
+def speaks_openai(url: str) -> bool:
+    """Return whether a server has OpenAI's list of models below a URL, for anybody or by a key.
+
+    ScoringFailed if it does not answer now.
+    """
+    headers = {"Authorization": f"Bearer {os.environ.get(TEACHER_KEY) or 'none'}"}
+    failed = f"the teacher's server {url} does not answer"
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=REACH_SECONDS)
+    except httpx.HTTPError as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ScoringFailed(f"{failed} ({said}); start the same run again") from error
+    if answer.status_code >= 500 or answer.status_code == 429:
+        raise ScoringFailed(f"{failed} ({answer.status_code}); start the same run again")
+    try:
+        listed = answer.json()
+    except (ValueError, RecursionError):
+        return False
+    known = isinstance(listed, dict) and not {"data", "error"}.isdisjoint(listed)
+    return known and answer.status_code in (200, 401, 403)
+
+
+def _said(error: openai.APIStatusError, k: int) -> str:
+    """Return what a server says of a refusal, with what to do about it."""
+    told = error.body.get("message") if isinstance(error.body, dict) else None
+    said = str(told or error)[:LONGEST_SAID].rstrip(".")
+    if k and "logprobs" in said:
+        return f"{said}; ask for fewer than {k}, or start vLLM with --max-logprobs {k}"
+    if error.status_code == 404:
+        return f"{said}; mend the model's name, or the URL, which has the path of the API"
+    return said
+
+
 def _read(place: Mapping[str, Mapping[str, Any]]) -> Place:
-    """Read a place; ValueError for what is no number."""
+    """Read a place; ValueError for what is no token or no log-probability."""
     found: dict[int, tuple[float, str]] = {}
-    for token, told in place.items():
-        score = float(told["logprob"])
-        if np.isnan(score):
-            raise ValueError(f"the log-probability of token {token} is NaN")
-        found[int(token)] = score, str(told["decoded_token"])
+    for written, told in place.items():
+        token, score = int(written), told["logprob"]
+        if str(token) != written or not 0 <= token < LARGEST_TOKEN:
+            raise ValueError(f"{written[:20]!r} is no token")
+        if not isinstance(score, int | float) or score is False or not float(score) <= ROUNDING:
+            raise ValueError(f"{str(score)[:20]} is no log-probability of token {token}")
+        found[token] = float(score), str(told["decoded_token"])
     return found

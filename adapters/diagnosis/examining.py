@@ -40,7 +40,7 @@ from adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open
 MOST_SECONDS = 60.0
 """Time for all probes; those that it does not suffice for are not asked."""
 PATIENCE_WITH_PROBE = 20.0
-"""Longer than a server takes that loads a model for its first answer, or compiles for it."""
+"""Time for one probe, the first of which may wait for a server that loads its model."""
 OTHER_PARTS = (LookupError, ValueError, TypeError)
 """Errors of a probe whose answers have other parts than such answers have."""
 

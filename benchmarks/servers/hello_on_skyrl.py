@@ -26,8 +26,7 @@ from tasks.storage.run_folder import RunFolder
 AFTER_SECONDS = 2.0
 """Longest time from a write to a kill."""
 REWARD = "reward/mean"
-FOLDERS = ("prefect", "engine", "skyrl", "skyrl-whole", "skyrl-killed")
-"""What a comparison writes."""
+FOLDER = Path("runs/servers")
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,13 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=10)
     options.add_argument("--kills", type=int, default=5)
     options.add_argument("--set", action="append", default=[], dest="settings")
-    options.add_argument("--folder", type=Path, default=Path("runs/servers"))
+    options.add_argument("--folder", type=Path, default=FOLDER)
     given = options.parse_args()
     version, folder = version_of(), given.folder.absolute()
-    for name in FOLDERS:  # which an earlier version may have made
-        shutil.rmtree(folder / name, ignore_errors=True)
+    if given.folder == FOLDER:
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier version may have trained there
+    elif folder.exists():
+        options.error(f"{folder} exists; name a new folder")
     settings = [f"steps={given.steps}", "evaluation.every=0", *given.settings]
     seconds: dict[str, float] = {}
     with killable_runs.prefect_server(folder / "prefect") as api:

@@ -31,7 +31,8 @@ class Examined:
     diagnosis: Diagnosis
     recipe: str | None
     lacking: tuple[Unmet, ...]
-    not_known: tuple[Unmet, ...]
+    not_known: tuple[str, ...]
+    """What the recipe needs and the service has not shown."""
 
     @classmethod
     def ask(
@@ -46,7 +47,7 @@ class Examined:
         first = {need.finding for recipe in recipes for need in needs(recipe)}
         diagnosis = diagnose(base, first)
         lacking = [one for recipe in recipes for one in unmet(recipe, diagnosis)]
-        unclear = [one for recipe in recipes for one in not_known(recipe, diagnosis)]
+        unclear = [one.fact() for recipe in recipes for one in not_known(recipe, diagnosis)]
         return cls(diagnosis, name, tuple(dict.fromkeys(lacking)), tuple(dict.fromkeys(unclear)))
 
     @property
@@ -73,10 +74,9 @@ class Examined:
             for one in self.lacking
             if one.need.cost
         ]
-        unclear = [one.fact() for one in self.not_known]
-        as_known = ", as far as it is known" if unclear else ""
+        as_known = ", as far as it is known" if self.not_known else ""
         head = f"\n{self.recipe} {can} be trained there{as_known}"
-        return "\n".join([head, *(f"- {said}" for said in (*refused, *borne, *unclear))])
+        return "\n".join([head, *(f"- {said}" for said in (*refused, *borne, *self.not_known))])
 
     def issue(self) -> str:
         """Return a text for the makers of the service: a paragraph for each fault."""
@@ -102,7 +102,7 @@ class Examined:
                 }
                 for one in self.lacking
             ],
-            "not_known": [one.fact() for one in self.not_known],
+            "not_known": [*self.not_known],
             "issue": self.issue().strip(),
         }
 

@@ -156,7 +156,7 @@ class FinetuneRecipe(GivenRecipe):
     def teachers(self) -> Teachers:
         teacher, none = self.teacher, dict[str, str]()
         models = none if teacher.model is None else {teacher.model: teacher.model}
-        return Teachers("teacher.model", models, teacher.reads)
+        return Teachers("teacher.model", models, teacher.reads, likeliest=teacher.top_k)
 
     def units(self, run: RunFolder) -> "Texts":
         from tasks.given.texts import Texts

@@ -42,7 +42,8 @@ class Teachers:
     """Teachers of a recipe: the key that names them, their models by name, and what they read.
 
     The column `by` of an example names its teacher, if there are several. Only examples of the
-    `splits` have one; without `splits`, all examples.
+    `splits` have one; without `splits`, all examples. They score the policy's tokens, or give so
+    many `likeliest` ones at each place.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Teachers:
     reads: str | None = None
     by: str | None = None
     splits: tuple[str, ...] | None = None
+    likeliest: int = 0
 
 
 class FlowRecipe(Section):

@@ -341,8 +341,7 @@ def _open_teachers(
     opened: ExitStack, recipe: RunRecipe, folder: RunFolder, service: "Service"
 ) -> dict[str, "PatientSampler | ScoringServer"]:
     """Open the teachers of a recipe, by their models; those elsewhere are closed with `opened`."""
-    from adapters.clients.litellm import speaks_openai
-    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer
+    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer, speaks_openai
     from adapters.tinker.service import open_session, server_at
 
     teachers, base, patience = recipe.teachers(), recipe.model.base, recipe.service.timeout_seconds
@@ -362,7 +361,7 @@ def _open_teachers(
             if not scoring.shares(cast("Vocabulary", own)):
                 raise _other_tokens(teachers.key, model, base)
         return found
-    server = opened.enter_context(server_at(url, os.environ.get(TEACHER_KEY, "none")))
+    server = opened.enter_context(server_at(url, os.environ.get(TEACHER_KEY) or "none"))
     there = opened.enter_context(open_session(server, patience))
     for model in elsewhere:
         found[model] = sampler = there.base_sampler(model.partition("#")[2])

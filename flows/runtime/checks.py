@@ -51,7 +51,7 @@ from tasks.storage.manifest import (
     recipe_of,
 )
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
 
 TRACKER_LIBRARIES = {
     "project": "wandb",
@@ -302,8 +302,8 @@ def check_run(
 ) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
     _check_name(run, deleted)
-    budget = recipe.budget
-    if is_there(run, deleted):
+    budget, there = recipe.budget, is_there(run, deleted)
+    if there:
         check_binding(run, recipe)
         budget = budget_of(run, budget)
         bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
@@ -313,6 +313,8 @@ def check_run(
         bound = {name: one for name, one in found.items() if name not in known}
         refuse_deleted((one["run"] for one in bound.values()), deleted)
     check_teachers(recipe, parent, bound)
+    if not there and run.path.parent.name not in UNTRAINED_FOLDERS:
+        check_places(recipe)
     check_trackers(recipe.tracking)
     check_service(recipe.model.base)
     check_priced(budget, recipe.model.base)
@@ -336,7 +338,7 @@ def _is_installed(library: str) -> bool:
 
 
 def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
-    """Refuse (UserError) a teacher that is the policy itself, or cannot be asked.
+    """Refuse (UserError) a teacher that is the policy itself.
 
     The policy is itself where its weights start: the base, a checkpoint of another run that it is
     `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
@@ -359,30 +361,38 @@ def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[st
                 f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
                 "not; to stay near the start, give algorithm.kl.coefficient of flow train"
             )
-        if "://" in model:
-            _check_place(teachers.key, model, recipe.service.timeout_seconds)
 
 
-def _check_place(key: str, model: str, patience: float) -> None:
-    from adapters.clients.litellm import speaks_openai  # imports a client that few runs need
-    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer
+def check_places(recipe: RunRecipe) -> None:
+    """Refuse (UserError) a teacher of another service or server that cannot be asked."""
+    from adapters.clients.scoring_server import (  # imports a client that few runs need
+        CHECK_SECONDS,
+        TEACHER_KEY,
+        ScoringServer,
+        speaks_openai,
+    )
 
-    url = model.partition("#")[0]
-    try:
-        check_listener(url)
-    except OSError as error:
-        raise CheckpointRefused(
-            f"{key} {model} cannot be reached ({error}); start that service, or give another "
-            "teacher"
-        ) from error
-    if speaks_openai(url):
-        with ScoringServer(model, patience) as scoring:
-            scoring.check()
-    elif not os.environ.get(TEACHER_KEY):
-        raise CheckpointRefused(
-            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}. A server "
-            "of OpenAI's API needs none; its URL has the path of the API, such as /v1"
-        )
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
+        if "://" not in model:
+            continue
+        url = model.partition("#")[0]
+        try:
+            check_listener(url)
+        except (OSError, ValueError) as error:
+            raise CheckpointRefused(
+                f"{teachers.key} {model} cannot be reached ({error}); start that service, or give "
+                "another teacher"
+            ) from error
+        if speaks_openai(url):
+            with ScoringServer(model, CHECK_SECONDS) as scoring:
+                scoring.check(teachers.likeliest)
+        elif not os.environ.get(TEACHER_KEY):
+            raise CheckpointRefused(
+                f"{teachers.key} {model} is of a service whose key is not there; set "
+                f"{TEACHER_KEY}. A server of OpenAI's API needs none; its URL has the path of the "
+                "API, such as /v1"
+            )
 
 
 def check_choices(recipe: RunRecipe) -> None:

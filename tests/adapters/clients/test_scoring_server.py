@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.clients.scoring_server import CannotScore, ScoringFailed, ScoringServer
+from adapters.clients.scoring_server import (
+    CannotScore,
+    ScoringFailed,
+    ScoringServer,
+    speaks_openai,
+)
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 from tests.support.servers.plain_server import PlainServer, plain_server
 
@@ -31,6 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainServer]:
 def plain(served: PlainServer) -> Iterator[PlainServer]:
     yield served
     served.fault = served.refusal = None
+    served.models = PlainServer.models
     served.asked.clear()
 
 
@@ -79,16 +85,36 @@ def changed(**told: Any) -> Callable[[Any], Any]:
     return fault
 
 
+def renamed(name: str) -> Callable[[Any], Any]:
+    """Return a fault: the first token of each place has another id."""
+
+    def fault(places: list[Any]) -> list[Any]:
+        return [place and {name: next(iter(place.values())), **place} for place in places]
+
+    return fault
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
         (lambda _: None, "gives no log-probabilities of a prompt .*; give a server that honours"),
-        (lambda places: places[1:], "scores 1 tokens instead of 2"),
+        (lambda places: places[1:], "scores 1 tokens instead of 2; use one that honours"),
         (lambda _: [], "gives no log-probabilities of a prompt that can be read"),
-        (lambda places: [None, *({} for _ in places[1:])], "gives 0 tokens at a place"),
-        (changed(logprob=0.7), "their sum at a place is 2.01; start vLLM with --logprobs-mode"),
-        (changed(logprob=None), "no log-probabilities of a prompt that can be read"),
-        (changed(logprob="nan"), "of token .* is NaN"),
+        (lambda places: [None, *({} for _ in places[1:])], "no log-probability of the prompt's ow"),
+        (
+            lambda places: [None, {"1": places[1]["1"]}],
+            "gives 1 tokens at a place instead of 2; as",
+        ),
+        (changed(logprob=-0.1), r"their sum at a place is [12]\.\d+; start vLLM with --logprobs-m"),
+        (changed(logprob=0.7), "0.7 is no log-probability of token"),
+        (changed(logprob=False), "False is no log-probability"),
+        (changed(logprob=None), "None is no log-probability"),
+        (changed(logprob="-1"), "-1 is no log-probability"),
+        (changed(logprob=float("nan")), "nan is no log-probability"),
+        (changed(logprob=-(10**400)), "that can be read .*too large"),
+        (renamed("-5"), "'-5' is no token"),
+        (renamed("01"), "'01' is no token"),
+        (renamed("9" * 30), "'99999999999999999999' is no token"),
         (lambda places: [None, *(["x"] for _ in places[1:])], "that can be read"),
         (lambda places: [None, *({"x": {}} for _ in places[1:])], "that can be read"),
     ],
@@ -98,7 +124,7 @@ def test_a_server_that_scores_otherwise_is_refused(
 ) -> None:
     plain.fault = fault
     with pytest.raises(CannotScore, match=said) as refused:
-        scoring.check()
+        scoring.check(2)
     assert f"the server of {plain.model}" in str(refused.value)
 
 
@@ -106,7 +132,10 @@ def test_a_server_that_scores_otherwise_is_refused(
     ("refusal", "kind", "said"),
     [
         ((401, "Incorrect key: none"), CannotScore, "its key; set RATCHET_TEACHER_KEY"),
-        ((400, "out of vocabulary"), CannotScore, "refuses to score a prompt: out of vocabulary"),
+        ((400, "out of vocabulary"), CannotScore, "refuses to score a prompt: out of vocabulary$"),
+        ((404, "Not Found."), CannotScore, "Not Found; mend the model's name, or the URL, which"),
+        ((400, "x" * 9999), CannotScore, "a prompt: x{300}$"),
+        ((429, "slow down"), ScoringFailed, "a prompt: slow down; start the same run again"),
         ((503, "is loading"), ScoringFailed, "refuses to score a prompt: is loading; start the sa"),
     ],
 )
@@ -115,7 +144,7 @@ def test_a_refusal_says_whether_it_may_pass(
 ) -> None:
     plain.refusal = refusal
     with ScoringServer(plain.model, 60) as scoring, pytest.raises(kind, match=said):
-        scoring.check()
+        scoring.check(0)
 
 
 def test_a_server_that_is_away_may_come_back(plain: PlainServer) -> None:
@@ -123,7 +152,7 @@ def test_a_server_that_is_away_may_come_back(plain: PlainServer) -> None:
         ScoringServer("http://127.0.0.1:9/v1#some/model", 60) as scoring,
         pytest.raises(ScoringFailed, match="cannot be asked: Connection error; start the same run"),
     ):
-        scoring.check()
+        scoring.check(0)
 
 
 def test_more_likeliest_tokens_than_the_server_allows_are_refused(scoring: ScoringServer) -> None:
@@ -138,16 +167,59 @@ def test_a_server_shares_the_tokens_of_its_own_tokenizer_alone(
     assert not scoring.shares(AutoTokenizer.from_pretrained(tiny_model))
     plain.refusal = (400, "Token id 99999 is out of vocabulary")
     assert not scoring.shares(TOKENIZER)
+    plain.refusal = (400, "This model's maximum context length is 8 tokens")
+    with pytest.raises(CannotScore, match="maximum context length is 8 tokens"):
+        scoring.shares(TOKENIZER)
+
+
+def test_each_added_token_is_compared(plain: PlainServer, scoring: ScoringServer) -> None:
+    for token in TOKENIZER.get_added_vocab().values():
+
+        def other(places: Any, own: str = str(token)) -> Any:
+            return [
+                place and {k: {**v, "decoded_token": "<x>"} if k == own else v for k, v in place}
+                for place in [place and [*place.items()] for place in places]
+            ]
+
+        plain.fault = other
+        assert not scoring.shares(TOKENIZER), f"the text of token {token} differs"
 
 
 def test_a_plain_server_gets_the_teachers_key_and_nothing_of_openai_s(
     plain: PlainServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("API_KEY", "ORG_ID", "PROJECT_ID"):
-        monkeypatch.setenv(f"OPENAI_{name}", "of-openai")
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "RATCHET_SERVER_KEY"):
+        monkeypatch.setenv(name, "of-others")
     monkeypatch.setenv("RATCHET_TEACHER_KEY", "of-teachers")
+    assert speaks_openai(f"{plain.url}/v1")
     with ScoringServer(plain.model, 60) as scoring:
-        scoring.check()
-    [headers] = plain.asked
-    assert headers["authorization"] == "Bearer of-teachers"
-    assert "of-openai" not in str(headers)
+        scoring.check(0)
+    assert [headers["authorization"] for headers in plain.asked] == ["Bearer of-teachers"] * 2
+    assert "of-others" not in str(plain.asked)
+
+
+@pytest.mark.parametrize(
+    ("models", "known"),
+    [
+        ((401, {"error": "Unauthorized"}), True),
+        ((403, {"error": {"message": "no"}}), True),
+        ((404, {"error": "no"}), False),
+        ((404, {"detail": "Not Found"}), False),
+        ((200, None), False),
+        ((200, [{}]), False),
+        ((200, 5), False),
+    ],
+)
+def test_a_server_is_known_by_its_list_of_models(
+    plain: PlainServer, models: tuple[int, Any], known: bool
+) -> None:
+    plain.models = models
+    assert speaks_openai(f"{plain.url}/v1") == known
+
+
+def test_a_server_that_does_not_answer_now_is_a_passing_fault(plain: PlainServer) -> None:
+    plain.models = (503, {"error": "is loading"})
+    with pytest.raises(ScoringFailed, match=r"does not answer \(503\); start the same run again"):
+        speaks_openai(f"{plain.url}/v1")
+    with pytest.raises(ScoringFailed, match=r"does not answer \(ConnectError"):
+        speaks_openai("http://127.0.0.1:9/v1")

@@ -230,3 +230,4 @@ def test_doctor_says_what_a_recipe_needs_and_no_time_was_left_for(
     assert "- it has not shown seeds, which seed 0 needs (0 s were over before; ask again" in said
     record = json.loads(CliRunner().invoke(app, ["doctor", "hello", "--json"]).stdout)
     assert record["not_known"][0].startswith("it has not shown answers that the SDK reads")
+    assert len({*record["not_known"]}) == len(record["not_known"])

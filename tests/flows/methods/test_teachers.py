@@ -18,7 +18,7 @@ from flows.dryrun import dryrun
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.runtime.bound_checkpoints import CheckpointRefused
-from flows.runtime.checks import check_teachers
+from flows.runtime.checks import check_run, check_teachers
 from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.recording.step_log import read_metrics
@@ -247,6 +247,13 @@ def test_a_plain_server_that_scores_prompts_can_teach(
     train(taught_by(plain.model, steps=1), run="plainly")
     for _, log_q, log_t in sampled(folder_of("plainly"), 0):
         assert log_q == pytest.approx(log_t, abs=1e-5), "it is the model that has sampled"
+
+
+def test_what_is_not_trained_needs_no_teacher(school: RunFolder) -> None:
+    away = taught_by("http://127.0.0.1:9/v1#some/model")
+    check_run(away, folder_of("evaluations/of-it"))
+    with pytest.raises(CheckpointRefused, match="cannot be reached"):
+        check_run(away, folder_of("new"))
 
 
 def test_a_plain_server_that_scores_no_prompts_is_refused_before_anything_starts(

@@ -39,8 +39,10 @@ class PlainServer:
     fault: Fault | None = None
     refusal: tuple[int, str] | None = None
     """Status and text with which the server answers instead."""
+    models: tuple[int, Any] = (200, {"object": "list", "data": [{"id": MODEL}]})
+    """Status and body of the list of models."""
     asked: list[dict[str, str]] = field(default_factory=list)
-    """Headers of the requests to score."""
+    """Headers of the requests."""
     url: str = ""
 
     @property
@@ -50,13 +52,13 @@ class PlainServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
+        self.asked.append({key.decode(): value.decode() for key, value in scope["headers"]})
         if scope["path"] == "/v1/models":
-            await answer_json(send, 200, {"object": "list", "data": [{"id": MODEL}]})
+            await answer_json(send, *self.models)
             return
         if scope["path"] != "/v1/completions":
             await answer_json(send, 404, {"detail": "Not Found"})
             return
-        self.asked.append({key.decode(): value.decode() for key, value in scope["headers"]})
         asked = json.loads(body)
         if (refusal := self.refusal or self._refusal(asked)) is not None:
             status, message = refusal
