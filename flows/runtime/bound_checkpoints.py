@@ -5,7 +5,7 @@ addresses, and its engine has their weights. The run does not need the other run
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -339,33 +339,39 @@ def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | Non
 
 def _open_teachers(
     opened: ExitStack, recipe: RunRecipe, folder: RunFolder, service: "Service"
-) -> dict[str, "PatientSampler | ScoringServer"]:
+) -> Mapping[str, "PatientSampler | ScoringServer"]:
     """Open the teachers of a recipe, by their models; those elsewhere are closed with `opened`."""
+    teachers, base = recipe.teachers(), recipe.model.base
+    models = {*teachers.models.values()}
+    elsewhere = sorted(model for model in models if "://" in model)
+    found = {
+        model: _open(teachers.key, model, base, folder, service)
+        for model in models.difference(elsewhere)
+    }
+    return {**found, **_open_elsewhere(opened, recipe, elsewhere, service)} if elsewhere else found
+
+
+def _open_elsewhere(
+    opened: ExitStack, recipe: RunRecipe, models: Sequence[str], service: "Service"
+) -> dict[str, "PatientSampler | ScoringServer"]:
+    """Open the models of one other service or server; CheckpointRefused for other tokens."""
     from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer, speaks_openai
     from adapters.tinker.service import open_session, server_at
 
-    teachers, base, patience = recipe.teachers(), recipe.model.base, recipe.service.timeout_seconds
-    models = {*teachers.models.values()}
-    found: dict[str, PatientSampler | ScoringServer] = {
-        model: _open(teachers.key, model, base, folder, service)
-        for model in models
-        if "://" not in model
-    }
-    elsewhere = sorted(models - {*found})
-    if not elsewhere:
-        return found
-    url, own = elsewhere[0].partition("#")[0], service.tokenizer_of(service.base_sampler(base))
+    key, base, patience = recipe.teachers().key, recipe.model.base, recipe.service.timeout_seconds
+    url, own = models[0].partition("#")[0], service.tokenizer_of(service.base_sampler(base))
+    found: dict[str, PatientSampler | ScoringServer] = {}
     if speaks_openai(url):
-        for model in elsewhere:
+        for model in models:
             found[model] = scoring = opened.enter_context(ScoringServer(model, patience))
             if not scoring.shares(cast("Vocabulary", own)):
-                raise _other_tokens(teachers.key, model, base)
+                raise _other_tokens(key, model, base)
         return found
     server = opened.enter_context(server_at(url, os.environ.get(TEACHER_KEY) or "none"))
     there = opened.enter_context(open_session(server, patience))
-    for model in elsewhere:
+    for model in models:
         found[model] = sampler = there.base_sampler(model.partition("#")[2])
-        _check_tokens(teachers.key, model, base, (own, there.tokenizer_of(sampler)))
+        _check_tokens(key, model, base, (own, there.tokenizer_of(sampler)))
     return found
 
 

@@ -365,6 +365,13 @@ def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[st
 
 def check_places(recipe: RunRecipe) -> None:
     """Refuse (UserError) a teacher of another service or server that cannot be asked."""
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
+        if "://" in model:
+            _check_place(teachers.key, model, teachers.likeliest)
+
+
+def _check_place(key: str, model: str, likeliest: int) -> None:
     from adapters.clients.scoring_server import (  # imports a client that few runs need
         CHECK_SECONDS,
         TEACHER_KEY,
@@ -372,27 +379,22 @@ def check_places(recipe: RunRecipe) -> None:
         speaks_openai,
     )
 
-    teachers = recipe.teachers()
-    for model in teachers.models.values():
-        if "://" not in model:
-            continue
-        url = model.partition("#")[0]
-        try:
-            check_listener(url)
-        except (OSError, ValueError) as error:
-            raise CheckpointRefused(
-                f"{teachers.key} {model} cannot be reached ({error}); start that service, or give "
-                "another teacher"
-            ) from error
-        if speaks_openai(url):
-            with ScoringServer(model, CHECK_SECONDS) as scoring:
-                scoring.check(teachers.likeliest)
-        elif not os.environ.get(TEACHER_KEY):
-            raise CheckpointRefused(
-                f"{teachers.key} {model} is of a service whose key is not there; set "
-                f"{TEACHER_KEY}. A server of OpenAI's API needs none; its URL has the path of the "
-                "API, such as /v1"
-            )
+    url = model.partition("#")[0]
+    try:
+        check_listener(url)
+    except (OSError, ValueError) as error:
+        raise CheckpointRefused(
+            f"{key} {model} cannot be reached ({error}); start that service, or give another "
+            "teacher"
+        ) from error
+    if speaks_openai(url):
+        with ScoringServer(model, CHECK_SECONDS) as scoring:
+            scoring.check(likeliest)
+    elif not os.environ.get(TEACHER_KEY):
+        raise CheckpointRefused(
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}. A server "
+            "of OpenAI's API needs none; its URL has the path of the API, such as /v1"
+        )
 
 
 def check_choices(recipe: RunRecipe) -> None:
