@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from adapters.deleted import instead_of
 from adapters.errors import UserError
 from adapters.process.open_files import OutOfFiles, check_files
 from adapters.process.terminal import open_streams, say, show
@@ -55,6 +56,8 @@ def main() -> None:
     open_streams()
     sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
+        if remedy := instead_of(" ".join(["ratchet", *sys.argv[1:2]])):
+            raise UserError(f"there is no command `{sys.argv[1]}`{remedy}")
         from flows.cli.commands import app  # takes a while, in which a signal may come
 
         app()

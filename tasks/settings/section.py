@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from adapters.deleted import instead_of
 from adapters.errors import counted, did_you_mean_key
 from adapters.redaction import hide, quote
 
@@ -158,7 +159,8 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
     for mistake in mistakes[:MOST_MISTAKES]:
         key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
         place = f"recipe.{key}".removesuffix(".")
-        near = did_you_mean_key(key, known) if mistake["type"] == "extra_forbidden" else ""
+        unknown = mistake["type"] == "extra_forbidden"
+        near = (instead_of(key) or did_you_mean_key(key, known)) if unknown else ""
         shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
         words = PLAINLY.get(mistake["type"], "").format(**mistake.get("ctx", {}))
         said = f"{place}: {words or mistake['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,9 @@
+"""What earlier versions had: keys, rows of tables and commands, each with the way that is left."""
+
+DELETED: dict[str, str] = {}
+"""Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
+
+
+def instead_of(name: str) -> str:
+    """Return what to use in the place of a deleted name; empty for any other name."""
+    return f"; earlier versions had it: {DELETED[name]};" if name in DELETED else ""
