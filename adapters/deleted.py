@@ -1,6 +1,9 @@
 """What earlier versions had: keys, rows of tables and commands, each with the way that is left."""
 
-DELETED: dict[str, str] = {}
+DELETED: dict[str, str] = {
+    "advantage remax": "leave_one_out needs no greedy rollouts; or give a function of your own",
+    "advantage running_mean": "rebn compares over a step; or give a function of your own",
+}
 """Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
 
 

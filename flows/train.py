@@ -130,11 +130,11 @@ def make_datums(
 ) -> tuple[StepFiles, list[Path]]:
     """Make what a policy is trained on at a step: return the step's files, and those of datums."""
     at, recipe, name = extras.run.folder, extras.recipe, policy.name
-    query, credit, history = recipe.algorithm.rewards, recipe.credit(), policy.history(step)
+    query, credit = recipe.algorithm.rewards, recipe.credit()
     trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
     rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
     logprobs = extras.logprobs(policy, step, spans, trajectories)
     # Rewards become advantages, by `algorithm.advantage` (tasks/algorithm/advantages.py).
-    datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs, history)
+    datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs)
     files = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
     return files, [datums, *extras.datums(policy, step)]

@@ -15,13 +15,7 @@ from adapters.calls import POLICY
 from tasks.algorithm.loss import Columns
 from tasks.algorithm.losses import complete_of, loss_of
 from tasks.algorithm.settings import Settings
-from tasks.rewards import (
-    Credit,
-    MeanRewards,
-    assign_credit,
-    read_mean_rewards,
-    rewards_of,
-)
+from tasks.rewards import Credit, assign_credit, rewards_of
 from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.durability import durable
 from tasks.storage.tables import arrays, read_table, write_table
@@ -79,7 +73,6 @@ def datums_of(
     rewards: pa.Table,
     credit: CreditAssignment,
     references: Mapping[str, pa.Table] | None = None,
-    history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     """Build the training batch: one row in DATUM_SCHEMA per trajectory with a non-zero advantage.
 
@@ -90,9 +83,8 @@ def datums_of(
 
     A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
-    sampled tokens. `history` is of all earlier steps, for an advantage that reads it. Penalties,
-    which read the `references`, by their source, and the entropy bonus change `advantages`, not
-    `advantage`.
+    sampled tokens. Penalties, which read the `references`, by their source, and the entropy bonus
+    change `advantages`, not `advantage`.
 
     Tinker sums its losses over tokens and datums. The `aggregation` divides each datum's loss by
     its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
@@ -101,7 +93,7 @@ def datums_of(
 
     At most `trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
-    assigned = assign_credit(trajectories, rewards, credit, references or {}, history)
+    assigned = assign_credit(trajectories, rewards, credit, references or {})
     scales, kept = _scales(assigned, credit.algorithm), assigned.trajectories
     lists = (arrays(kept["tokens"]), arrays(kept["logprobs"]), assigned.masks, assigned.advantages)
     described = kept.drop_columns([*TOKEN_LISTS]).to_pylist()
@@ -133,14 +125,10 @@ def build_datums(
     rewards: Path,
     credit: CreditAssignment,
     references: Mapping[str, Path] | None = None,
-    history: Sequence[Path] = (),
 ) -> None:
-    """Write the datums of a step, maybe no row. `history` has the rewards of earlier steps."""
+    """Write the datums of a step, maybe no row."""
     scored = {source: read_table(file) for source, file in (references or {}).items()}
-    means = [*map(read_mean_rewards, history)]
-    write_table(
-        datums_of(read_table(trajectories), read_table(rewards), credit, scored, means), path
-    )
+    write_table(datums_of(read_table(trajectories), read_table(rewards), credit, scored), path)
 
 
 def read_datums(

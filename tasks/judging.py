@@ -22,7 +22,7 @@ from tasks.settings.rollouts import Judge
 from tasks.shards import ShardRow
 from tasks.storage.durability import durable
 from tasks.storage.files import verified, write_rows
-from tasks.storage.names import BASELINE, parse_rollout
+from tasks.storage.names import parse_rollout
 from tasks.storage.tables import query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
@@ -52,9 +52,7 @@ def draw_groups(path: Path, spans: Sequence[Path], judge: Judge, seed: int) -> N
     for number, batch in enumerate(spans):
         groups: dict[str, list[Transcript]] = defaultdict(list)
         for rollout in _ended(read_transcripts([batch])):
-            named = parse_rollout(rollout["rollout_id"])
-            if named.split != BASELINE:
-                groups[named.group].append(rollout)
+            groups[parse_rollout(rollout["rollout_id"]).group].append(rollout)
         for rollouts in groups.values():
             drawn = _drawn(rollouts, seed)
             rows += (_row(shown, judge, number) for shown in shown_sets(judge, drawn))

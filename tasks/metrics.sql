@@ -15,7 +15,7 @@ spans as (
 
 rollouts as (
 
-    select * from rollout_attempts('spans') where split_of(group_id) <> 'baseline'
+    select * from rollout_attempts('spans')
 
 ),
 

@@ -7,19 +7,16 @@ them with the rewards of other rollouts gives each sampled token.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate, islice
 from math import fsum
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.algorithm.advantages import (
-    Baselines,
     Earned,
     estimate_advantages,
     find_advantage,
@@ -29,9 +26,7 @@ from tasks.algorithm.divergences import discount_sums, find_estimator
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
 from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
-from tasks.settings.section import MOST_STEPS
 from tasks.storage.durability import durable
-from tasks.storage.files import FileVersions, version_of
 from tasks.storage.tables import arrays, flat_values, read_table, write_table
 
 CreditUnit = Literal["rollout", "call", "token"]
@@ -44,9 +39,6 @@ REWARD_SCHEMA = pa.schema(
         ("reward", pa.float64()),
     ]
 )
-
-MeanRewards = Mapping[str, float]
-"""Role → its mean reward in a step."""
 
 Verdicts = Mapping[str, float]
 """Rollout → the score that a judge gives it; rollouts without a score are left out."""
@@ -130,29 +122,6 @@ def _role_rewards(
     return given, {name for name, own in trained.items() if any(row["call_rewards"] for row in own)}
 
 
-def greedy_rewards(trajectories: pa.Table, role: str) -> dict[str, float]:
-    """Map each group to the reward of a role in its greedy rollout, where there is one."""
-    rows = trajectories.select(["role", "group_id", "baseline"]).to_pylist()
-    return {
-        row["group_id"]: row["baseline"]
-        for row in rows
-        if row["role"] == role and row["baseline"] is not None
-    }
-
-
-def read_mean_rewards(path: Path) -> MeanRewards:
-    """Read the mean reward of each role in a step; each step asks for all earlier ones."""
-    return _mean_rewards(path.absolute(), version_of([path]))
-
-
-@lru_cache(MOST_STEPS)
-def _mean_rewards(path: Path, _version: FileVersions) -> MeanRewards:
-    roles: dict[str, list[float]] = defaultdict(list)
-    for row in read_table(path).to_pylist():
-        roles[row["role"]].append(row["reward"])
-    return {role: fmean(roles[role]) for role in sorted(roles)}
-
-
 @dataclass(frozen=True)
 class TrainedCall:
     """A call of a trained role: a row of the table that assigns credit.
@@ -197,7 +166,6 @@ def assign_credit(
     rewards: pa.Table,
     credit: CreditAssignment,
     references: Mapping[str, pa.Table],
-    history: Sequence[MeanRewards],
 ) -> Credit:
     """Assign credit to the tokens of all trajectories but those of groups that are too small.
 
@@ -218,11 +186,7 @@ def assign_credit(
         if penalty.placement == "reward" and of_tokens
     ]
     calls = calls_of(trajectories, np.sum(in_reward, axis=0) if in_reward else None)
-    baselines = {
-        role: Baselines([m[role] for m in history if role in m], greedy_rewards(trajectories, role))
-        for role in rewards["role"].unique().to_pylist()
-    }
-    earned = compare_rewards(calls, rewards, credit, baselines)
+    earned = compare_rewards(calls, rewards, credit)
     kept, masks, compared = _place(earned, calls, trajectories)
     advantages = compared
     for penalty, of_tokens in penalties:
@@ -266,10 +230,7 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
 
 
 def compare_rewards(
-    calls: Calls,
-    rewards: pa.Table,
-    credit: CreditAssignment,
-    baselines: Mapping[str, Baselines],
+    calls: Calls, rewards: pa.Table, credit: CreditAssignment
 ) -> dict[tuple[str, str], np.ndarray]:
     """Map role and rollout to the advantages of its sampled tokens; omit groups too small."""
     algorithm = credit.algorithm
@@ -281,15 +242,13 @@ def compare_rewards(
         role, rollout = given["role"], given["rollout_id"]
         groups[role, given["group_id"]][rollout] = given["reward"], calls[role, rollout]
     compared: dict[tuple[str, str], np.ndarray] = {}
-    for role, baseline in baselines.items():
+    for role in rewards["role"].unique().to_pylist():
         earned = {
             group: group_earnings(rollouts, algorithm.discount, unit)
             for (of_role, group), rollouts in groups.items()
             if of_role == role and len(rollouts) >= credit.min_group_size
         }
-        advantages = estimate_advantages(
-            earned, algorithm.advantage, algorithm.advantage_settings, baseline
-        )
+        advantages = estimate_advantages(earned, algorithm.advantage, algorithm.advantage_settings)
         for rollout, entries in rollouts_of(earned):
             counts = [entry.tokens for entry in entries]
             compared[role, rollout] = np.repeat(advantages[rollout], counts)

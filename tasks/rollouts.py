@@ -26,7 +26,6 @@ from tasks.recording.turns import ANSWER
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.durability import durable
 from tasks.storage.files import appearing, is_written, verified
-from tasks.storage.names import BASELINE, parse_rollout
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import flat_values, query_beside, read_table, select
 
@@ -154,7 +153,7 @@ class StepStopped(UserError):
 class Ends:
     """Ends of the rollouts of sealed batches: how many had no error, and the errors of the others.
 
-    Baselines and stragglers do not count. `called` are the roles that a model has answered in
+    Stragglers do not count. `called` are the roles that a model has answered in
     rollouts without an error, and `answered` is whether a policy has answered a call.
     """
 
@@ -171,16 +170,15 @@ class Ends:
             table = read_table(path, [*END_COLUMNS, ANSWER])
             answered |= len(flat_values(table[ANSWER])) > 0
             rows += table.select(END_COLUMNS).to_pylist()
-        played = [row for row in rows if parse_rollout(row["rollout_id"]).split != BASELINE]
-        ended = {row["rollout_id"] for row in played if row["kind"] == REWARD}
-        failed = {row["rollout_id"]: row for row in played if row["kind"] == ERROR}
+        ended = {row["rollout_id"] for row in rows if row["kind"] == REWARD}
+        failed = {row["rollout_id"]: row for row in rows if row["kind"] == ERROR}
         errors = [
             f"{row['error_type']}: {row['error_message']}"
             for rollout, row in failed.items()
             if rollout not in ended
         ]
         return cls(
-            played[0]["shard"] if played else "the step",
+            rows[0]["shard"] if rows else "the step",
             len(ended),
             errors,
             called={r["role"] for r in rows if r["kind"] == LLM and r["rollout_id"] in ended},

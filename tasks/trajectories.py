@@ -33,8 +33,7 @@ def trajectories_of(
     tokens a call added) and `call_rewards` (null if its role has no call rewards) are aligned too.
 
     `reward` is the reward of the trajectory's role if the agent rewards roles, null if it rewards
-    other roles only, and the rollout's reward otherwise; `baseline` is the reward of the
-    group's greedy rollout, null without such a rollout. `truncated` is whether an answer ended at
+    other roles only, and the rollout's reward otherwise. `truncated` is whether an answer ended at
     its limit of tokens. Calls that no policy answered have no tokens.
 
     `begins` says why a trajectory does not continue an earlier call: it is `new` (a conversation

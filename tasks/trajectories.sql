@@ -1,8 +1,7 @@
 -- One row per trajectory: the calls of one role whose tokens only grew, in the attempt that earned
--- the rollout's reward. Every call of that attempt is in exactly one trajectory. Greedy rollouts of a
--- group, of the split `baseline`, are not here: their reward is the group's `baseline`. The table
--- spans has the spans of a step, and of each answered call (`tasks.recording.turns`) its `place`, how
--- many of its tokens are new, the first call of its trajectory, and whether it grew from an earlier one.
+-- the rollout's reward. Every call of that attempt is in exactly one trajectory. The table spans has
+-- the spans of a step, and of each answered call (`tasks.recording.turns`) its `place`, how many of
+-- its tokens are new, the first call of its trajectory, and whether it grew from an earlier one.
 with
 
 rewards as (
@@ -70,40 +69,24 @@ calls as (
         and spans.call = of_call.call
     where place is not null
 
-),
-
-trajectories as (
-
-    select
-        rollout_id,
-        any_value(group_id) as group_id,
-        attempt,
-        role,
-        first_call,
-        count(*)::integer as calls,
-        max(begins) as begins,
-        arg_min(policy_version, call) as policy_version,
-        any_value(reward) as reward,
-        coalesce(bool_or(cut_short), false) as truncated,
-        list(call order by call) as call_numbers,
-        list(new_tokens order by call)::integer[] as call_tokens,
-        list(call_reward order by call) filter (where call_reward is not null) as call_rewards,
-        list(place order by call) as places
-
-    from calls
-    group by rollout_id, attempt, role, first_call
-
 )
 
 select
-    *,
-    (
-        select any_value(greedy.reward)
-        from trajectories as greedy
-        where greedy.role = trajectories.role
-            and greedy.group_id = baseline_of(trajectories.group_id)
-    ) as baseline
+    rollout_id,
+    any_value(group_id) as group_id,
+    attempt,
+    role,
+    first_call,
+    count(*)::integer as calls,
+    max(begins) as begins,
+    arg_min(policy_version, call) as policy_version,
+    any_value(reward) as reward,
+    coalesce(bool_or(cut_short), false) as truncated,
+    list(call order by call) as call_numbers,
+    list(new_tokens order by call)::integer[] as call_tokens,
+    list(call_reward order by call) filter (where call_reward is not null) as call_rewards,
+    list(place order by call) as places
 
-from trajectories
-where split_of(group_id) <> 'baseline'
+from calls
+group by rollout_id, attempt, role, first_call
 order by rollout_id, role, first_call

@@ -63,7 +63,6 @@ RUNS: dict[str, GoldenRun] = {
     "lag": GoldenRun((*HELLO, "rollouts.lag=2")),
     "streamed": GoldenRun((*HELLO, "rollouts.batches=2", "rollouts.stream=true")),
     "policies": GoldenRun((*WORKLOADS["whispers"], "steps=3")),
-    "greedy": GoldenRun((*HELLO, "algorithm.advantage=remax")),
     "rounds": GoldenRun((*HELLO, "rollouts.rounds=3")),
     "kl": GoldenRun((*HELLO, "algorithm.kl.coefficient=0.1")),
     "distilled": GoldenRun((*WORKLOADS["distil"], "steps=4"), "hello-distil"),

@@ -98,7 +98,7 @@ def describe_advantages() -> str:
             row.formula,
             row.source,
             describe_settings(row.settings),
-            "the role's steps" if row.by_history else "group" if row.in_groups else "step",
+            "group" if row.in_groups else "step",
         )
         for name, row in ADVANTAGES.items()
     ]

@@ -47,7 +47,7 @@ OF_TRAJECTORIES = pa.schema(
         *[(name, pa.string()) for name in ("rollout_id", "group_id", "role")],
         ("first_call", pa.int32()),
         ("policy_version", pa.string()),
-        *[(name, pa.float64()) for name in ("reward", "baseline")],
+        ("reward", pa.float64()),
         ("truncated", pa.bool_()),
         ("tokens", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),

@@ -15,7 +15,7 @@ from tasks.spending.dry_run import DrySpending
 from tasks.spending.estimate import EstimatedLine, EstimatedRun
 from tasks.spending.ledger import PURPOSES
 from tasks.spending.ranges import ONE, ZERO_RANGE, Range, share_of_draws, sum_of_draws
-from tasks.storage.names import BASELINE, EXAMINER, HELD_OUT_SPLITS, JUDGE
+from tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, JUDGE
 from tasks.storage.run_folder import RunFolder
 
 DRY_SECONDS = 3600
@@ -95,7 +95,7 @@ class PlayedPart:
     def _rollouts_of(self, split: str) -> int:
         """Return how many rollouts of each example of a split were played, but for a judge's."""
         rollouts, sampled = self._recipe.rollouts.group_size, self._recipe.evaluation.rollouts
-        played = {"train": rollouts, BASELINE: 1, "test": 2 * sampled, "greedy": 2}
+        played = {"train": rollouts, "test": 2 * sampled, "greedy": 2}
         return played.get(split, 0)
 
     def _groups(self) -> Range:
@@ -150,7 +150,7 @@ class PlayedPart:
             times = ONE * (self._evaluations - judged)
             return times, self._held_out, min(self._examples, self._held_out)
         count = self._recipe.steps * self._recipe.rollouts.groups
-        assert split in ("train", BASELINE, JUDGE), f"rollouts of a split {split} were played"
+        assert split in ("train", JUDGE), f"rollouts of a split {split} were played"
         return self._groups() * (1 / count), count, self._examples
 
     def _references(self) -> Iterator[EstimatedLine]:
@@ -214,7 +214,7 @@ class PlayedPart:
         as many times as long if it is busy; so do updates of more tokens.
         """
         recipe, seconds = self._recipe, self._dry.seconds
-        training = sum(seconds.get((split, 0), 0.0) for split in ("train", BASELINE, JUDGE))
+        training = sum(seconds.get((split, 0), 0.0) for split in ("train", JUDGE))
         held_out = sum(
             seconds.get((split, step), 0.0)
             for split in (*HELD_OUT_SPLITS, EXAMINER)

@@ -101,7 +101,6 @@ COMPARISONS = {
     "reinforce": Function("none"),
     "raft": Function("none"),
     "rloo": Function("leave_one_out"),
-    "remax": Function("remax", remark="of the greedy rollouts, which Trinity itself does not play"),
     "opmd": Function(
         "opmd",
         {"opmd_baseline": ("baseline", _named(logavgexp="log_mean_exp")), "tau": ("tau", float)},

@@ -145,7 +145,7 @@ class Recipe(RunRecipe):
         by_batch = {
             f"algorithm.aggregation {algorithm.aggregation}": algorithm.aggregation
             in ("sum", "fixed"),
-            f"algorithm.advantage {algorithm.advantage}": row.in_groups and not row.by_greedy,
+            f"algorithm.advantage {algorithm.advantage}": row.in_groups,
             "algorithm.rewards": algorithm.rewards is None,
             f"algorithm.trained_calls {algorithm.trained_calls}": algorithm.trained_calls is None,
             f"algorithm.kl.coefficient {algorithm.kl.coefficient:g}": algorithm.kl.coefficient == 0,
@@ -221,9 +221,6 @@ class Recipe(RunRecipe):
         unknown = {
             f"rollouts.rounds {rollouts.rounds}": rollouts.rounds > 1,
             "rollouts.stream": rollouts.stream,
-            f"algorithm.advantage {self.algorithm.advantage}": find_advantage(
-                self.algorithm.advantage
-            ).by_greedy,
             "algorithm.discount": self.algorithm.discount != 1,
         }
         given = [name for name, holds in unknown.items() if holds]
@@ -234,21 +231,8 @@ class Recipe(RunRecipe):
         )
 
     def _refused_comparisons(self) -> Refusals:
-        advantage, by_arrival = self.algorithm.advantage, self.rollouts.order == "arrival"
-        by_greedy = find_advantage(advantage).by_greedy
         yield (
-            by_greedy and by_arrival,
-            f"algorithm.advantage {advantage} with rollouts.order arrival: a step may be made of "
-            "batches whose greedy rollouts have not ended; give order shard",
-        )
-        yield (
-            by_greedy and self.algorithm.rewards is not None,
-            f"algorithm.rewards with algorithm.advantage {advantage} would shape the rewards of "
-            "rollouts, but not of the greedy ones that they are compared with; leave it out, or "
-            "give advantage leave_one_out",
-        )
-        yield (
-            self.dataset.order == "pass_rate" and by_arrival,
+            self.dataset.order == "pass_rate" and self.rollouts.order == "arrival",
             "dataset.order pass_rate with rollouts.order arrival would draw each shard by what "
             "happened to arrive before; give rollouts.order shard",
         )

@@ -15,7 +15,6 @@ from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
-from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import Ledger
 from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics, record_metrics, steps_done
@@ -29,7 +28,7 @@ from tasks.storage.manifest import (
     read_manifest,
     write_manifest,
 )
-from tasks.storage.names import BASELINE, JUDGE, shard_name
+from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
@@ -145,12 +144,6 @@ def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:
     why = "nothing is sampled, so it would be ignored; fork the run instead"
     free = (*NOT_SAMPLED, *_roles_of_judges(made, changed_recipe(recipe)))
     _refuse(parent, recipe, SAMPLED, why, free)
-    compared = recipe["algorithm"]["advantage"]
-    if find_advantage(compared).by_greedy and not parent.journalled(shard_name(BASELINE, 0)):
-        raise RunError(
-            f"{parent.path} has no greedy rollouts, with which algorithm.advantage {compared} "
-            "compares: give another advantage, such as leave_one_out"
-        )
 
 
 def _asked(recipe: Recipe, judge: Judge) -> tuple[Judge, list[str | None]]:

@@ -28,7 +28,6 @@ from durable.cores import usable_cores
 from flows.recipe.recipe import Recipe
 from flows.runtime.bound_checkpoints import open_checkpoints
 from flows.runtime.open_run import OpenRun
-from tasks.algorithm.advantages import find_advantage
 from tasks.doors.here import BatchDoor, DoorHere
 from tasks.doors.orders import DoorOrder, ServiceOrder
 from tasks.doors.processes import DoorProcesses
@@ -45,7 +44,6 @@ from tasks.rollouts import (
 from tasks.settings.rollouts import Judge, Rollouts
 from tasks.shards import read_shard
 from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.names import BASELINE
 from tasks.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -65,26 +63,23 @@ CheckpointAtBegin = Callable[[str], int]
 class PlayedGroups:
     """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum.
 
-    With a `baseline`, each example is played once more, by this sampling. `roles` says who answers
-    a role in place of training's policy.
+    `roles` says who answers a role in place of training's policy.
     """
 
     sampling: Sampling
     size: int
     attempts: int = 1
     quorum: float = 1.0
-    baseline: Sampling | None = None
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def training_groups(recipe: Recipe) -> PlayedGroups:
-    rollouts, compared = recipe.rollouts, find_advantage(recipe.algorithm.advantage)
+    rollouts = recipe.rollouts
     return PlayedGroups(
         rollouts.sampling(),
         rollouts.group_size,
         rollouts.attempts,
         rollouts.quorum,
-        rollouts.greedy_sampling() if compared.by_greedy else None,
     )
 
 
@@ -117,14 +112,11 @@ class RolloutRunner:
             reopen_stopped(self.host.run, shard.stem, self.check)
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
         size, attempts, quorum = groups.size, groups.attempts, groups.quorum
-        plans = {BatchPlan(shard.stem, n, size, attempts, quorum): groups.sampling for n in batches}
-        if groups.baseline is not None:
-            name = f"{BASELINE}-{shard.stem.partition('-')[2]}"
-            plans |= {BatchPlan(name, n, 1, attempts): groups.baseline for n in batches}
+        plans = [BatchPlan(shard.stem, n, size, attempts, quorum) for n in batches]
 
-        def sampled_by(batch: str, sampling: Sampling) -> SampledBy:
+        def sampled_by(batch: str) -> SampledBy:
             chosen = checkpoint if isinstance(checkpoint, int) else checkpoint(batch)
-            return SampledBy(self.policies(chosen), sampling, groups.roles)
+            return SampledBy(self.policies(chosen), groups.sampling, groups.roles)
 
         return {
             plan.name: self.tasks.submit(
@@ -134,11 +126,11 @@ class RolloutRunner:
                     "shard": shard,
                     "plan": plan,
                     "host": self.host,
-                    "sampled_by": partial(sampled_by, plan.name, sampling),
+                    "sampled_by": partial(sampled_by, plan.name),
                     "play": self.play,
                 },
             )
-            for plan, sampling in plans.items()
+            for plan in plans
         }
 
     def wait_for(self, batches: Iterable[Spans]) -> list[Path]:
@@ -189,7 +181,6 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     rollouts = recipe.rollouts
     policies = run.policies.at_or_newer if rollouts.weights == "inflight" else run.policies.at
     playing = rollouts.batches * rollouts.steps_under_way()
-    playing *= 2 if find_advantage(recipe.algorithm.advantage).by_greedy else 1
     evaluating = rollouts.batches * EVALUATED_SHARDS
     places = playing + evaluating
     run.unusable.set()

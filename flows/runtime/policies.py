@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 
 from adapters.calls import POLICY, Policy
@@ -41,10 +40,6 @@ class RunPolicy:
     @property
     def ledger(self) -> Ledger:
         return self.updater.ledger
-
-    def history(self, step: int) -> Sequence[Path]:
-        """Return the files of earlier steps on which the datums of a step depend."""
-        return self.updater.recorded.source.history(step)
 
     def at(self, step: int) -> Policy:
         """Return the policy after `step` updates."""

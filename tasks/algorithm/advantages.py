@@ -45,19 +45,7 @@ Advantages = dict[str, list[float]]
 """Rollout → the advantages of its calls."""
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Rewards of a role with which the rewards of the step's rollouts are compared.
-
-    `earlier` has the role's mean rewards in earlier steps, in order, and `greedy` the reward of
-    each group's greedy rollout, unless that has failed.
-    """
-
-    earlier: Sequence[float] = ()
-    greedy: Mapping[str, float] = field(default_factory=dict[str, float])
-
-
-AdvantageEstimator = Callable[[Groups, Settings, Baselines], Advantages]
+AdvantageEstimator = Callable[[Groups, Settings], Advantages]
 Comparison = Callable[[Sequence[float], Settings], list[float]]
 
 
@@ -120,7 +108,7 @@ def maxrl(returns: Sequence[float], settings: Settings) -> list[float]:
 def compare_calls(compare: Comparison) -> AdvantageEstimator:
     """Make an estimator that compares the n-th calls of each group."""
 
-    def estimate(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
+    def estimate(groups: Groups, settings: Settings) -> Advantages:
         advantages: Advantages = {name: [] for group in groups.values() for name in group}
         for group in groups.values():
             for call in range(max(map(len, group.values()), default=0)):
@@ -133,27 +121,27 @@ def compare_calls(compare: Comparison) -> AdvantageEstimator:
     return estimate
 
 
-def standardize_over_step(groups: Groups, *_: object) -> Advantages:
+def standardize_over_step(groups: Groups, _: Settings) -> Advantages:
     """Divide each group's centred returns by the unbiased deviation of all the step's returns."""
     returns = [call.returned for call in _calls(groups)]
     if is_uniform(returns):
         return {name: [0.0] * len(of) for name, of in rollouts_of(groups)}
     deviation = stdev(returns)
-    differences = compare_calls(centred)(groups, {}, Baselines())
+    differences = compare_calls(centred)(groups, {})
     return {name: [value / deviation for value in of] for name, of in differences.items()}
 
 
-def rebn(groups: Groups, *_: object) -> Advantages:
+def rebn(groups: Groups, _: Settings) -> Advantages:
     """Standardize the returns of all the step's calls: (G - mean) / deviation."""
     return _whiten(groups, lambda _: 1)
 
 
-def reinforce_plus_plus(groups: Groups, *_: object) -> Advantages:
+def reinforce_plus_plus(groups: Groups, _: Settings) -> Advantages:
     """Standardize the returns of all the step's tokens, each with the return of its call."""
     return _whiten(groups, lambda call: call.tokens)
 
 
-def step_grpo(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
+def step_grpo(groups: Groups, settings: Settings) -> Advantages:
     """Standardize the rollouts' rewards, and give each call its rollout's advantage or a share."""
     shares = settings["spread"] == "divide"
     advantages: Advantages = {}
@@ -163,7 +151,7 @@ def step_grpo(groups: Groups, settings: Settings, _: Baselines) -> Advantages:
     return advantages
 
 
-def gigpo(groups: Groups, settings: Settings, _baselines: Baselines) -> Advantages:
+def gigpo(groups: Groups, settings: Settings) -> Advantages:
     """Add ω times the advantage among calls of equal state to the advantage of the rollout.
 
     Both are centred or, with `deviation` group, standardized.
@@ -190,51 +178,6 @@ def _compare_rollouts(
     """Yield each rollout of a group, with its calls, and the comparison of its reward."""
     rewards = [calls[0].reward for calls in group.values()]
     return zip(group.items(), compare(rewards, {"threshold": 0.0}), strict=True)
-
-
-def remax(groups: Groups, _: Settings, baselines: Baselines) -> Advantages:
-    """Subtract the reward of the example's greedy rollout from each rollout's reward.
-
-    If the greedy rollout has failed, the advantages of the group are 0.
-    """
-    return {
-        name: [calls[0].reward - baselines.greedy.get(group, calls[0].reward)] * len(calls)
-        for group, rollouts in groups.items()
-        for name, calls in rollouts.items()
-    }
-
-
-def running_mean(groups: Groups, settings: Settings, baselines: Baselines) -> Advantages:
-    """Subtract the running mean of the role's rewards in earlier steps from each reward.
-
-    With m_k the mean reward of step k, the baseline of step s is Σ d^(s-1-k) m_k / Σ d^(s-1-k) over
-    k < s: the exponential moving average of decay d, corrected for its bias to its first value. By
-    decay 0 it is the last step's mean, by 1 the mean of all earlier steps. SPIRAL updates its
-    average by each rollout and starts from 0, which an average of steps would leave too slowly.
-
-    Without history, as in step 0, the baseline is the mean of the step itself: a baseline of 0
-    would reinforce whatever that step sampled. The earlier rewards are without penalties.
-    """
-    rollouts = dict(rollouts_of(groups))
-    rewards = [calls[0].reward for calls in rollouts.values()]
-    if baselines.earlier:
-        baseline = _moving_average(baselines.earlier, float(settings["decay"]))
-        values = [reward - baseline for reward in rewards]
-    else:
-        values = centred(rewards, settings)
-    return {
-        name: [value] * len(calls)
-        for (name, calls), value in zip(rollouts.items(), values, strict=True)
-    }
-
-
-def _moving_average(values: Sequence[float], decay: float) -> float:
-    """Average values by weights that fall by the decay from the last value to the first."""
-    mean = weight = 0.0
-    for value in values:
-        weight = decay * weight + 1
-        mean += (value - mean) / weight
-    return mean
 
 
 def _whiten(groups: Groups, weigh: Callable[[Earned], int]) -> Advantages:
@@ -270,9 +213,7 @@ class Advantage:
     `in_groups`: the advantages of a group depend on no other group. `by_call`: each call gets its
     own advantage even if all share one reward. `by_token`: each sampled token gets its own
     advantage if every token has a penalty. `discounts`: the estimator reads the returns of calls,
-    which a discount changes. `by_history`: it reads the role's mean rewards in earlier steps.
-    `by_greedy`: each example is played greedily as well. `alone`: a rollout without others in its
-    group has an advantage.
+    which a discount changes. `alone`: a rollout without others in its group has an advantage.
     """
 
     formula: str
@@ -283,8 +224,6 @@ class Advantage:
     by_call: bool = False
     by_token: bool = False
     discounts: bool = True
-    by_history: bool = False
-    by_greedy: bool = False
     alone: bool = False
 
 
@@ -324,14 +263,6 @@ ADVANTAGES: Mapping[str, Advantage] = {
             "tau": Number(1.0, 1e-3, used_by=("baseline", ("log_mean_exp",))),
         },
     ),
-    "remax": Advantage(
-        "r - reward of the example's greedy rollout",
-        "arXiv:2310.10505",
-        remax,
-        discounts=False,
-        by_greedy=True,
-        alone=True,
-    ),
     "asymre": Advantage(
         "r - (mean + shift)",
         "arXiv:2506.20520",
@@ -369,16 +300,6 @@ ADVANTAGES: Mapping[str, Advantage] = {
         gigpo,
         {"omega": Number(1.0, 0), "deviation": Option("none", ("none", "group"))},
         by_call=True,
-    ),
-    "running_mean": Advantage(
-        "r - moving average of the role's mean rewards in earlier steps",
-        "arXiv:2506.24119",
-        running_mean,
-        {"decay": Number(0.95, 0, 1)},
-        in_groups=False,
-        discounts=False,
-        by_history=True,
-        alone=True,
     ),
 }
 
@@ -420,12 +341,10 @@ def check_advantage(name: str, settings: Settings) -> None:
         noted.refuse_ignored(f"the advantage {name}")
 
 
-def _estimate_own(
-    name: str, row: Advantage, groups: Groups, settings: Settings, baselines: Baselines
-) -> Advantages:
+def _estimate_own(name: str, row: Advantage, groups: Groups, settings: Settings) -> Advantages:
     """Call a function of the project; OwnFunctionError unless each call gets a finite number."""
     try:
-        estimated = row.estimate(groups, settings, baselines)
+        estimated = row.estimate(groups, settings)
         wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
         found = {rollout: len(values) for rollout, values in estimated.items()}
         finite = all(isfinite(value) for values in estimated.values() for value in values)
@@ -442,9 +361,7 @@ def _estimate_own(
     return estimated
 
 
-def estimate_advantages(
-    groups: Groups, name: str, settings: Settings, baselines: Baselines | None = None
-) -> Advantages:
+def estimate_advantages(groups: Groups, name: str, settings: Settings) -> Advantages:
     """Estimate the advantages of a step's calls; ValueError for a reward that is not finite."""
     for rollout, calls in rollouts_of(groups):
         for call in calls:
@@ -457,6 +374,6 @@ def estimate_advantages(
     if not groups:
         return {}
     if row.settings is ANY:
-        return _estimate_own(name, row, groups, settings, baselines or Baselines())
+        return _estimate_own(name, row, groups, settings)
     complete = complete_settings(f"the advantage {name}", settings, row.settings)
-    return row.estimate(groups, complete, baselines or Baselines())
+    return row.estimate(groups, complete)

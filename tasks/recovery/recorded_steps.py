@@ -98,13 +98,6 @@ class StepSource:
     def restore(self, step: int) -> None:
         """Make missing datums of a step again, byte for byte, if their sources are there."""
 
-    def history(self, step: int) -> Sequence[Path]:
-        """Return the files of earlier steps that the datums of a step depend on.
-
-        Missing datums are made again; CheckpointError if what they are made from is gone.
-        """
-        return ()
-
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by the rollout batches that they come from."""
         return [[*datums]]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 from tinker import Datum
 
-from tasks.algorithm.advantages import find_advantage
 from tasks.checkpoints import CheckpointError, policy_version
 from tasks.datums import DATUM_SCHEMA, build_datums, to_datums
 from tasks.judging import record_verdicts
@@ -48,14 +47,8 @@ class RolloutSteps(StepSource):
         lost = not all(map(is_written, references.values()))
         if is_written(path) or lost or (trajectories := self._trajectories(step)) is None:
             return
-        rewards, history = self._rewards(step), self.history(step)
-        build_datums.make(path, trajectories, rewards, credit, references, history)
-
-    def history(self, step: int) -> Sequence[Path]:
-        """Return the rewards of all earlier steps, if the step's advantage reads them."""
-        if not find_advantage(self.credits.at(step).algorithm.advantage).by_history:
-            return []
-        return [self._rewards(earlier) for earlier in range(step)]
+        rewards = self._rewards(step, trajectories)
+        build_datums.make(path, trajectories, rewards, credit, references)
 
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
         """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
@@ -100,16 +93,11 @@ class RolloutSteps(StepSource):
         spans = self._spans(step)
         return assemble_trajectories.make(path, spans, self.policy.roles) if spans else None
 
-    def _rewards(self, step: int) -> Path:
-        """Return the rewards of a step, made again if missing; CheckpointError if that fails."""
+    def _rewards(self, step: int, trajectories: Path) -> Path:
+        """Return the rewards of a step, made again if missing."""
         path = self.run.rewards(self.policy.name, step)
         if is_written(path):
             return path
-        if (trajectories := self._trajectories(step)) is None:
-            raise CheckpointError(
-                f"{path} is gone, but later steps are compared with step {step}; put the file "
-                "back, or fork the run at an earlier step"
-            )
         credit = self.credits.at(step)
         verdicts = self._verdicts(step) if credit.judged else None
         return compute_rewards.make(path, trajectories, credit.algorithm.rewards, verdicts)

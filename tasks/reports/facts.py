@@ -47,7 +47,7 @@ from tasks.storage.manifest import (
     read_manifest,
     recipe_of,
 )
-from tasks.storage.names import BASELINE, batch_name, parse_batch
+from tasks.storage.names import batch_name, parse_batch
 from tasks.storage.owners import read_openings
 from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
 from tasks.storage.tables import query_beside, select
@@ -407,7 +407,7 @@ class RunFacts:
         minutes = dict(views.execute(MINUTES_QUERY, {"openings": openings}).fetchall())
         batches = defaultdict[int, list[str]](list)
         for name in map(parse_batch, minutes):
-            if name.split in ("train", BASELINE):
+            if name.split == "train":
                 batches[name.step].append(batch_name(name.shard, name.number))
         batches |= ArrivalLedger(self.run.arrivals).steps()
         passed = [0.0]

@@ -26,7 +26,7 @@ from tasks.shards import read_shard
 from tasks.spending.work_log import granted_at
 from tasks.storage.files import FileVersions, is_written, version_of
 from tasks.storage.manifest import Manifest
-from tasks.storage.names import BASELINE, BatchName, batch_name, parse_batch, shard_name
+from tasks.storage.names import BatchName, batch_name, parse_batch, shard_name
 from tasks.storage.owners import read_openings
 from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 from tasks.storage.tables import read_table
@@ -356,8 +356,7 @@ def _count_rollouts(
     """Count a shard's rollouts, by its batches under way; a sealed batch has ended whole."""
     name = next(iter(under_way.values())).name
     group_size = _group_size(name.split, recipe)
-    drawn = shard_name("train", name.step) if name.split == BASELINE else name.shard
-    rows = read_shard(run.shard(drawn))
+    rows = read_shard(run.shard(name.shard))
     begun = max(row["round"] for row in rows if row["batch"] in under_way)
     of_batch = Counter(row["batch"] for row in rows if row["round"] <= begun)
     played = {number: count * group_size for number, count in of_batch.items()}

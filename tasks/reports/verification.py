@@ -17,7 +17,6 @@ from adapters.calls import POLICY
 from adapters.door.roles import answerers, policy_of
 from adapters.errors import UserError, counted
 from adapters.tinker.engines import LOCAL, needs_engine, weights_record
-from tasks.algorithm.advantages import find_advantage
 from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
 from tasks.given.texts import Texts
@@ -38,7 +37,7 @@ from tasks.storage.files import (
 )
 from tasks.storage.logs import read_log
 from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
-from tasks.storage.names import BASELINE, EXAMINER, JUDGE, batch_name, parse_batch, shard_name
+from tasks.storage.names import EXAMINER, JUDGE, batch_name, parse_batch, shard_name
 from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED_SPLITS, RunFolder
 
 GIVEN_FILES = (
@@ -237,10 +236,6 @@ class _Recorded:
             shard = run.shard(shard_name("train", step))
             yield from _absent([shard], f"step {step} was done")
             batches = self._batches_of(shard, first=True)
-        if find_advantage(recipe["algorithm"]["advantage"]).by_greedy:
-            played = [parse_batch(batch) for batch in batches]
-            greedy = [batch_name(shard_name(BASELINE, one.step), one.number) for one in played]
-            batches = [*batches, *greedy]
         if step < len(self.rows) and "judge/failed" in self.rows[step]:
             batches += self._batches_of(run.shard(shard_name(JUDGE, step)))
         yield from _absent(map(run.spans, batches), f"step {step} was done")
@@ -258,9 +253,8 @@ class _Recorded:
         run = self.run
         sealed, journals = ({path.stem for path in paths} for paths in run.all_spans())
         for batch in sorted(sealed | journals):
-            split = parse_batch(batch).split
-            shard = [] if split == BASELINE else [run.shard(parse_batch(batch).shard)]
-            yield from _absent(shard, f"its batch {batch} was begun")
+            shard = run.shard(parse_batch(batch).shard)
+            yield from _absent([shard], f"its batch {batch} was begun")
         for batch in sorted(sealed):
             journal, spans = run.journal(batch), run.spans(batch)
             yield from _absent([journal], f"{spans} is made of it")

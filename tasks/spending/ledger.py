@@ -14,7 +14,7 @@ from tasks.recording.spans import SPAN_SCHEMA
 from tasks.recording.views import open_views
 from tasks.spending.work_log import read_work
 from tasks.storage.manifest import ancestors, recipe_of
-from tasks.storage.names import BASELINE, EXAMINER, JUDGE, BatchName, parse_batch
+from tasks.storage.names import EXAMINER, JUDGE, BatchName, parse_batch
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside
 
@@ -22,7 +22,7 @@ QUERY = query_beside(__file__)
 TOKEN_KINDS = ("prefill", "cached", "sampled", "trained")
 """Kinds of tokens: of prompts, those of them that were in a cache, of answers, of training."""
 USED, REPEATED, UNANSWERED = "used", "repeated", "not answered"
-PURPOSES = {"train": "rollouts", BASELINE: "baseline rollouts", JUDGE: "judge", EXAMINER: "judge"}
+PURPOSES = {"train": "rollouts", JUDGE: "judge", EXAMINER: "judge"}
 """Split → what its calls are for; all other splits are evaluations."""
 TASK = re.compile(r"(?:policies/(?P<policy>[^/]+)/)?(?P<stage>[^/]+)/(?P<step>\d+)?.*")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Lock
 
 from tasks.storage.files import JsonRow
-from tasks.storage.names import BASELINE, shard_name
+from tasks.storage.names import shard_name
 from tasks.storage.owners import OwnedLog, Ownership
 from tasks.storage.run_folder import RunFolder
 
@@ -78,12 +78,8 @@ class ArrivalLedger(OwnedLog[_Arrived]):
 
 
 def batches_of(run: RunFolder, step: int) -> list[str]:
-    """List the batches that a step is made of: by the ledger, or else by its own shards.
-
-    Batches of greedy baselines are among them.
-    """
+    """List the batches that a step is made of: by the ledger, or else by its own shard."""
     recorded = ArrivalLedger(run.arrivals).batches(step)
     if recorded is not None:
         return recorded
-    shards = shard_name("train", step), shard_name(BASELINE, step)
-    return [batch for shard in shards for batch in run.journalled(shard)]
+    return run.journalled(shard_name("train", step))

@@ -8,9 +8,6 @@ train-00003-0012-01. `prelude.sql` has what queries read of them.
 import re
 from dataclasses import dataclass
 
-BASELINE = "baseline"
-"""Split of the greedy rollouts with which the rollouts of a training step are compared."""
-
 JUDGE = "judge"
 """Split of the rollouts of a judge, whose examples are the groups of a training step."""
 

@@ -11,8 +11,6 @@ create macro json_lines(files) as table
 -- Parts of a group's name, <split>-<step>-<example>, as `names.py` writes it.
 create macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
 create macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
-create macro baseline_of(group_id) as
-    regexp_replace(group_id, '^.+(-\d{5,}-\d{4,})$', 'baseline\1');
 
 -- One row per rollout of the table of spans with this name, and per run or file if the spans name
 -- that: the attempt that counts, which is the last one that earned a reward, or else the last one;

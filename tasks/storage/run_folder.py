@@ -26,7 +26,6 @@ from tasks.storage.files import (
     write_note,
 )
 from tasks.storage.names import (
-    BASELINE,
     HELD_OUT_SPLITS,
     JUDGE,
     BatchName,
@@ -57,7 +56,7 @@ UNSEALED = ("lock", "report.html", "games", "engine", "places", "tracking", "wan
 """Files and folders of a run that carry no checksum: what is made for people and for others, what
 programs have made, and the engine's own, which seals its files itself."""
 
-TRAINED_SPLITS = ("train", BASELINE, JUDGE)
+TRAINED_SPLITS = ("train", JUDGE)
 """Splits whose rollouts are trained on, or are needed to compute advantages."""
 
 log = logging.getLogger(__name__)
@@ -257,7 +256,7 @@ class RunFolder:
         return [path for path in files if path.exists()]
 
     def shards_of(self, batches: Iterable[str]) -> list[Path]:
-        """List the files of the shards of batches, each once; greedy rollouts have no shard."""
+        """List the files of the shards of batches, each once."""
         shards = dict.fromkeys(self.shard(parse_batch(batch).shard) for batch in batches)
         return [path for path in shards if path.exists()]
 
@@ -464,10 +463,8 @@ class RunFolder:
         The shard names its batches. Only without it the whole folder is listed, which grows with
         the steps.
         """
-        step = int(shard.rpartition("-")[2])
-        drawn = shard_name("train", step) if shard == shard_name(BASELINE, step) else shard
         try:
-            numbers = {row["batch"] for row in read_rows(self.shard(drawn))}
+            numbers = {row["batch"] for row in read_rows(self.shard(shard))}
         except (FileNotFoundError, Damaged):
             listed = map(parse_batch, _stems(place("any")))
             numbers = {one.number for one in listed if one.shard == shard}

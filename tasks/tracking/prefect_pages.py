@@ -39,7 +39,6 @@ from tasks.reports.progress import ProgressReader, describe_measure, say_facts
 from tasks.reports.rollouts import MOST_FAILED, transcripts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.storage.arrivals import batches_of
-from tasks.storage.names import BASELINE, parse_batch
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.run_tracking import publish_beside
@@ -351,9 +350,8 @@ def tag_flow_run(tag: str) -> None:
 
 
 def describe_transcripts(run: RunFolder, step: int) -> str:
-    """Tell rollouts of a step word for word, without a baseline's greedy rollouts."""
-    played = [batch for batch in batches_of(run, step) if parse_batch(batch).split != BASELINE]
-    return transcripts([run.spans(batch) for batch in played])
+    """Tell rollouts of a step word for word."""
+    return transcripts([run.spans(batch) for batch in batches_of(run, step)])
 
 
 def describe_training(run: RunFolder, flow_run: UUID | None) -> str:

@@ -23,7 +23,7 @@ from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written, read_json, verified
 from tasks.storage.manifest import recipe_of
-from tasks.storage.names import BASELINE, parse_batch, parse_rollout, shard_name
+from tasks.storage.names import parse_rollout, shard_name
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import query_beside, read_table, select
 
@@ -110,7 +110,7 @@ class RecordedStep:
     @cached_property
     def _batches(self) -> dict[str, list[Path]]:
         """Sealed batches by the name of their table."""
-        trained = [b for b in batches_of(self.run, self.number) if parse_batch(b).split != BASELINE]
+        trained = batches_of(self.run, self.number)
         found = {"rollouts": [self.run.spans(batch) for batch in trained]}
         if is_written(self._evaluation):
             for split in SPLIT_BY_SAMPLING.values():

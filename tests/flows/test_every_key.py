@@ -268,7 +268,6 @@ def trajectories() -> Any:
                     "first_call": 0,
                     "policy_version": "00000",
                     "reward": float(rollout == 1) - 0.5 * group,
-                    "baseline": 0.3 * group,
                     "tokens": [10, 20, 10, *range(30, 27 + length)],
                     "logprobs": (log_q * mask).tolist(),
                     "mask": mask,
@@ -303,7 +302,7 @@ def trained_by(text: str) -> list[Any]:
     recipe = Recipe.model_validate_json(text)
     credit, method = recipe.credit(), recipe.update_method()
     scored = {penalty.source: references() for penalty in credit.algorithm.penalties()}
-    batch = build(trajectories(), credit, scored, [{"policy": 0.1}, {"policy": 0.9}])
+    batch = build(trajectories(), credit, scored)
     loss = method.terms(0)[0].service_loss()
     found: list[Any] = [loss.name, dict(loss.settings), recipe.rollouts.lag]
     for datum in to_datums(batch, method.loss, method.loss_settings):

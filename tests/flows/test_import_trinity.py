@@ -294,10 +294,6 @@ def test_a_kl_in_trinity_s_loss_is_imported_with_its_gradient(
     assert (in_reward.estimator, in_reward.placement) == ("k1", "reward")
 
 
-def test_greedy_rollouts_as_a_baseline_are_imported() -> None:
-    assert imported(**algorithm(advantage_fn="remax")).algorithm.advantage == "remax"
-
-
 @pytest.mark.parametrize(("given", "ours"), [(True, True), (False, False), (None, None)])
 def test_whether_the_model_thinks_is_imported(given: bool | None, ours: bool | None) -> None:
     assert imported(model={"enable_thinking": given}).model.thinking is ours

@@ -107,9 +107,9 @@ def test_a_quorum_that_does_nothing_is_refused(rollouts: dict[str, object], said
         (
             {
                 "rollouts": {"stream": True, "batches": 2},
-                "algorithm": {"advantage": "running_mean"},
+                "algorithm": {"advantage": "rebn"},
             },
-            "with algorithm.advantage running_mean would change the result",
+            "with algorithm.advantage rebn would change the result",
         ),
         ({"algorithm": {"divisor": 8.0}}, "aggregation sum with divisor 8.0: one without the oth"),
         ({"algorithm": {"aggregation": "fixed"}}, "aggregation fixed with divisor None"),

@@ -1,7 +1,7 @@
 """Datums and recorded steps, made of trajectories by one credit assignment."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from tasks import datums
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.recovery.rollout_steps import RolloutSteps
-from tasks.rewards import MeanRewards, compute_rewards, rewards_of
+from tasks.rewards import compute_rewards, rewards_of
 from tasks.settings.algorithm import Algorithm, CreditAssignment
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
@@ -27,10 +27,9 @@ def build(
     trajectories: pa.Table,
     credit: CreditAssignment,
     references: Mapping[str, pa.Table] | None = None,
-    history: Sequence[MeanRewards] = (),
 ) -> pa.Table:
     rewards = rewards_of(trajectories, credit.algorithm.rewards)
-    return datums.datums_of(trajectories, rewards, credit, references, history)
+    return datums.datums_of(trajectories, rewards, credit, references)
 
 
 def write_datums(path: Path, trajectories: Path, credit: CreditAssignment) -> None:

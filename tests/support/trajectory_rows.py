@@ -12,7 +12,6 @@ SCHEMA = pa.schema(
         ("first_call", pa.int32()),
         ("policy_version", pa.string()),
         ("reward", pa.float64()),
-        ("baseline", pa.float64()),
         ("truncated", pa.bool_()),
         ("tokens", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),

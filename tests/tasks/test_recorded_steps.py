@@ -11,26 +11,19 @@ from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.forks import fork_run
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
-from tasks.datums import build_datums
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.rewards import compute_rewards
 from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read_table, write_table
 from tasks.update_method import UpdateMethod
 from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.trajectory_rows import table
-from tests.tasks.test_datums import trajectory
 
 LORA = LoraSpec("base", 4, 0, train_attn=True, train_mlp=True, train_unembed=True)
 METHOD = UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), steps=9)
-RUNNING = credited("running_mean")
-POLICY_OF_TWO = TrainedPolicy(POLICY, (POLICY, "fox"), LORA)
 
 
 @pytest.fixture(scope="module")
@@ -78,66 +71,6 @@ def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
     assert steps.optimizer_steps(1) is None
     with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
         steps.restored(0)
-
-
-def running(run: RunFolder) -> RecordedSteps:
-    return recorded_steps(run, POLICY_OF_TWO, RUNNING, METHOD)
-
-
-def record_steps(folder: Path) -> RunFolder:
-    """Record three steps: the roles' mean rewards are 0.5, then 1 and 2.5, then 0 and 5."""
-    run, steps = RunFolder(folder), running(RunFolder(folder))
-    rewards = [{"policy": (0.0, 1.0)}, {"policy": (1.0,), "fox": (0.0, 5.0)}]
-    rewards += [{"policy": (0.0,), "fox": (5.0,)}]
-    for step, of_step in enumerate(rewards):
-        rows = [
-            trajectory(rollout, reward, [0, 1]) | {"role": role}
-            for role, values in of_step.items()
-            for rollout, reward in enumerate(values)
-        ]
-        path = write_table(table(*rows), run.trajectories(POLICY, step))
-        shaped = compute_rewards.make(run.rewards(POLICY, step), path)
-        history = steps.source.history(step)
-        build_datums.make(run.datums(POLICY, step), path, shaped, RUNNING, None, history)
-    return run
-
-
-def test_each_role_is_compared_with_its_own_earlier_steps(tmp_path: Path) -> None:
-    run = record_steps(tmp_path)
-    made = [
-        {(row["role"], row["reward"]): row["advantage"] for row in read_table(path).to_pylist()}
-        for path in (run.datums(POLICY, step) for step in range(3))
-    ]
-    assert made[0] == {("policy", 0.0): -0.5, ("policy", 1.0): 0.5}
-    # The fox is new in the second step, and is compared with its mean there.
-    assert made[1] == {("policy", 1.0): 0.5, ("fox", 0.0): -2.5, ("fox", 5.0): 2.5}
-    baseline = (0.95 * 0.5 + 1.0) / 1.95
-    assert made[2] == {("policy", 0.0): pytest.approx(-baseline), ("fox", 5.0): 2.5}
-
-
-@pytest.mark.parametrize("gone", [[], ["rewards/00000.parquet", "rewards/00001.parquet"]])
-def test_datums_that_depend_on_earlier_steps_are_made_again_byte_for_byte(
-    tmp_path: Path, gone: list[str]
-) -> None:
-    run = record_steps(tmp_path)
-    names = [*gone, "datums/00001.parquet", "datums/00002.parquet"]
-    before = {name: (run.path / name).read_bytes() for name in names}
-    for name in names:
-        (run.path / name).unlink()
-    steps = running(run)
-    assert steps.optimizer_steps(3) == 3
-    assert {name: (run.path / name).read_bytes() for name in names} == before
-
-
-def test_an_advantage_without_a_history_reads_and_writes_none(run: RunFolder) -> None:
-    assert recorded(run).source.history(1) == []
-    assert not run.rewards(POLICY, 0).exists()
-
-
-def test_a_history_whose_sources_are_gone_is_refused(tmp_path: Path) -> None:
-    steps = running(RunFolder(tmp_path))
-    with pytest.raises(CheckpointError, match=r"rewards/00000\.parquet is gone, but later"):
-        steps.source.history(1)
 
 
 def recipe_of_rate(rate: float) -> Recipe:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.storage.files import write_rows
-from tasks.storage.names import BASELINE, batch_name, shard_name
+from tasks.storage.names import batch_name, shard_name
 from tasks.storage.run_folder import (
     LONGEST_RUN_NAME,
     RunError,
@@ -159,13 +159,11 @@ def test_a_deleted_run_leaves_nothing(root: Path, run: RunFolder) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_the_shard_names_its_batches_and_those_of_the_baseline(run: RunFolder) -> None:
-    shard, baseline = shard_name("train", 3), shard_name(BASELINE, 3)
+def test_the_shard_names_its_batches(run: RunFolder) -> None:
+    shard = shard_name("train", 3)
     write_rows(run.shard(shard), [{"batch": number} for number in (0, 2, 1, 0)])
     batches = [batch_name(shard, number) for number in range(3)]
-    greedy = batch_name(baseline, 1)
-    touch(*map(run.journal, [*batches[1:], batch_name(shard, 7)]), run.spans(greedy))
+    touch(*map(run.journal, [*batches[1:], batch_name(shard, 7)]))
     assert run.journalled(shard) == batches[1:]
-    assert run.sealed(baseline) == [run.spans(greedy)]
     run.shard(shard).write_text("damaged")
     assert run.journalled(shard) == [*batches[1:], batch_name(shard, 7)], "the folder is listed"

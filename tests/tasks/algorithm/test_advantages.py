@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from tasks.algorithm.advantages import (
     ADVANTAGES,
-    Baselines,
     Earned,
     estimate_advantages,
     is_uniform,
 )
 from tasks.algorithm.settings import Settings
 
-COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre", "remax")]
+COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre")]
 """Advantages that compare with a mean alone."""
 
 every_advantage = pytest.mark.parametrize("name", ADVANTAGES)
@@ -122,45 +121,6 @@ def test_reinforce_plus_plus_standardizes_over_all_tokens_of_the_step() -> None:
         for group in TWO_GROUPS.values()
         for name, calls in group.items()
     }
-
-
-def test_running_mean_subtracts_the_moving_average_of_earlier_steps() -> None:
-    # Weights 1/4, 1/2 and 1 of the means 4, 0 and 2: (1 + 0 + 2) / 1.75.
-    baseline = 3 / 1.75
-    assert estimate_advantages(
-        TWO_GROUPS, "running_mean", {"decay": 0.5}, Baselines([4.0, 0.0, 2.0])
-    ) == {
-        name: [pytest.approx(reward - baseline)]
-        for name, reward in (("a", 1.0), ("b", 0.0), ("c", 5.0), ("d", 0.0))
-    }
-
-
-def test_remax_subtracts_the_reward_of_the_group_s_greedy_rollout() -> None:
-    """A group whose greedy rollout has failed teaches nothing."""
-    step = {"g": {"a": [Earned(1.0, 1.0)] * 2, "b": [Earned(0.0, 0.0)]}, "h": earned({"c": 5.0})}
-    made = estimate_advantages(step, "remax", {}, Baselines(greedy={"g": 0.25}))
-    assert made == {"a": [0.75, 0.75], "b": [-0.25], "c": [0.0]}
-
-
-@pytest.mark.parametrize(("decay", "baseline"), [(0.0, 2.0), (1.0, 3.0)])
-def test_a_running_mean_is_the_last_step_s_or_that_of_all_steps(
-    decay: float, baseline: float
-) -> None:
-    made = estimate_advantages(
-        TWO_GROUPS, "running_mean", {"decay": decay}, Baselines([7.0, 0.0, 2.0])
-    )
-    assert made["c"] == [5.0 - baseline]
-
-
-def test_a_running_mean_of_equal_steps_is_their_mean_to_the_bit() -> None:
-    step = {"g": earned({"r0": 0.1, "r1": 0.1})}
-    made = estimate_advantages(step, "running_mean", {"decay": 0.7}, Baselines([0.1] * 9))
-    assert made == {"r0": [0.0], "r1": [0.0]}
-
-
-def test_a_running_mean_without_earlier_steps_is_the_step_s_own() -> None:
-    step = {"g": {"a": [Earned(1.0, 1.0)] * 2, "b": [Earned(0.0, 0.0)]}, "h": earned({"c": 5.0})}
-    assert estimate_advantages(step, "running_mean", {}) == {"a": [-1.0] * 2, "b": [-2.0], "c": [3]}
 
 
 def test_step_grpo_gives_each_call_the_advantage_of_its_rollout_or_a_share() -> None:

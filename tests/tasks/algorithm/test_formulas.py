@@ -137,15 +137,6 @@ def of_rollouts(groups: list[list[Rollout]]) -> list[list[list[float]]]:
     return made
 
 
-def without_greedy_rollouts(groups: list[list[Rollout]]) -> list[list[list[float]]]:
-    return [[[0.0] * len(rollout) for rollout in group] for group in groups]
-
-
-def of_a_first_step(groups: list[list[Rollout]]) -> list[list[list[float]]]:
-    mean = float(np.mean([rollout[0][1] for group in groups for rollout in group]))
-    return [[[of[0][1] - mean] * len(of) for of in group] for group in groups]
-
-
 def of_rollouts_and_states(groups: list[list[Rollout]]) -> list[list[list[float]]]:
     made = []
     for group in groups:
@@ -181,8 +172,6 @@ DEFINITIONS: dict[str, Definition] = {
     "rebn": over_step(lambda _: 1, center=True),
     "step_grpo": of_rollouts,
     "gigpo": of_rollouts_and_states,
-    "running_mean": of_a_first_step,
-    "remax": without_greedy_rollouts,
 }
 
 

@@ -69,8 +69,8 @@ def test_a_loss_and_an_advantage_equal_to_ones_of_the_tables_give_the_same_weigh
     write(
         "from tasks.algorithm.advantages import ADVANTAGES\n"
         "from tasks.algorithm.weighted_losses import dual_clip as bounded\n"
-        "def compared(groups, settings, baselines):\n"
-        "    return ADVANTAGES['centred'].estimate(groups, settings, baselines)\n"
+        "def compared(groups, settings):\n"
+        "    return ADVANTAGES['centred'].estimate(groups, settings)\n"
     )
     settings = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "dual_clip": 3.0}
     own = recipe(loss="my_losses:bounded", loss_settings=settings, advantage="my_losses:compared")
@@ -147,8 +147,8 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
         "def short(log_p, tokens, settings): return [0.0], [0.0]\n"
         "def alone(log_p, tokens, settings): return -log_p\n"
         "def endless(log_p, tokens, settings): return log_p, np.full_like(log_p, np.inf)\n"
-        "def nobody(groups, settings, baselines): return {}\n"
-        "def wrong(groups, settings, baselines): return groups.rewards\n"
+        "def nobody(groups, settings): return {}\n"
+        "def wrong(groups, settings): return groups.rewards\n"
     )
     with pytest.raises((OwnFunctionError, ValueError), match=said):
         recipe(**algorithm)
@@ -158,7 +158,7 @@ def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
     write(
         "from tasks.algorithm.advantages import ADVANTAGES\n"
         "from tasks.algorithm.losses import TOKEN_LOSSES\n"
-        "mine, compared = TOKEN_LOSSES['ppo'], ADVANTAGES['remax']\n"
+        "mine, compared = TOKEN_LOSSES['ppo'], ADVANTAGES['rebn']\n"
     )
     given = recipe(
         loss="my_losses:mine",
@@ -168,7 +168,7 @@ def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
     asked = given.update_method().terms(0)[0].service_loss()
     assert (asked.name, asked.derivative) == ("ppo", None)
     assert asked.settings == {"clip_low_threshold": 0.5, "clip_high_threshold": 1.2}
-    assert find_advantage(given.algorithm.advantage).by_greedy
+    assert find_advantage(given.algorithm.advantage).by_call
     with pytest.raises(ValueError, match="would ignore beta"):
         recipe(loss="my_losses:mine", loss_settings={"beta": 1})
 
