@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("adapters", "durable", "engine", "pretraining", "tasks")
+PACKAGES = ("adapters", "durable", "engine", "tasks")
 """The packages that `flows` imports or starts."""
 
 

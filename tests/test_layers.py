@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "ratchet": {"ratchet", "flows", "tasks", "adapters"},
-    "flows": {"flows", "tasks", "adapters", "pretraining", "durable"},
-    "pretraining": {"pretraining", "tasks", "adapters", "engine", "durable"},
+    "flows": {"flows", "tasks", "adapters", "durable"},
+    "pretraining": {"pretraining", "flows", "tasks", "adapters", "engine", "durable"},
     "tasks": {"tasks", "adapters", "durable"},
     "adapters": {"adapters", "durable"},
     "engine": {"engine", "durable"},

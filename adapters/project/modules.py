@@ -26,7 +26,7 @@ _PACKAGES = Path(__file__).resolve().parents[2]
 _IN_A_WHEEL = _PACKAGES / "ratchet_examples"
 EXAMPLES = _IN_A_WHEEL if _IN_A_WHEEL.is_dir() else _PACKAGES
 """The folder that holds the examples' agents/, datasets/ and prefect.yaml."""
-OWN = ("adapters", "durable", "engine", "flows", "pretraining", "ratchet", "tasks")
+OWN = ("adapters", "durable", "engine", "flows", "ratchet", "tasks")
 """Ratchet's packages."""
 _REMEDY = "rename yours, or move it into a package"
 _PARSING = Lock()

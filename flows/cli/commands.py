@@ -24,8 +24,7 @@ from flows.cli.command_line import (
 )
 from flows.cli.existing_run import IfExists, settle, settle_from
 from flows.cli.inspect_runs import AsJson, Run, writable
-from flows.server.prefect_startup import quiet_prefect
-from tasks.storage.files import check_writable, write_text
+from tasks.storage.files import write_text
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import folder_of, name_run
 
@@ -537,22 +536,6 @@ def keys(
 def engine(context: typer.Context) -> None:
     """Serve the Tinker API on this machine, for any Tinker program."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "engine", *context.args])
-
-
-@app.command()
-def pretrain(
-    folder: Annotated[
-        Path, typer.Option(help="Folder of the model; an interrupted build goes on.")
-    ] = Path("runs/pretrain"),
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of every document.")] = 0,
-) -> None:
-    """Build the engine's tiny base model anew; takes about an hour on two cores."""
-    check_writable(folder, "another --folder")
-    quiet_prefect(verbose=True)
-    from pretraining.flow import pretrain as flow
-
-    built = call_flow(flow, lambda: "stopped; the same command goes on", folder=folder, seed=seed)
-    say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
 
 
 def _describe_given(

@@ -104,7 +104,6 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("report begun --out read-only/r.html", "another file as --out"),
         ("sql select --out read-only/rows.csv", "another file as --out"),
         (f"{TRINITY} --out read-only/fine.yaml", "another file as --out"),
-        ("pretrain --folder read-only/model", "another --folder"),
     ],
 )
 def test_what_is_to_be_written_on_a_read_only_disk_is_refused(

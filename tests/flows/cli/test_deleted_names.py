@@ -1,13 +1,14 @@
 """Names that earlier versions had are refused with the way that is left."""
 
+import subprocess
 import sys
 
 import pytest
 
 from adapters.deleted import DELETED
-from flows.cli.main import main
 from flows.recipe.loading import RecipeError, changed_recipe
 from tasks.algorithm.settings import find_row
+from tests.support.processes import ROOT
 
 KEYS = [name for name in DELETED if "." in name and " " not in name]
 COMMANDS = [name for name in DELETED if name.startswith("ratchet ")]
@@ -31,11 +32,8 @@ def test_a_deleted_row_is_refused_with_what_is_left(row: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_deleted_command_is_refused_with_what_is_left(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", command.split())
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert DELETED[command] in capsys.readouterr().err
+def test_a_deleted_command_is_refused_with_what_is_left(command: str) -> None:
+    line = [sys.executable, "-m", "flows.cli.main", *command.split()[1:]]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert DELETED[command] in ended.stderr
