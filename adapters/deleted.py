@@ -4,6 +4,8 @@ DELETED: dict[str, str] = {
     "advantage remax": "leave_one_out needs no greedy rollouts; or give a function of your own",
     "advantage running_mean": "rebn compares over a step; or give a function of your own",
     "ratchet pretrain": "Ratchet's repository builds the tiny model by `python -m pretraining`",
+    "tracking.experiment": "tracking.project sends a run to W&B, and SQL reads its files",
+    "tracking.opentelemetry": "tracking.project sends a run to W&B, and SQL reads its spans",
 }
 """Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
 

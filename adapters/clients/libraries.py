@@ -41,8 +41,7 @@ CHATTER = "crewai.llms.base_llm"
 """A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
 
 TELEMETRY = {
-    "DO_NOT_TRACK": "1",  # what Prefect's client sends to its makers, and MLflow
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "1",  # what Prefect's client sends to its makers
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "TINKER_TELEMETRY": "0",
     "WANDB_ERROR_REPORTING": "false",

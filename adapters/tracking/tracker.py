@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -16,14 +15,13 @@ class TrackedRun:
     """A run as its trackers are told of it.
 
     `id` is the same whenever the run is opened, and that of no other run. `config` has no secrets.
-    `folder` holds what trackers write on this machine, `shared` what those of all runs do.
+    `folder` holds what the tracker writes on this machine.
     """
 
     name: str
     id: str
     config: Mapping[str, object]
     folder: Path
-    shared: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +32,6 @@ class SavedWeights:
     step: int
     sampler: str
     state: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedCall:
-    """A span of a rollout: a model call, or the attempt as a whole, of which calls are parts.
-
-    `attributes` have OpenTelemetry's names. `messages` and `reply` are empty for an attempt.
-    """
-
-    id: str
-    attempt: str
-    rollout: str
-    name: str
-    started: datetime
-    ended: datetime
-    attributes: Mapping[str, object]
-    error: str | None
-    messages: str = ""
-    reply: str = ""
 
 
 Row = Mapping[str, str | float | None]
@@ -83,20 +62,12 @@ class TrackedStep(Protocol):
         """Return the scores of the checkpoint: `test/…` as sampled, `greedy/…` greedily."""
         ...
 
-    def seconds(self) -> float:
-        """Return when the step was done, in seconds since 1970."""
-        ...
-
     def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
         """Return tables of at most so many rollouts of the step and of the evaluation, or texts."""
         ...
 
     def weights(self) -> Sequence[SavedWeights]:
         """Return the checkpoints with a training state that the step has saved."""
-        ...
-
-    def calls(self) -> Sequence[TrackedCall]:
-        """Return the calls of the step's rollouts and of the evaluation's."""
         ...
 
 

@@ -136,10 +136,9 @@ class RunRecipe(FlowRecipe, ABC):
 
     def changes_no_result(self) -> Set[str]:
         """Return the keys that may change when a run continues."""
-        tracked = {f"tracking.{key}" for key in ("rollouts", "experiment", "opentelemetry")}
         saved = {f"checkpoints.{key}" for key in ("keep", "probe_tolerance")}
         limits = {f"budget.{key}" for key in Budget.model_fields}
-        return {"epochs", "service.timeout_seconds", *limits, *saved, *tracked}
+        return {"epochs", "service.timeout_seconds", "tracking.rollouts", *limits, *saved}
 
     @property
     def lag(self) -> int:

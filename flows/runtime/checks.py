@@ -53,13 +53,6 @@ from tasks.storage.manifest import (
 from tasks.storage.plan_record import child_runs, has_plan, read_plan
 from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
 
-TRACKER_LIBRARIES = {
-    "project": "wandb",
-    "experiment": "mlflow",
-    "opentelemetry": "opentelemetry.exporter.otlp.proto.http",
-}
-"""Key of `tracking` → the library that it needs."""
-
 R = TypeVar("R", bound=RunRecipe)
 
 
@@ -205,10 +198,10 @@ def is_finished(child: PlannedRun) -> bool:
 def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
     """Return whether a run has all that training it would make, so that nothing need be opened.
 
-    RunError if it was started with another recipe. A run whose trackers may be behind is not
+    RunError if it was started with another recipe. A run whose tracker may be behind is not
     complete, nor is one that lacks a checkpoint or an evaluation, which are then made again.
     """
-    if not run.exists() or recipe.tracking.is_given:
+    if not run.exists() or recipe.tracking.project is not None:
         return False
     check_binding(run, recipe := count_steps(recipe))
     steps, parent = run.steps_of(recipe.steps), parent_of(run)
@@ -315,26 +308,18 @@ def check_run(
     check_teachers(recipe, parent, bound)
     if not there and run.path.parent.name not in UNTRAINED_FOLDERS:
         check_places(recipe)
-    check_trackers(recipe.tracking)
+    check_tracker(recipe.tracking)
     check_service(recipe.model.base)
     check_priced(budget, recipe.model.base)
 
 
-def check_trackers(chosen: Tracking) -> None:
-    """Refuse (UserError) a tracker whose library, which is not imported, is not installed."""
-    for key, library in TRACKER_LIBRARIES.items():
-        if getattr(chosen, key) is not None and not _is_installed(library):
-            raise UserError(
-                f"the recipe has tracking.{key}, and {library} is not installed: "
-                f"`pip install 'ratchet-rl[tracking]'`, or leave tracking.{key} empty"
-            )
-
-
-def _is_installed(library: str) -> bool:
-    try:
-        return find_spec(library) is not None
-    except ModuleNotFoundError:  # a package that it lies in
-        return False
+def check_tracker(chosen: Tracking) -> None:
+    """Refuse (UserError) W&B if its library, which is not imported, is not installed."""
+    if chosen.project is not None and find_spec("wandb") is None:
+        raise UserError(
+            "the recipe has tracking.project, and wandb is not installed: "
+            "`pip install 'ratchet-rl[tracking]'`, or leave tracking.project empty"
+        )
 
 
 def check_teachers(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
-from adapters.tracking.tracker import TrackedRun
+from adapters.tracking.tracker import TrackedRun, Tracker
+from adapters.tracking.wandb import WandbTracker
 from durable.collector import settle_collector
 from flows.diagnosis.of_run import keeps_optimizer, probe_service
 from flows.recipe.loading import read_lineage
@@ -42,7 +43,7 @@ from tasks.storage.files import is_written
 from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
-from tasks.tracking.run_tracking import RunTracking, tracker_openers
+from tasks.tracking.run_tracking import RunTracking
 from tasks.updates import read_update
 
 SPARE_CHECKPOINTS = 2
@@ -238,18 +239,18 @@ def _retention(recipe: RunRecipe, folder: RunFolder) -> Retention | None:
 
 
 def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
-    """Return the trackers of a run; a run made in place of a deleted run has another id."""
+    """Return what follows a run; a run made in place of a deleted run has another id."""
     run = TrackedRun(
         name=folder.name,
         id=run_id(folder),
         config=public(flatten(recipe.model_dump(mode="json"))),
         folder=folder.tracking,
-        shared=folder.path.parent,
     )
-    chosen = tracker_openers(recipe.tracking)
-    pages = PrefectPages(folder)
-    openers = {name: partial(open_tracker, run) for name, open_tracker in chosen.items()}
-    return RunTracking(folder, {UI_NAME: lambda: pages, **openers}, recipe.steps, recipe.lag)
+    pages, chosen = PrefectPages(folder), recipe.tracking
+    openers: dict[str, Callable[[], Tracker]] = {UI_NAME: lambda: pages}
+    if chosen.project is not None:
+        openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts, run)
+    return RunTracking(folder, openers, recipe.steps, recipe.lag)
 
 
 Measure = Callable[[], Metrics]

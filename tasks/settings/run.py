@@ -1,6 +1,6 @@
 """Settings that every run has, whichever flow it is of."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -151,7 +151,7 @@ class ServicePatience(Section):
 
 
 class Tracking(Section):
-    """Trackers of experiments, beside the run's own files; none of them changes or stops a run."""
+    """A tracker of experiments, beside the run's own files; it neither changes nor stops a run."""
 
     project: str | None = None
     """The project of Weights & Biases to log to. Without WANDB_API_KEY the run is kept offline."""
@@ -160,17 +160,4 @@ class Tracking(Section):
     """Rollouts, texts or pairs in the W&B table of a step or an evaluation; 0 sends nothing that
     was said."""
 
-    experiment: str | None = None
-    """The experiment of MLflow to log to: at MLFLOW_TRACKING_URI, or else in mlflow.db beside the
-    runs."""
-
-    opentelemetry: Literal["calls", "messages"] | None = None
-    """Export a span for each call by OTLP, to OTEL_EXPORTER_OTLP_ENDPOINT, with or without its
-    messages."""
-
     requirements = (Needs("rollouts", "project"),)
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is a tracker."""
-        return (self.project, self.experiment, self.opentelemetry) != (None, None, None)

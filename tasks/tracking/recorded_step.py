@@ -1,4 +1,4 @@
-"""A step's files → what trackers are sent: metrics, calls, and tables of rollouts or texts."""
+"""A step's files → what trackers are sent: metrics, and tables of rollouts or texts."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,22 +12,19 @@ import numpy as np
 
 from adapters.calls import POLICY
 from adapters.tinker.token_texts import Decode, find_decoder
-from adapters.tracking.tracker import Row, SavedWeights, TrackedCall
+from adapters.tracking.tracker import Row, SavedWeights
 from tasks.algorithm.preferences import CHOSEN, REJECTED, SIDES, Pairs, Side, find_preference
 from tasks.checkpoints import Ledger
 from tasks.metrics import DATUM_LOGPROBS
 from tasks.recording.scores import read_evaluation
-from tasks.recording.spans import LLM
 from tasks.recording.step_log import Metrics, read_metrics_from
 from tasks.recording.transcripts import Transcript, read_transcripts
 from tasks.storage.arrivals import batches_of
-from tasks.storage.files import is_written, read_json, verified
+from tasks.storage.files import is_written, read_json
 from tasks.storage.manifest import recipe_of
-from tasks.storage.names import parse_rollout, shard_name
+from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, read_table, select
-
-QUERY = query_beside(__file__)
+from tasks.storage.tables import read_table
 
 SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""
@@ -68,11 +65,6 @@ class RecordedStep:
             for name, value in score.metrics(SPLIT_BY_SAMPLING.get(how, how)).items()
         }
 
-    def seconds(self) -> float:
-        """Return when the file that ended the step was written."""
-        updates = self.run.update(POLICY, self.number)
-        return (updates if is_written(updates) else self._evaluation).stat().st_mtime
-
     def tables(self, most: int) -> Mapping[str, Sequence[Row]]:
         """Return at most `most` rollouts a table, from the worst reward to the best.
 
@@ -97,11 +89,6 @@ class RecordedStep:
             for name, saved in made.items()
             if saved is not None and saved.state is not None
         ]
-
-    def calls(self) -> list[TrackedCall]:
-        """Return the calls and the attempts of the step's rollouts and of the evaluation's."""
-        spans = [verified(path) for paths in self._batches.values() for path in paths]
-        return [_call(row) for row in select(QUERY, spans=spans).to_pylist()] if spans else []
 
     @property
     def _evaluation(self) -> Path:
@@ -151,24 +138,6 @@ def _cut(row: Row) -> Row:
         else value
         for column, value in row.items()
     }
-
-
-def _call(row: Mapping[str, Any]) -> TrackedCall:
-    attributes = {name.replace("__", "."): value for name, value in row.items() if "__" in name}
-    attributes["ratchet.step"] = parse_rollout(row["rollout"]).step
-    model = row["gen_ai__request__model"] or ""
-    return TrackedCall(
-        id=row["id"],
-        attempt=row["attempt"],
-        rollout=row["rollout"],
-        name=f"chat {model}".strip() if row["kind"] == LLM else "invoke_agent",
-        started=row["started"],
-        ended=row["ended"],
-        attributes=attributes,
-        error=row["error"],
-        messages=row["messages"] or "",
-        reply=row["reply"] or "",
-    )
 
 
 def given_tables(run: RunFolder, step: int) -> dict[str, list[Row]]:

@@ -1,4 +1,4 @@
-"""The trackers of a run: a recipe chooses them, and a thread for each sends it the run's files."""
+"""The trackers of a run: a thread for each sends it what it lacks of the run's files."""
 
 import logging
 import time
@@ -10,17 +10,11 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-from adapters.tracking.mlflow import MlflowTracker
-from adapters.tracking.opentelemetry import OpenTelemetryTracker
-from adapters.tracking.tracker import TrackedRun, Tracker, TrackerFailed
-from adapters.tracking.wandb import WandbTracker
+from adapters.tracking.tracker import Tracker, TrackerFailed
 from tasks.recording.step_log import steps_done
 from tasks.reports.facts import BROKEN
-from tasks.settings.run import Tracking
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.recorded_step import RecordedStep
-
-OpenTracker = Callable[[TrackedRun], Tracker]
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""
@@ -181,15 +175,3 @@ def publish_beside(name: str, publish: Callable[[], None]) -> None:
     follower.end()
     follower.wake()
     follower.wait(LAST_SECONDS)
-
-
-def tracker_openers(chosen: Tracking) -> Mapping[str, OpenTracker]:
-    """Map the name of each chosen tracker to what opens a run in it."""
-    openers: dict[str, OpenTracker] = {}
-    if chosen.project is not None:
-        openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts)
-    if chosen.experiment is not None:
-        openers["MLflow"] = partial(MlflowTracker, chosen.experiment)
-    if chosen.opentelemetry is not None:
-        openers["OpenTelemetry"] = partial(OpenTelemetryTracker, chosen.opentelemetry == "messages")
-    return openers

@@ -166,8 +166,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "budget.hours": (7.0,),
     "tracking.project": ("p",),
     "tracking.rollouts": (5,),
-    "tracking.experiment": ("e",),
-    "tracking.opentelemetry": ("calls",),
 }
 """Key → values that are not its default."""
 

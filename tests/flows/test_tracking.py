@@ -1,13 +1,16 @@
-"""A training whose recipe names a project of W&B: what W&B has at its end."""
+"""A training whose recipe names a project of W&B: what W&B has at its end, or what it lacks."""
 
 from pathlib import Path
 
 import pytest
 
+from adapters.errors import UserError
 from adapters.tracking.wandb import offline_folders
 from flows.cli.command_line import _closing_lines
+from flows.runtime.checks import check_tracker
 from flows.train import train
 from tasks.reports.verification import find_damage
+from tasks.settings.run import Tracking
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
@@ -42,3 +45,10 @@ def test_a_training_without_a_key_is_kept_offline_whole(
     last_line = _closing_lines(summary, run, "1 s").splitlines()[-1]
     assert last_line == f"W&B     wandb sync {folder}"
     assert [*find_damage(run)] == []
+
+
+def test_the_error_for_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.runtime.checks.find_spec", lambda name: None)
+    check_tracker(Tracking())
+    with pytest.raises(UserError, match=r"wandb.*pip install 'ratchet-rl\[tracking\]'"):
+        check_tracker(Tracking(project="p"))

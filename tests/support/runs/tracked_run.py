@@ -1,6 +1,5 @@
 """A run of one rollout a step, as its trackers read it, which grows a step at a time."""
 
-import os
 from pathlib import Path
 
 from adapters.calls import POLICY
@@ -15,9 +14,6 @@ from tasks.storage.files import write_json, write_rows
 from tasks.storage.names import batch_name, rollout_name, shard_name
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, call, ended, written
-
-WRITTEN = 1_790_000_000
-"""Time at which each update was made."""
 
 
 class GrowingRun:
@@ -39,9 +35,7 @@ class GrowingRun:
     def step(self, step: int) -> None:
         """Record a step, whose checkpoint has a training state if it is even."""
         self._play("train", step, float(step))
-        update = self.folder.update(POLICY, step)
-        write_json(update, {})
-        os.utime(update, (WRITTEN + step, WRITTEN + step))
+        write_json(self.folder.update(POLICY, step), {})
         state = f"tinker://run/weights/{step + 1}" if step % 2 else None
         saved = Checkpoint(step + 1, f"tinker://run/sampler/{step + 1}", state)
         Ledger(self.folder.checkpoints(POLICY)).add(saved)

@@ -54,8 +54,7 @@ def run(tmp_path: Path) -> GrowingRun:
 
 def tracked(run: GrowingRun) -> TrackedRun:
     config = {"steps": STEPS, "rollouts.groups": 1}
-    folder = run.folder.path
-    return TrackedRun("fox", "0a1b2c", config, folder / "tracking", folder.parent)
+    return TrackedRun("fox", "0a1b2c", config, run.folder.tracking)
 
 
 def open_wandb(run: GrowingRun) -> dict[str, Callable[[], Any]]:
