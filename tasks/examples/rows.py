@@ -9,6 +9,7 @@ import gzip
 import io
 import re
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,15 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from adapters.errors import UserError
-from tasks.examples.bounds import (
-    DEEPEST,
-    LONGEST_ROW,
-    BadFile,
-    BadRow,
-    RowMemory,
-    check_columns,
-    check_row,
-)
+from tasks.examples.faults import BadFile, BadRow, check_memory, check_row
 from tasks.examples.parquet_rows import read_parquet_rows
 
 SURROGATES = "\\ud", "\\uD"
@@ -61,8 +54,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     named = name_file(file)
     try:
         with _opened(file) as opened:
-            memory = RowMemory(file.stat().st_size)
-            for row in ROW_READERS[kind_of(file)](opened, memory):
+            check_memory(file.stat().st_size)
+            for row in ROW_READERS[kind_of(file)](opened):
                 if not isinstance(row, dict):
                     raise BadRow(f"is no JSON object: {row!r:.60}; give an object a row")
                 rows.append(cast(dict[str, Any], row))
@@ -105,15 +98,14 @@ def _skip_mark(opened: IO[bytes]) -> None:
     opened.seek(len(BOM) if begins.startswith(BOM) else 0)
 
 
-def _read_csv(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
+def _read_csv(opened: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a CSV: texts, and None for an empty cell."""
-    csv.field_size_limit(LONGEST_ROW)
-    lines = csv.reader(_lines(opened, memory), strict=True)
+    csv.field_size_limit(sys.maxsize)
+    lines = csv.reader(_lines(opened), strict=True)
     try:
         header = next(lines, None)
         if header is None:
             return
-        check_columns(len(header))
         names = [name or f"column{at}" for at, name in enumerate(header)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise BadFile(f"has the column {twice[0][:40]!r} twice; leave one out")
@@ -122,39 +114,25 @@ def _read_csv(opened: IO[bytes], memory: RowMemory) -> Iterator[dict[str, Any]]:
                 continue
             if len(cells) != len(names):
                 raise BadRow(f"has {len(cells)} cells, and the header {len(names)}; mend the line")
-            row = {name: cell or None for name, cell in zip(names, cells, strict=True)}
-            memory.take(0, len(cells))
-            yield row
+            yield {name: cell or None for name, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
         raise BadRow(f"is no CSV ({error}); mend its quotes") from error
 
 
-def _lines(opened: IO[bytes], memory: RowMemory) -> Iterator[str]:
+def _lines(opened: IO[bytes]) -> Iterator[str]:
     """Yield the lines of a text as they are, with their ends."""
-    text = io.TextIOWrapper(opened, encoding="utf-8", errors="surrogateescape", newline="")
-    while line := text.readline(LONGEST_ROW + 1):
-        if len(line) > LONGEST_ROW:
-            raise BadRow(f"is longer than {LONGEST_ROW // 2**20} MiB; give shorter ones")
-        memory.take(len(line), 0, 0)
-        if not line.isascii():
-            _check_encoded(line)
+    for line in io.TextIOWrapper(opened, encoding="utf-8", errors="surrogateescape", newline=""):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow("is no UTF-8; write the file in UTF-8") from error
         yield line
 
 
-def _check_encoded(line: str) -> None:
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        raise BadRow("is no UTF-8; write the file in UTF-8") from error
-
-
-def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
+def _read_json_lines(opened: IO[bytes]) -> Iterator[Any]:
     """Yield the row of each line that is not blank."""
-    while line := opened.readline(LONGEST_ROW + 1):
-        _check_length(len(line))
-        text = _decode(line).strip()
-        memory.take(len(line), _count_values(text))
-        if text:
+    for line in opened:
+        if text := _decode(line).strip():
             row, end = _parse(text, 0)
             if end < len(text):
                 raise BadRow(
@@ -163,29 +141,19 @@ def read_json_lines(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
             yield row
 
 
-def read_json_array(opened: IO[bytes], memory: RowMemory) -> Iterator[Any]:
+def _read_json_array(opened: IO[bytes]) -> Iterator[Any]:
     """Yield the rows of one array, or of JSON lines, since some files of lines end in .json."""
     begins = opened.read(1)
     while begins.isspace():
         begins = opened.read(1)
     opened.seek(-len(begins), 1)
     if begins != b"[":
-        yield from read_json_lines(opened, memory)
+        yield from _read_json_lines(opened)
         return
-    data = opened.read()
-    memory.take(2 * len(data), 0, 0)
-    text = _decode(data)
-    del data
-    yield from _elements(text, memory)
-
-
-def _elements(text: str, memory: RowMemory) -> Iterator[Any]:
-    """Yield the elements of an array as they are parsed."""
+    text = _decode(opened.read())
     at = _skip(text, 1)
     while text[at : at + 1] != "]" or text[at - 1] == ",":
         row, end = _parse(text, at)
-        _check_length(end - at)
-        memory.take(0, _count_values(text[at:end]))
         yield row
         at = _skip(text, end)
         if text[at : at + 1] == ",":
@@ -200,6 +168,8 @@ def _parse(text: str, at: int) -> tuple[Any, int]:
     """Parse the value that begins at a place; return it and the place after it."""
     try:
         row, end = DECODER.raw_decode(text, at)
+        if any(text.find(half, at, end) >= 0 for half in SURROGATES):
+            check_row(row)
     except _Infinite:
         check_row(JSONDecoder().raw_decode(text, at)[0])
         raise
@@ -207,15 +177,9 @@ def _parse(text: str, at: int) -> tuple[Any, int]:
         shown = text[error.pos : error.pos + 20]
         raise BadRow(f"is no JSON ({error.msg} at {shown!r}); mend that") from error
     except RecursionError as error:
-        raise BadRow(
-            f"nests lists and objects more than {DEEPEST} deep; give flatter ones"
-        ) from error
+        raise BadRow("nests lists and objects too deep; give flatter ones") from error
     except ValueError as error:  # Python reads no longer integer
         raise BadRow("has an integer of thousands of digits; give a number, or a text") from error
-    if _count_brackets(text, at, end) > DEEPEST or any(
-        text.find(half, at, end) >= 0 for half in SURROGATES
-    ):
-        check_row(row)
     return row, end
 
 
@@ -260,21 +224,6 @@ def _decode(line: bytes) -> str:
         ) from error
 
 
-def _check_length(length: int) -> None:
-    if length > LONGEST_ROW:
-        raise BadRow(f"is longer than {LONGEST_ROW // 2**20} MiB; give shorter ones")
-
-
-def _count_values(text: str) -> int:
-    """Return an upper bound on the values in a text."""
-    return text.count(",") + _count_brackets(text, 0, len(text))
-
-
-def _count_brackets(text: str, at: int, end: int) -> int:
-    """Count the opening brackets: an upper bound on the depth of a text."""
-    return text.count("[", at, end) + text.count("{", at, end)
-
-
 def _skip(text: str, at: int) -> int:
     """Return the place after white space."""
     found = SPACE.match(text, at)
@@ -282,11 +231,11 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-ROW_READERS: Mapping[str, Callable[[IO[bytes], RowMemory], Iterator[Any]]] = {
+ROW_READERS: Mapping[str, Callable[[IO[bytes]], Iterator[Any]]] = {
     ".csv": _read_csv,
-    ".jsonl": read_json_lines,
-    ".jsonl.gz": read_json_lines,
-    ".json": read_json_array,
+    ".jsonl": _read_json_lines,
+    ".jsonl.gz": _read_json_lines,
+    ".json": _read_json_array,
     ".parquet": read_parquet_rows,
 }
 """Ending of a file's name → how its rows are read."""

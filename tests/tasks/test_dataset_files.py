@@ -6,20 +6,19 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.examples import bounds
 from tasks.examples.reading import DatasetError, Source, read_examples
 from tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
 
-MIB = 2**20
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
@@ -150,20 +149,6 @@ def test_a_parquet_with_changed_bytes_is_rows_or_a_refusal(
     assert is_read_or_refused(path)
 
 
-def test_a_parquet_that_would_end_the_process_is_a_refusal(tmp_path: Path) -> None:
-    """Of figures of other numbers of levels than a column has, pyarrow aborts."""
-    path, ended = tmp_path / "a.parquet", 0
-    pq.write_table(pa.table({"a": ["x", "y"], "b": [[1.0], []]}), path)
-    whole = path.read_bytes()
-    for place in range(220, 240):
-        path.write_bytes(whole[:place] + b"\x4c" + whole[place + 1 :])
-        try:
-            read_rows(path)
-        except DatasetError as error:
-            ended += "its description is damaged" in str(error)
-    assert ended
-
-
 @pytest.mark.parametrize(
     "name", ["seed=3", "exp[1]", "a*", "~", "s3:", "%41", "né\n", "{a,b}", "a\\[b]", "'"]
 )
@@ -228,13 +213,7 @@ def test_infinity_of_parquet_is_refused_by_row_and_column(tmp_path: Path) -> Non
         ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}', "row 1 of .* is no UTF-8"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), "is in UTF-16; write it in UTF-8"),
         ("a.jsonl", f'{{"a": {"9" * 6000}}}', "an integer of thousands of digits"),
-        (
-            "a.jsonl",
-            f'{{"a": {"[" * 990}{"]" * 990}}}',
-            "nests lists and objects more than 64 deep",
-        ),
-        ("a.jsonl", "[" * 200_000, "row 0 of .* nests .* more than 64 deep"),
-        ("a.jsonl", '{"a": "' + "x" * 17 * MIB + '"}', "row 0 of .* is longer than 16 MiB"),
+        ("a.jsonl", "[" * 200_000, "row 0 of .* nests lists and objects too deep"),
         ("a.json", '[{"a": 1} {"a": 2}]', "row 1 of .* in place of a comma"),
         ("a.json", '[{"a": 1},]', "row 1 of .* is no JSON"),
         ("a.json", '[{"a": 1}] {', "goes on after its array"),
@@ -248,7 +227,6 @@ def test_infinity_of_parquet_is_refused_by_row_and_column(tmp_path: Path) -> Non
         ("a.csv", 'a,b\n"x"y,2\n', "row 0 of .* is no CSV"),
         ("a.csv", 'a,b\n"x,2\n', "row 0 of .* is no CSV"),
         ("a.csv", b"a,b\n1,2\n\xe9,2\n", "row 1 of .* is no UTF-8"),
-        ("a.csv", ",".join(f"c{n}" for n in range(30_000)), "30,000 columns, and at most 4,096"),
         ("a.parquet", b"PAR1 and more", "cannot be read as Parquet"),
     ],
 )
@@ -291,26 +269,15 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     assert len(str(refused.value)) <= LONGEST_MESSAGE
 
 
-def test_what_unpacks_to_far_more_than_its_size_is_refused_before_it_does(
+def test_a_file_larger_than_half_of_the_free_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), ["a" * 20_000_000])
-    ones = pa.array(np.ones(30_000_000, np.int8))
-    tables = {
-        "dictionary": pa.table({"a": repeated}),
-        "rows": pa.table({"a": ones}),
-        "list": pa.table({"a": pa.ListArray.from_arrays([0, len(ones)], ones)}),
-        "columns": pa.table({f"c{number}": [0] for number in range(5000)}),
-    }
-    for name, table in tables.items():
-        path = tmp_path / f"{name}.parquet"
-        pq.write_table(table, path, compression="zstd", store_schema=False)
-        assert path.stat().st_size < 2 * MIB
-        assert "GiB of memory" in (said := refusal(path)) or "5,000 columns" in said
-    lines, line = tmp_path / "a.jsonl.gz", b'{"a": "' + b"b" * 1000 + b'"}\n'
-    lines.write_bytes(gzip.compress(line * 1000) * 100)
-    monkeypatch.setattr(bounds, "LEAST_MEMORY", 2**26)
-    assert "split the file" in refusal(lines)
+    lines = written(tmp_path / "a.jsonl", '{"a": 1}\n' * 1000)
+    pq.write_table(pa.table({"a": ["b" * 1000] * 2}), tmp_path / "a.parquet", use_dictionary=False)
+    read_rows(lines)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3000))
+    for path in (lines, tmp_path / "a.parquet"):
+        assert "GiB, which is more than half of the free memory; split" in refusal(path)
 
 
 def test_rows_of_other_types_are_what_json_says(tmp_path: Path) -> None:
