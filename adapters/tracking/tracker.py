@@ -82,10 +82,6 @@ class Tracker(Protocol):
         """Send a step that the tracker does not have."""
         ...
 
-    def look(self) -> float | None:
-        """Send what the run does now; return the seconds until the next look, if there is one."""
-        return None
-
     def close(self) -> None:
         """Send what waits to be sent, all recorded steps having been given, and close the run."""
         ...

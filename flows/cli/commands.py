@@ -192,7 +192,7 @@ def resume(
 
     folder = folder_of(run)
     if budget:
-        from flows.server.watched_runs import resume_waiting
+        from flows.server.waiting_runs import resume_waiting
         from tasks.spending.budgets import check_grant, check_larger, grant, read_limits
 
         limits, granted = read_limits(budget), child_runs(folder) or [folder]

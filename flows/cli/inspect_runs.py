@@ -57,8 +57,8 @@ def runs(as_json: AsJson = False) -> None:
 
 @app.command()
 def watch(run: Run) -> None:
-    """Show what a run does, of this machine or of a Prefect server, until its end or Ctrl-C."""
-    from flows.cli.progress_bar import watch_flow_run, watch_folder
+    """Show what a run of this machine does, until its end or Ctrl-C."""
+    from flows.cli.progress_bar import watch_folder
     from tasks.storage.manifest import read_manifest
 
     folder = folder_of(run)
@@ -66,28 +66,24 @@ def watch(run: Run) -> None:
         raise UserError(
             f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
         )
-    if folder.exists() or _comes(folder):
-        read_manifest(folder)  # refuses another format
-        watch_folder(folder)
-    elif not watch_flow_run(run):
-        raise SystemExit(1)
+    if not folder.exists():
+        _wait_for(folder)
+    read_manifest(folder)  # refuses a run that is not there, and another format
+    watch_folder(folder)
 
 
-def _comes(run: RunFolder) -> bool:
-    """Wait for the folder of a run that may have been started just now; return whether it is there.
+def _wait_for(run: RunFolder) -> None:
+    """Wait for the folder of a run that may have been started just now.
 
-    Nothing is waited for where the name may be misspelt, or where a Prefect server knows the runs.
+    Nothing is waited for where the name may be misspelt.
     """
-    from prefect.settings import PREFECT_API_URL
-
     others = [one.name for one in all_runs() if not _differ_in_numbers(one.name, run.name)]
-    if PREFECT_API_URL.value() or did_you_mean(run.name, others):
-        return False
+    if did_you_mean(run.name, others):
+        return
     say(f"waiting up to {BEGIN_SECONDS} s for the run {run.name} to begin", sys.stderr)
     until = time.monotonic() + BEGIN_SECONDS
     while not run.exists() and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
-    return run.exists()
 
 
 def _differ_in_numbers(one: str, other: str) -> bool:

@@ -14,20 +14,12 @@ from rich.text import Text
 
 from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
 from tasks.recording.step_log import read_metrics_from, steps_done
-from tasks.reports.facts import read_facts
-from tasks.reports.progress import (
-    CALLS_MEASURE,
-    ProgressReader,
-    WatchedRun,
-    describe_run,
-    describe_step,
-    say_facts,
-)
+from tasks.reports.progress import ProgressReader, describe_run, describe_step
 from tasks.storage.files import Damaged
 from tasks.storage.run_folder import RunFolder
 
-LOOK_SECONDS, SERVER_SECONDS = 0.5, 2.0
-"""Seconds between two looks at a run's files, and at what a server knows of it."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at a run's files."""
 
 
 @contextmanager
@@ -102,37 +94,16 @@ def _lines(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable
 
 def watch_folder(run: RunFolder) -> None:
     """Show what a run does until all its steps are done, or until Ctrl-C."""
-    reader = ProgressReader(run)
-
-    def look() -> WatchedRun:
-        progress, is_open = reader.look(), run.is_open()
-        said = say_facts(run, progress)
-        state = said[CALLS_MEASURE] if is_open else read_facts(run).state(is_open=False)
-        ended = progress.done >= progress.steps and not is_open
-        return WatchedRun(describe_run(run.name, state, said, is_open=is_open), ended)
-
-    _show_until_end(look, LOOK_SECONDS)
-
-
-def watch_flow_run(run: str) -> bool:
-    """Show what a Prefect server knows of a run until its flow run ends; return whether well."""
-    from flows.server.watched_runs import open_server_run  # Prefect's client loads slowly
-
-    with open_server_run(run) as look:
-        return not _show_until_end(look, SERVER_SECONDS).failed
-
-
-def _show_until_end(look: Callable[[], WatchedRun], seconds: float) -> WatchedRun:
-    """Show a run at intervals of so many seconds until it has ended; return the last view."""
-    console = Console()
+    reader, console, ended = ProgressReader(run), Console(), False
     with Live(console=console, refresh_per_second=4) as live:
-        while not (seen := look()).ended:
-            live.update(Text(visible(seen.said)))
-            time.sleep(seconds)
-        live.update(Text(visible(seen.said)))
+        while not ended:
+            progress, is_open = reader.look(), run.is_open()
+            live.update(Text(visible(describe_run(run, progress, is_open=is_open))))
+            ended = progress.done >= progress.steps and not is_open
+            if not ended:
+                time.sleep(LOOK_SECONDS)
     if not console.is_terminal:
         console.line()
-    return seen
 
 
 class _Prose(Console):

@@ -40,16 +40,10 @@ BARS, BAR_WIDTH = "▁▂▃▄▅▆▇█", 40
 MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics that describe a step, with their decimals: the first metric that the step has counts."""
 
-CALLS_MEASURE, PACE = "calls", "pace"
-"""Facts that are said of a run only while a process has it open."""
-
 SAMPLING_COLUMNS = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
 """Columns of spans by which the speed of sampling is measured."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
-
-Said = Mapping[str, str]
-"""What a run does: a word for each fact → its line."""
 
 _Sampled = tuple[datetime, int]
 """When a call ended, and the tokens that it has sampled."""
@@ -90,15 +84,6 @@ class Progress:
         return ", ".join(filter(None, parts))
 
 
-@dataclass(frozen=True)
-class WatchedRun:
-    """View of a run: its lines, and whether it has ended or its flow run has failed."""
-
-    said: str
-    ended: bool = False
-    failed: bool = False
-
-
 def describe_step(run: RunFolder, metrics: Metrics) -> str:
     """Describe a step that has ended in a line: reward, what was measured, lengths and seconds."""
     step, facts = int(metrics["step"]), read_facts(run)
@@ -126,28 +111,26 @@ def describe_measure(metrics: Mapping[str, float]) -> str:
     return next((f"{word} {value:.{digits}f}" for value, word, digits in measured), "")
 
 
-def say_facts(run: RunFolder, progress: Progress) -> Said:
-    """Say what a run does, a line a fact; only a failure's line is longer than 100 letters."""
-    rows = read_facts(run).metrics
-    measure = next((key for key in MEASURES if any(key in row for row in rows)), "")
-    values = [row[measure] for row in rows if measure in row]
-    said = {
-        CALLS_MEASURE: f"{counted(progress.in_flight, 'call')} in flight",
-        "step": ", ".join(filter(None, [progress.doing, progress.measure])),
-        "held-out": progress.held_out,
-        PACE: progress.pace,
-        "curve": f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
+def describe_run(run: RunFolder, progress: Progress, *, is_open: bool) -> str:
+    """Describe a run in lines: its state, what it does, its curve, and its last failure.
+
+    How fast it is and how long it lasts are said only while a process has it open.
+    """
+    facts = read_facts(run)
+    measure = next((key for key in MEASURES if any(key in row for row in facts.metrics)), "")
+    values = [row[measure] for row in facts.metrics if measure in row]
+    calls = f"{counted(progress.in_flight, 'call')} in flight"
+    lines = [
+        f"{run.name}: {calls if is_open else facts.state(is_open=False)}",
+        ", ".join(filter(None, [progress.doing, progress.measure])),
+        progress.held_out,
+        progress.pace if is_open else "",
+        f"{MEASURES[measure][0]} by step {draw_line(values)} {describe_ends(values)}"
         if values
         else "",
-        "failure": f"last failure: {progress.failure}" if progress.failure else "",
-    }
-    return {what: line for what, line in said.items() if line}
-
-
-def describe_run(name: str, state: str, said: Said, *, is_open: bool) -> str:
-    """Describe a run in lines: its state, what it does, its curve, and its last failure."""
-    unsaid = {CALLS_MEASURE} if is_open else {CALLS_MEASURE, PACE}
-    return "\n".join([f"{name}: {state}", *(said[what] for what in said if what not in unsaid)])
+        f"last failure: {progress.failure}" if progress.failure else "",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def draw_line(values: Sequence[float]) -> str:

@@ -197,12 +197,6 @@ def check_output(file: Path, instead: str) -> None:
         )
 
 
-def begin_log(file: Path) -> int:
-    """Make a log that lines are appended to, if it is not there; return it open, as a number."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-
 def is_full(error: BaseException) -> bool:
     """Return whether the error says that the disk has no space left."""
     return isinstance(error, OSError) and error.errno in DISK_FULL

@@ -4,13 +4,12 @@ The UI shows no file of this machine, so the curves are inside a text. Links nam
 begin at the page of an artifact, which lies two folders below the UI's address.
 """
 
-import json
 import logging
 import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from uuid import UUID
 
@@ -23,7 +22,6 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
@@ -35,7 +33,7 @@ from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import spent_seconds
 from tasks.recording.views import UNREADABLE, open_views
 from tasks.reports.facts import read_facts
-from tasks.reports.progress import ProgressReader, describe_measure, say_facts
+from tasks.reports.progress import describe_measure
 from tasks.reports.rollouts import MOST_FAILED, transcripts
 from tasks.reports.tables import markdown_table, score_rows, shorten
 from tasks.storage.arrivals import batches_of
@@ -62,12 +60,6 @@ FIRST_SECONDS, GROWTH, MOST_SHARE = 20.0, 1.25, 0.01
 """Age of a run at which all artifacts are shown first, by how much it grows until the next time,
 and the largest share of the time that showing them may take."""
 
-UI_LOOK_SECONDS = 3.0
-"""Seconds between two looks at what a run does; the first look is at FIRST_SECONDS."""
-
-NOW_ARTIFACT = "now"
-"""Artifact that says what a run does, which `ratchet watch` shows where the run's folder is not."""
-
 log = logging.getLogger(__name__)
 
 
@@ -82,9 +74,7 @@ class PrefectPages(Tracker):
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._begun, self._shown_at = time.monotonic(), FIRST_SECONDS
-        self._reader = ProgressReader(run)
         self._progress: UUID | None = None
-        self._now: UUID | None = None
 
     def next_step(self) -> int:
         """Return the last step that is done; its page replaces the pages of earlier steps."""
@@ -103,17 +93,8 @@ class PrefectPages(Tracker):
         if time.monotonic() - self._begun > self._shown_at:
             self._create_all()
 
-    def look(self) -> float:
-        """Show what the run does, unless it has just begun."""
-        left = FIRST_SECONDS - (time.monotonic() - self._begun)
-        if left > 0:
-            return left
-        self._show_now()
-        return UI_LOOK_SECONDS
-
     def close(self) -> None:
-        """Show what the run did last and, if it is done, its gain and its results."""
-        self._show_now()
+        """Show the gain and the results of a run that is done."""
         if (facts := read_facts(self._run)).done >= facts.steps:
             with _unless_unreadable(self._run, "held-out reward"):
                 if measured := str(read_facts(self._run).held_out):
@@ -156,25 +137,6 @@ class PrefectPages(Tracker):
             made = create_progress_artifact(progress, key, description)
         assert isinstance(made, UUID)
         self._progress = made
-
-    def _show_now(self) -> None:
-        with suppress(*UNREADABLE):  # the run itself says what it cannot read
-            said = say_facts(self._run, self._reader.look())
-            rows = [{"what": what, NOW_ARTIFACT: line} for what, line in said.items()]
-            with _failing():
-                self._now = self._update_now(rows)
-
-    def _update_now(self, rows: list[dict[str, str]]) -> UUID:
-        """Show rows in place of the earlier rows; return the artifact."""
-        if self._now is not None:
-            with get_client(sync_client=True) as client:
-                client.update_artifact(self._now, ArtifactUpdate(data=json.dumps(rows)))
-            return self._now
-        words = f"What {self._run.name} does, as `ratchet watch {self._run.name}` shows it"
-        key = artifact_key(self._run.name, NOW_ARTIFACT)
-        made = create_table_artifact(rows, key=key, description=words)
-        assert isinstance(made, UUID)
-        return made
 
 
 def publish_evaluations(run: RunFolder, tag: str) -> None:

@@ -100,8 +100,8 @@ class _Tracked:
         self._tracker: Tracker | None = None
         self._next = 0
 
-    def __call__(self, ended: bool) -> float | None:
-        """Send what there is, and close the tracker at the end; return the seconds to wait."""
+    def __call__(self, ended: bool) -> None:
+        """Send what there is, and close the tracker at the end."""
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             tracker = self._open()
@@ -109,18 +109,15 @@ class _Tracked:
         for step in self._recorded.from_step(self._next):
             tracker.send(step)
             self._next = step.number + 1
-        seconds = tracker.close() if ended else tracker.look()
+        if ended:
+            tracker.close()
         self._tracker = tracker  # it has not failed
-        return seconds
 
 
 class Follower:
-    """A thread that publishes something of a run, and never stops the run.
+    """A thread that publishes something of a run whenever it is woken, and never stops the run."""
 
-    It publishes whenever it is woken, and after the seconds that `publish` returns.
-    """
-
-    def __init__(self, name: str, publish: Callable[[bool], float | None]) -> None:
+    def __init__(self, name: str, publish: Callable[[bool], None]) -> None:
         self._name, self._publish = name, publish
         self._woken, self._ended, self._told = Event(), Event(), False
         # The process does not wait for it: a tracker may be silent for long. The context names the
@@ -148,13 +145,13 @@ class Follower:
         self._told = True  # what fails later finds a server that ends with the run
 
     def _work(self) -> None:
-        ended, seconds = False, None
+        ended = False
         while not ended:
-            self._woken.wait(seconds)
+            self._woken.wait()
             self._woken.clear()
             ended = self._ended.is_set()
             try:
-                seconds = self._publish(ended)
+                self._publish(ended)
             except TRACKING_FAILURES as error:
                 self._tell(f"{error}")
 

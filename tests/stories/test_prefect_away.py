@@ -153,16 +153,16 @@ def test_an_embedded_server_that_is_killed_is_started_again(
     assert sum("is started again" in line for line in said) == 2, said
 
 
-def test_a_worker_says_in_a_line_that_its_server_is_away_and_logs_the_rest(
+def test_a_run_of_a_worker_outlives_the_absence_of_its_server(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
     ratchet = [sys.executable, "-m", "flows.cli.main"]
-    runs = tmp_path / "runs"
+    journal = tmp_path / "runs" / "away" / "journal"
     with open_team(ratchet, ROOT, tmp_path, variables, "hello") as api:
         (deployed,) = api.post("/deployments/filter").json()
         recipe = small_recipe(steps=6).model_dump(mode="json")
         flow_run = create_flow_run(api, deployed["id"], {"recipe": recipe, "run": "away"})
-        wait_until("the first rollout", (runs / "away" / "journal").exists, PATIENCE_SECONDS)
+        wait_until("the first rollout", journal.exists, PATIENCE_SECONDS)
         (server,) = (
             child
             for child in psutil.Process().children()
@@ -177,12 +177,6 @@ def test_a_worker_says_in_a_line_that_its_server_is_away_and_logs_the_rest(
             assert wait_for_end(api, flow_run)["state"]["type"] == "COMPLETED"
         finally:
             again.kill()
-    terminal, log = (tmp_path / "worker.log").read_text(), (runs / "worker.log").read_text()
-    told = [line for line in terminal.splitlines() if "the log has all of it" in line]
-    assert 1 <= len(told) <= 2, "one of the worker, and one of its flow run"
-    assert "ConnectionRefusedError" not in terminal
-    for line in told:
-        assert line.partition(" - ")[2].partition(" (")[0] in log
 
 
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:

@@ -24,7 +24,6 @@ from tasks.reports.progress import (
     describe_run,
     describe_seconds_left,
     draw_line,
-    say_facts,
 )
 from tasks.storage.files import write_json, write_rows
 from tasks.storage.logs import append_row
@@ -122,20 +121,23 @@ def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     journal.append_now(rollout(0, Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
-    shown = describe_run("hello-1", "open", say_facts(run, progress), is_open=True).splitlines()
+    shown = describe_run(run, progress, is_open=True).splitlines()
     assert shown[-1] == r"last failure: KeyError: '\x1b[2Jcity'"
 
 
 def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
     run: RunFolder,
 ) -> None:
-    trains = Progress(1, 2, "step 2 of 2", tokens_per_second=1200, seconds_left=(180, 300))
-    facts = say_facts(run, trains)
-    shown = describe_run("hello-1", "1 call in flight", facts, is_open=True)
-    assert shown.splitlines()[1:] == ["step 2 of 2", "1,200 tokens/s, 3 to 5 min left"]
-    assert describe_run("hello-1", "stopped", facts, is_open=False) == (
-        "hello-1: stopped\nstep 2 of 2"
+    trains = Progress(
+        1, 2, "step 2 of 2", in_flight=1, tokens_per_second=1200, seconds_left=(180, 300)
     )
+    assert describe_run(run, trains, is_open=True).splitlines() == [
+        "hello-1: 1 call in flight",
+        "step 2 of 2",
+        "1,200 tokens/s, 3 to 5 min left",
+    ]
+    stopped = describe_run(run, trains, is_open=False)
+    assert stopped == f"hello-1: {read_facts(run).state(is_open=False)}\nstep 2 of 2"
 
 
 def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(

@@ -19,7 +19,7 @@ from flows.runtime.flow_runs import RunSummary
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.transcripts import read_transcripts
 from tasks.reports.dryruns import _list_spans, _show_best
-from tasks.reports.progress import ProgressReader, describe_run, say_facts
+from tasks.reports.progress import ProgressReader, describe_run
 from tasks.reports.tables import scores_table
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
@@ -103,8 +103,7 @@ def scores() -> str:
 
 
 def watched(run: RunFolder) -> str:
-    facts = say_facts(run, ProgressReader(run).look())
-    return describe_run("hostile", HOSTILE, facts, is_open=True)
+    return describe_run(run, ProgressReader(run).look(), is_open=True)
 
 
 def tried(run: RunFolder) -> str:

@@ -1,15 +1,17 @@
-"""`ratchet watch` waits for a run that is being started, and not for a name that is misspelt."""
+"""`ratchet watch` waits for a run that is being started; it refuses misspelt names and sweeps."""
 
 from pathlib import Path
 from threading import Timer
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner, Result
 
 from adapters.errors import UserError
 from flows.cli import inspect_runs
 from flows.cli.commands import app
+from tasks.storage.manifest import write_manifest
+from tasks.storage.plan_record import PlanRecord, write_plan
+from tasks.storage.run_folder import RunFolder
 from tests.support.runs.finished import write_finished
 from tests.support.runs.small_recipe import small_recipe
 
@@ -20,8 +22,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(run: str) -> Result:
-    with temporary_settings({PREFECT_API_URL: None}):
-        return CliRunner().invoke(app, ["watch", run])
+    return CliRunner().invoke(app, ["watch", run])
 
 
 def test_a_run_whose_folder_is_not_there_yet_is_waited_for() -> None:
@@ -47,4 +48,12 @@ def test_a_run_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(inspect_runs, "BEGIN_SECONDS", 0)
     shown = watch("otter")
     assert isinstance(shown.exception, UserError)
-    assert str(shown.exception).startswith("there is no run otter in ")
+    assert str(shown.exception).startswith("there is no run at ")
+
+
+def test_a_sweep_names_its_runs_that_have_begun(tmp_path: Path) -> None:
+    write_plan(RunFolder(tmp_path / "sweep"), PlanRecord({}, ["sweep-a", "sweep-b"], "reward"))
+    write_manifest(RunFolder(tmp_path / "sweep-a"), {}, "f00d")
+    refused = watch("sweep").exception
+    assert isinstance(refused, UserError)
+    assert str(refused).endswith("begun are sweep-a")

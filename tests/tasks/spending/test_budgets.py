@@ -24,7 +24,7 @@ from flows.finetune import finetune
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.runtime.checks import check_run
-from flows.server.watched_runs import resume_waiting
+from flows.server.waiting_runs import resume_waiting
 from flows.stages import stages
 from flows.train import train
 from tasks.checkpoints import Ledger
