@@ -31,27 +31,30 @@ PROMPT, TARGETS = TOKENS[:-1], TOKENS[1:]
 RANK, LORA_SEED = 8, 11
 STEP = 0.01
 """Learning rate of a step that is to be seen."""
-EPSILON = 1e-8
 ROUGH = 0.5
 """Most difference of two log-probabilities of one token by the same weights, in any precision; a
-step of a probe, or another temperature, moves them by more."""
+step of a probe moves them by more."""
 TASK = "diagnosis"
 """Task for which a run's meter counts."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Answer to one question about a service; `value` is what was measured, if it is one number.
+    """Answer to one question about a service; nothing is `expected` of one that was not answered.
 
-    `request` says what was asked, `expected` and `measured` what came of it.
+    `value` is how far log-probabilities are off.
     """
 
     name: str
     verdict: Verdict
-    request: str
     expected: str
     measured: str
     value: float | None = None
+
+    @classmethod
+    def compared(cls, name: str, expected: str, measured: str, *, alike: bool) -> "Finding":
+        """Return what is found where an answer is expected: it is so, or the service lies."""
+        return cls(name, "offers" if alike else "LIES", expected, measured)
 
 
 class NoClient(ServiceRefused):
@@ -97,10 +100,10 @@ class Bench:
         model_input = ModelInput.from_ints([*prompt])
         return sampler.client.sample(model_input, number, tinker.SamplingParams(**params), **asked)
 
-    def trainer(self, rank: int = RANK) -> TrainingClient:
+    def trainer(self) -> TrainingClient:
         """Create an untrained LoRA."""
         create, name = self.service.client.create_lora_training_client, name_for_clients(self.base)
-        lora = {"base_model": name, "rank": rank, "seed": LORA_SEED}
+        lora = {"base_model": name, "rank": RANK, "seed": LORA_SEED}
         try:
             return self.service.create("a new training client", create, **lora)
         except ServiceRefused as error:
@@ -137,8 +140,13 @@ class Bench:
 
     def step(self, client: TrainingClient, **changed: float) -> None:
         """Take an optimizer step."""
-        params = {"learning_rate": STEP, "eps": EPSILON, **changed}
-        self.wait(client.optim_step(AdamParams(**params)), "optim_step")
+        params = AdamParams(**{"learning_rate": STEP, "eps": 1e-8, **changed})
+        self.wait(client.optim_step(params), "optim_step")
+
+    def learn(self, client: TrainingClient, learnt: Datum, **changed: float) -> None:
+        """Take a step of cross-entropy."""
+        self.wait(self.submit(client, [learnt]), "forward_backward")
+        self.step(client, **changed)
 
     def wait(self, future: APIFuture[T], what: str) -> T:
         return self.service.result(future, what)

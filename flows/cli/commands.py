@@ -404,7 +404,6 @@ def doctor(
     else:
         show(examined.table(table_width()))
         say(examined.verdict())
-        show(examined.issue())
     if examined.refuses:
         raise SystemExit(UserError.status)
 

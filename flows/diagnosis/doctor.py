@@ -1,4 +1,4 @@
-"""A service's diagnosis for people: a table, what a recipe lacks there, a text for its makers."""
+"""A service's diagnosis for people: a table, and what a recipe lacks there."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -7,13 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examining import Diagnosis, examine
+from adapters.diagnosis.examination import TITLES, Diagnosis, examine
 from adapters.errors import counted
 from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_key, check_reachable
 from adapters.tinker.service import Service, connect
-from flows.diagnosis.needs import Unmet, needs, not_known, title, unmet
+from flows.diagnosis.needs import Unmet, needs, not_known, unmet
 from flows.recipe.loading import named_recipe
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
@@ -59,7 +58,9 @@ class Examined:
         """Return the findings as a table, below a line of what they are of and what they took."""
         made = self.diagnosis
         took = f"{made.seconds:.1f} s and {counted(made.tokens, 'token')}"
-        rows = [[title(one.name), one.verdict, one.expected, one.measured] for one in made.findings]
+        rows = [
+            [TITLES[one.name], one.verdict, one.expected, one.measured] for one in made.findings
+        ]
         table = fitted(FINDING_COLUMNS, rows, width, FINDING_COLUMNS[2:])
         return f"{made.url}, {made.base}, by SDK {made.sdk}, in {took}\n\n{table}"
 
@@ -78,15 +79,6 @@ class Examined:
         head = f"\n{self.recipe} {can} be trained there{as_known}"
         return "\n".join([head, *(f"- {said}" for said in (*refused, *borne, *self.not_known))])
 
-    def issue(self) -> str:
-        """Return a text for the makers of the service: a paragraph for each fault."""
-        faults = [one for one in self.diagnosis.findings if one.verdict in ("lacks", "LIES")]
-        if not faults:
-            return ""
-        made = self.diagnosis
-        head = f"\nFor an issue there:\n\nSeen with the Tinker SDK {made.sdk}, model {made.base}."
-        return "\n\n".join([head, *map(_paragraph, faults)])
-
     def record(self) -> dict[str, Any]:
         """Return the diagnosis, and what of the recipe it forbids, as JSON."""
         return {
@@ -103,7 +95,6 @@ class Examined:
                 for one in self.lacking
             ],
             "not_known": [*self.not_known],
-            "issue": self.issue().strip(),
         }
 
 
@@ -141,10 +132,3 @@ def _first_model(service: Service, default: str) -> str:
     models = service.result(asked, "the models it has").supported_models
     names = [one.model_name for one in models if one.model_name]
     return default if default in names or not names else names[0]
-
-
-def _paragraph(one: Finding) -> str:
-    lines = [f"**{title(one.name)}**"]
-    lines += [f"- request: {one.request}"] if one.request else []
-    lines += [f"- expected: {one.expected}", f"- got: {one.measured}"]
-    return "\n".join(lines)

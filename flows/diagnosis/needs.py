@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapters.diagnosis.bench import ROUGH, Finding
-from adapters.diagnosis.examining import TITLES, Diagnosis
-from adapters.diagnosis.trained import CLIPPING, LOSSES, RANKS
+from adapters.diagnosis.examination import TITLES, Diagnosis
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
@@ -44,21 +43,17 @@ class Unmet:
         """Say what is needed by which key, and what came of it."""
         found = self.found
         does = {"LIES": "does not honour", "unknown": "has not shown"}.get(found.verdict, "lacks")
-        came = (
-            f"expected {found.expected}, got {found.measured}" if found.request else found.measured
-        )
-        return f"it {does} {title(found.name)}, which {self.need.key} needs ({came})"
+        expected = f"expected {found.expected}, got " if found.expected else ""
+        came = f"{expected}{found.measured}"
+        return f"it {does} {TITLES[found.name]}, which {self.need.key} needs ({came})"
 
     def describe(self) -> str:
         """Return the fact with its remedy."""
         return f"{self.fact()}; {self.need.remedy}"
 
 
-def title(name: str) -> str:
-    """Return what a finding is called in a table."""
-    return TITLES.get(name, name)
-
-
+CLIPPING = ("ppo", "cispo", "gspo")
+"""Losses of the service that have thresholds."""
 SEEDS_COST = (
     "another run of the recipe does not have the same weights, and calls that a crash has lost "
     "are sampled anew"
@@ -128,21 +123,13 @@ def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
 
 
 def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:
-    method, optimizer, rank = recipe.update_method(), recipe.optimizer, recipe.model.lora_rank
-    other = "give another loss, or use another service"
-    for term in method.terms(0):
-        key, name = f"the loss {term.loss}", term.service_loss().name
-        if name in LOSSES:
-            yield ServiceNeed(f"loss {name}", key, other)
-        if name in CLIPPING:
-            yield ServiceNeed("clip", key, other)
-    if optimizer.grad_clip_norm > 0:
-        key = f"optimizer.grad_clip_norm {optimizer.grad_clip_norm:g}"
+    for term in recipe.update_method().terms(0):
+        if term.service_loss().name in CLIPPING:
+            key = f"the loss {term.loss}"
+            yield ServiceNeed("clip", key, "give another loss, or use another service")
+    if recipe.optimizer.grad_clip_norm > 0:
+        key = f"optimizer.grad_clip_norm {recipe.optimizer.grad_clip_norm:g}"
         yield ServiceNeed("grad_clip", key, "leave it out, and give a smaller learning rate")
-    if rank != RANKS[-1]:
-        key = f"model.lora_rank {rank}"
-        yield ServiceNeed("alpha", key, f"give model.lora_rank {RANKS[-1]}, or another service")
-    yield ServiceNeed("rank", f"model.lora_rank {rank}", "use another service")
     if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
         key = f"teacher.top_k {recipe.teacher.top_k}"
         yield ServiceNeed("targets", key, "learn from the texts alone, or use another service")
@@ -151,11 +138,6 @@ def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:
 def _of_scores(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     if isinstance(recipe, Recipe):
         yield ServiceNeed("seeds", f"seed {recipe.seed}", "use another service", cost=SEEDS_COST)
-        if (heat := recipe.rollouts.temperature) != 1:
-            key = f"rollouts.temperature {heat:g}"
-            yield ServiceNeed("temperature", key, "give temperature 1")
-        if recipe.evaluation.greedy and recipe.holds_out():
-            yield ServiceNeed("greedy", "evaluation.greedy true", "give evaluation.greedy false")
     for key in _scored_by(recipe):
         yield ServiceNeed("prompt_logprobs", key, "leave it out, or use another service")
     if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:

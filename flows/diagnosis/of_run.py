@@ -7,7 +7,7 @@ from dataclasses import asdict
 import tinker
 
 from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examining import HOSTED, Diagnosis, examine
+from adapters.diagnosis.examination import HOSTED, Diagnosis, examine
 from adapters.tinker.service import Service, ServiceRefused
 from flows.diagnosis.needs import SAMPLER_FINDINGS, WIDER, needs, unmet
 from flows.recipe.run_recipe import RunRecipe
@@ -38,7 +38,7 @@ def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:
         said = ". ".join(one.describe() for one in refused)
         raise ServiceRefused(
             f"the Tinker service at {diagnosis.url} cannot train this recipe: {said}. "
-            "`ratchet doctor` shows what it offers, with a text for its makers"
+            "`ratchet doctor` shows what it offers"
         )
 
 

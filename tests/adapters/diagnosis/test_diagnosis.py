@@ -6,10 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.diagnosis import examining
+from adapters.diagnosis import examination
 from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examining import SERVICE_PROBES, TITLES, Diagnosis, examine
-from adapters.diagnosis.trained import LOSSES
+from adapters.diagnosis.examination import SERVICE_PROBES, TITLES, Diagnosis, examine
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import Service, open_session
 from tests.support.servers.engine_server import TINY, Address, serving
@@ -17,19 +16,13 @@ from tests.support.servers.poor_servers import FAULTS, Fault, poor_server
 
 FOUND: dict[str, dict[str, str]] = {
     "ignores seeds": {"seeds": "LIES"},
-    "samples at temperature 0 as at 1": {"greedy": "LIES"},
-    "drops top_k": {"top_k": "LIES"},
-    "drops top_p": {"top_p": "LIES"},
     "ignores grad_clip_norm": {"grad_clip": "LIES"},
-    "has an α of twice the rank": {"alpha": "LIES"},
-    "trains rank 16 whatever is asked": {"rank": "LIES"},
     "flattens tables of targets": {"targets": "LIES"},
-    "ignores the settings of losses": {"clip": "LIES", "loss ppo": "LIES"},
+    "ignores the settings of losses": {"clip": "LIES"},
     "loads no optimizer": {"optimizer": "LIES"},
     "always loads the optimizer": {"no_moments": "LIES"},
     "scores no prompts": {"prompt_logprobs": "lacks", "likeliest": "lacks"},
     "rounds log-probabilities to bfloat16": {"logprobs": "lacks", "company": "lacks"},
-    "gives log-probabilities of the temperature": {"temperature": "LIES"},
     "ignores ttl_seconds": {"ttl": "LIES"},
     "takes the end of a session and keeps its clients": {"session_end": "LIES"},
     "knows no end of a session": {"session_end": "lacks"},
@@ -37,15 +30,15 @@ FOUND: dict[str, dict[str, str]] = {
     "forgets weights with their session": {"outlives": "lacks"},
 }
 """Fault → what is found, by name."""
-ALSO = ("models", "loss importance_sampling")
+ALSO = "models"
 """What every server here offers."""
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a busy machine take its time."""
-    monkeypatch.setattr(examining, "MOST_SECONDS", 600.0)
-    monkeypatch.setattr(examining, "PATIENCE_WITH_PROBE", 60.0)
+    monkeypatch.setattr(examination, "MOST_SECONDS", 600.0)
+    monkeypatch.setattr(examination, "PATIENCE_WITH_PROBE", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +65,8 @@ def test_an_engine_offers_all_that_is_probed_in_few_tokens(engine: Address) -> N
     assert {one.name: one.verdict for one in made.findings if one.verdict != "offers"} == {}
     named = {name for names in SERVICE_PROBES for name in names}
     assert {one.name for one in made.findings} == named
-    assert named == {*TITLES, *(f"loss {loss}" for loss in LOSSES)}
-    assert made.tokens <= 2000
+    assert named == TITLES.keys()
+    assert made.tokens <= 600
 
 
 def test_what_is_asked_for_first_is_probed_first_and_the_table_stays_as_it_is(
@@ -83,19 +76,20 @@ def test_what_is_asked_for_first_is_probed_first_and_the_table_stays_as_it_is(
 
     def make(_: object, named: tuple[str, ...], *__: object) -> list[Finding]:
         asked.extend(named)
-        return [Finding(name, "offers", "", "", "") for name in named]
+        return [Finding(name, "offers", "", "") for name in named]
 
-    monkeypatch.setattr(examining, "_make", make)
+    monkeypatch.setattr(examination, "_make", make)
     with service_at(engine.url, engine) as service:
-        made = examine(service, engine.base_model, first={"ttl", "rank"})
+        made = examine(service, engine.base_model, first={"ttl", "no_moments"})
     named = [name for names in SERVICE_PROBES for name in names]
-    assert asked == ["alpha", "rank", "ttl", *(n for n in named if n not in asked[:3])]
+    first = ["state", "no_moments", "optimizer", "ttl"]
+    assert asked == [*first, *(name for name in named if name not in first)]
     assert [one.name for one in made.findings] == named
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_with_a_fault_is_found_out(fault: str, engine: Address) -> None:
-    made = examined(engine, FAULTS[fault], {*FOUND[fault], *ALSO})
+    made = examined(engine, FAULTS[fault], {*FOUND[fault], ALSO})
     assert len(made.findings) >= len(FOUND[fault]) + 1
     found = {one.name: one.verdict for one in made.findings if one.verdict != "offers"}
     assert found == FOUND[fault]

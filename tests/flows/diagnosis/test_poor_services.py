@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
-from adapters.diagnosis import examining
-from adapters.diagnosis.examining import SERVICE_PROBES
+from adapters.diagnosis import examination
+from adapters.diagnosis.examination import SERVICE_PROBES
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import ServiceRefused
 from benchmarks.servers.hello_on_skyrl import equal_steps
@@ -207,14 +207,13 @@ def test_doctor_tells_what_of_a_recipe_a_service_forbids(
     server: PoorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes = {names: probe for names, probe in SERVICE_PROBES.items() if "grad_clip" in names}
-    monkeypatch.setattr(examining, "SERVICE_PROBES", probes)  # all of them take longer
-    monkeypatch.setattr(examining, "PATIENCE_WITH_PROBE", 60.0)
+    monkeypatch.setattr(examination, "SERVICE_PROBES", probes)  # all of them take longer
+    monkeypatch.setattr(examination, "PATIENCE_WITH_PROBE", 60.0)
     clipped = ["doctor", "hello", "--set", "optimizer.grad_clip_norm=0.5"]
     said = CliRunner().invoke(app, clipped)
     assert said.exit_code == 2
     assert "hello cannot be trained there" in said.output
     assert "optimizer.grad_clip_norm 0.5 needs" in said.output
-    assert "For an issue there" in said.output
     asked = CliRunner().invoke(app, ["doctor", "hello", "--json"])
     record = json.loads(asked.stdout)
     assert (asked.exit_code, record["refuses"], record["unmet"]) == (0, False, [])
@@ -224,7 +223,7 @@ def test_doctor_tells_what_of_a_recipe_a_service_forbids(
 def test_doctor_says_what_a_recipe_needs_and_no_time_was_left_for(
     server: PoorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examining, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(examination, "MOST_SECONDS", 0.0)
     said = CliRunner().invoke(app, ["doctor", "hello"]).output
     assert "hello can be trained there, as far as it is known" in said
     assert "- it has not shown seeds, which seed 0 needs (0 s were over before; ask again" in said

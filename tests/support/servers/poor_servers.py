@@ -11,7 +11,6 @@ import numpy as np
 from starlette.types import Receive, Scope, Send
 from tinker.proto import tinker_public_pb2 as pb
 
-from adapters.diagnosis.bench import RANK
 from adapters.network.app_server import AppServer
 from tests.support.servers.fault_proxy import HOP, answer_json, read_body
 
@@ -20,14 +19,12 @@ Body = dict[str, Any]
 
 @dataclass
 class PoorServer:
-    """An engine behind a fault; `samples` has the requests of samples by the ids of their futures,
-    and `ranks` the rank that each training client was asked for."""
+    """An engine behind a fault; `samples` has the ids of the futures of samples."""
 
     upstream: str
     fault: "Fault"
     url: str = ""
-    samples: dict[str, Body] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    samples: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     """Endpoints in the order of their requests."""
     _client: httpx.AsyncClient | None = None
@@ -47,21 +44,14 @@ class PoorServer:
             content=asked,
             headers=[(k, v) for k, v in scope["headers"] if k.decode().lower() not in HOP],
         )
-        content = self.fault.answer(self, endpoint, body, self._noted(endpoint, body, answer))
+        if endpoint == "asample" and answer.is_success:
+            self.samples.add(answer.json()["request_id"])
+        content = self.fault.answer(self, endpoint, body, answer.content)
         kept = [(k, v) for k, v in answer.headers.raw if k.decode().lower() not in HOP]
         headers = [(k, v) for k, v in kept if k.decode().lower() != "content-encoding"]
         start = {"type": "http.response.start", "status": answer.status_code, "headers": headers}
         await send(start)
         await send({"type": "http.response.body", "body": content})
-
-    def _noted(self, endpoint: str, body: bytes, answer: httpx.Response) -> bytes:
-        if endpoint == "asample" and answer.is_success:
-            self.samples[answer.json()["request_id"]] = json.loads(body)
-        if endpoint == "create_model" and answer.is_success:
-            asked = json.loads(body)
-            client = f"{asked['session_id']}:train:{asked['model_seq_id']}"
-            self.ranks[client] = asked["lora_config"]["rank"]
-        return answer.content
 
     async def close(self) -> None:
         if self._client is not None:
@@ -87,13 +77,13 @@ class Asked(Fault):
     """Change of the JSON of requests to some endpoints."""
 
     endpoints: tuple[str, ...]
-    change: Callable[[PoorServer, Body], None]
+    change: Callable[[Body], None]
 
     def request(self, server: PoorServer, endpoint: str, body: bytes) -> bytes:
         if endpoint not in self.endpoints:
             return body
         values = json.loads(body)
-        self.change(server, values)
+        self.change(values)
         return json.dumps(values).encode()
 
 
@@ -111,11 +101,8 @@ class Passed(Fault):
         return message.SerializeToString()
 
 
-@dataclass
-class Sampled(Fault):
-    """Change of the log-probabilities of sampled tokens, by the request."""
-
-    change: Callable[[np.ndarray, Body], np.ndarray]
+class Rounded(Fault):
+    """Log-probabilities of sampled tokens in bfloat16."""
 
     def answer(self, server: PoorServer, endpoint: str, asked: bytes, content: bytes) -> bytes:
         request = json.loads(asked).get("request_id") if endpoint == "retrieve_future" else None
@@ -123,9 +110,8 @@ class Sampled(Fault):
             return content
         message = pb.SampleResponse.FromString(content)
         for sequence in message.sequences:
-            before = np.frombuffer(sequence.logprobs, np.float32)
-            changed = self.change(before, server.samples[request]["sampling_params"])
-            sequence.logprobs = changed.astype(np.float32).tobytes()
+            bits = np.frombuffer(sequence.logprobs, np.uint32)
+            sequence.logprobs = ((bits + 0x8000) & 0xFFFF0000).tobytes()
         return message.SerializeToString()
 
 
@@ -174,8 +160,8 @@ class Forgetful(Fault):
         return content
 
 
-def _without(section: str, key: str, value: Any = None) -> Callable[[PoorServer, Body], None]:
-    def change(_: PoorServer, body: Body) -> None:
+def _without(section: str, key: str, value: Any = None) -> Callable[[Body], None]:
+    def change(body: Body) -> None:
         within = body[section] if section else body
         if value is None:
             within.pop(key, None)
@@ -183,13 +169,6 @@ def _without(section: str, key: str, value: Any = None) -> Callable[[PoorServer,
             within[key] = value
 
     return change
-
-
-def _grows_with_rank(server: PoorServer, body: Body) -> None:
-    """Step as α = 2 · rank does in place of 32: its scale is that of gradients and of weights."""
-    scale = server.ranks.get(body["model_id"], RANK) / 16
-    body["adam_params"]["learning_rate"] *= scale
-    body["adam_params"]["eps"] /= scale
 
 
 def _flatten(message: pb.ForwardBackwardRequest) -> None:
@@ -209,16 +188,7 @@ def _without_settings(message: pb.ForwardBackwardRequest) -> None:
     message.ClearField("loss_fn_config_v2")
 
 
-def _in_bfloat16(logprobs: np.ndarray, _: Body) -> np.ndarray:
-    bits = logprobs.view(np.uint32)
-    return ((bits + 0x8000) & 0xFFFF0000).view(np.float32)
-
-
-def _of_temperature(logprobs: np.ndarray, params: Body) -> np.ndarray:
-    return logprobs / max(params["temperature"], 0.1)
-
-
-def _without_prompts(_: PoorServer, body: Body) -> None:
+def _without_prompts(body: Body) -> None:
     body.update(prompt_logprobs=False, topk_prompt_logprobs=0)
     body.pop("prompt_logprobs_last_n", None)
 
@@ -226,26 +196,13 @@ def _without_prompts(_: PoorServer, body: Body) -> None:
 SAVES = ("save_weights", "save_weights_for_sampler")
 FAULTS: Mapping[str, Fault] = {
     "ignores seeds": Asked(("asample",), _without("sampling_params", "seed")),
-    "samples at temperature 0 as at 1": Asked(
-        ("asample",),
-        lambda _, body: body["sampling_params"].update(
-            temperature=body["sampling_params"]["temperature"] or 1.0
-        ),
-    ),
-    "drops top_k": Asked(("asample",), _without("sampling_params", "top_k")),
-    "drops top_p": Asked(("asample",), _without("sampling_params", "top_p")),
     "ignores grad_clip_norm": Asked(("optim_step",), _without("adam_params", "grad_clip_norm", 0)),
-    "has an α of twice the rank": Asked(("optim_step",), _grows_with_rank),
-    "trains rank 16 whatever is asked": Asked(
-        ("create_model",), _without("lora_config", "rank", 16)
-    ),
     "flattens tables of targets": Passed(_flatten),
     "ignores the settings of losses": Passed(_without_settings),
     "loads no optimizer": Asked(("load_weights",), _without("", "optimizer", False)),
     "always loads the optimizer": Asked(("load_weights",), _without("", "optimizer", True)),
     "scores no prompts": Asked(("asample",), _without_prompts),
-    "rounds log-probabilities to bfloat16": Sampled(_in_bfloat16),
-    "gives log-probabilities of the temperature": Sampled(_of_temperature),
+    "rounds log-probabilities to bfloat16": Rounded(),
     "ignores ttl_seconds": Asked(SAVES, _without("", "ttl_seconds")),
     "takes the end of a session and keeps its clients": Unfinished(200),
     "knows no end of a session": Unfinished(404),

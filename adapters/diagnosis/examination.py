@@ -2,36 +2,20 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass
 
 import tinker
 
-from adapters.diagnosis.bench import Bench, Finding, NoClient, total
-from adapters.diagnosis.kept import (
-    probe_end,
-    probe_sampler,
-    probe_slots,
-    probe_state,
-    probe_ttl,
-)
-from adapters.diagnosis.sampled import (
-    probe_crowds,
-    probe_greedy,
+from adapters.diagnosis.answers import (
+    probe_clip,
+    probe_grad_clip,
     probe_likeliest,
     probe_prompts,
     probe_seeds,
-    probe_temperature,
-    probe_top_k,
-    probe_top_p,
-)
-from adapters.diagnosis.trained import (
-    loss_probes,
-    probe_alpha,
-    probe_clip,
-    probe_grad_clip,
     probe_targets,
 )
+from adapters.diagnosis.bench import Bench, Finding, NoClient, total
+from adapters.diagnosis.saved_weights import probe_end, probe_sampler, probe_state, probe_ttl
 from adapters.errors import PassingError
 from adapters.tinker.bases import name_for_clients
 from adapters.tinker.metering import Work
@@ -70,45 +54,36 @@ def probe_models(bench: Bench) -> list[Finding]:
     name = name_for_clients(bench.base)
     context = {one.model_name: one.max_context_length for one in models}
     expected = f"{bench.base}, and its context"
-    request = "get_server_capabilities"
     if name not in context:
         said = f"{len(models)} models, {bench.base} not among them"
-        return [Finding("models", "LIES" if models else "unknown", request, expected, said)]
+        return [Finding("models", "LIES" if models else "unknown", expected, said)]
     limit = context[name]
     said = f"{len(models)} models; a context of {f'{limit:,} tokens' if limit else 'any length'}"
-    return [Finding("models", "offers", request, expected, said, limit)]
+    return [Finding("models", "offers", expected, said)]
 
 
 def probe_wire(bench: Bench) -> list[Finding]:
     """Have one token sampled, and one pass computed, and both answers read by the SDK."""
     bench.sample(bench.base_sampler(), max_tokens=1)
-    request, expected = "asample of one token", f"an answer that SDK {tinker.__version__} reads"
+    expected = f"an answer that SDK {tinker.__version__} reads"
     older = bench.service.server.older_sdk
     said = f"one, by a bridge from the wire of SDK {older}" if older else expected
-    return [Finding("wire", "offers", request, expected, said)]
+    return [Finding("wire", "offers", expected, said)]
 
 
 SERVICE_PROBES: Probes = {
     ("models",): probe_models,
     ("wire",): probe_wire,
     ("seeds",): probe_seeds,
-    ("greedy",): probe_greedy,
-    ("top_k",): probe_top_k,
-    ("top_p",): probe_top_p,
     ("logprobs", "company"): probe_sampler,
-    ("temperature",): probe_temperature,
     ("prompt_logprobs",): probe_prompts,
     ("likeliest",): probe_likeliest,
-    **{(name,): probe for name, probe in loss_probes().items()},
     ("clip",): probe_clip,
     ("grad_clip",): probe_grad_clip,
     ("targets",): probe_targets,
-    ("alpha", "rank"): probe_alpha,
     ("state", "no_moments", "optimizer"): probe_state,
     ("ttl",): probe_ttl,
     ("session_end", "outlives"): probe_end,
-    ("slots",): probe_slots,
-    ("crowd",): probe_crowds,
 }
 HOSTED = "hosted Tinker"
 """What a diagnosis calls the service that the SDK knows by itself."""
@@ -116,29 +91,21 @@ TITLES: Mapping[str, str] = {
     "models": "models and limits",
     "wire": "answers that the SDK reads",
     "seeds": "seeds",
-    "greedy": "temperature 0",
-    "top_k": "top_k",
-    "top_p": "top_p",
     "logprobs": "log-probabilities, alone",
     "company": "log-probabilities, in company",
-    "temperature": "log-probabilities at temperature 0.5",
     "prompt_logprobs": "log-probabilities of a prompt",
     "likeliest": "likeliest tokens of a prompt",
     "clip": "clip thresholds",
     "grad_clip": "grad_clip_norm",
     "targets": "several targets a place",
-    "alpha": "α of a LoRA",
-    "rank": "rank of a LoRA",
     "state": "state without the optimizer",
     "no_moments": "state that leaves the moments out",
     "optimizer": "state with the optimizer",
     "ttl": "ttl_seconds",
     "session_end": "end of a session",
     "outlives": "weights of a session that has ended",
-    "slots": "training clients at once",
-    "crowd": "calls at once",
 }
-"""Names of findings → what they are called in a table; a loss is called by its own name."""
+"""Names of findings → what they are called in a table."""
 
 
 def examine(
@@ -189,7 +156,7 @@ def _make(
     except PassingError as error:
         return [_failed(name, str(error)) for name in named]
     except NoClient as error:
-        return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
+        return [Finding(name, "lacks", "", str(error)) for name in named]
 
 
 def _ask(
@@ -199,20 +166,15 @@ def _ask(
     service = bench.service
     try:
         with open_session(service.server, patience, service.meter) as own:
-            return [*map(_finite, probe(Bench(own, bench.base, bench.spent)))]
+            return probe(Bench(own, bench.base, bench.spent))
     except (ServiceRefused, ServiceBroken) as error:
         if isinstance(error, NoClient):
             raise
-        return [Finding(name, "lacks", "", "an answer", str(error)) for name in named]
+        return [Finding(name, "lacks", "", str(error)) for name in named]
     except OTHER_PARTS as error:
         said = f"an answer with other parts: {type(error).__name__}: {error}"
-        return [Finding(name, "lacks", "", "an answer", said) for name in named]
-
-
-def _finite(one: Finding) -> Finding:
-    """Return a finding without a value that is no number, which JSON has no word for."""
-    return one if one.value is None or isfinite(one.value) else replace(one, value=None)
+        return [Finding(name, "lacks", "", said) for name in named]
 
 
 def _failed(name: str, why: str) -> Finding:
-    return Finding(name, "unknown", "", "an answer", why)
+    return Finding(name, "unknown", "", why)
