@@ -1,4 +1,4 @@
-"""Pictures of the board for docs/board.md: `python -m benchmarks.pictures.board`.
+"""Pictures of the board for docs/watching.md: `python -m benchmarks.pictures.board`.
 
 Chromium draws the board's first page over the runs in RATCHET_RUNS, at the width of a desk and of a
 telephone.

@@ -1,8 +1,7 @@
 """Pictures for docs/watching.md of a terminal: `python -m benchmarks.pictures.terminal`.
 
-Hello is trained in a folder of its own, by the real commands, in terminals of 80 and 100 columns;
-`deploy` needs a Prefect server, which is started for it. What a terminal shows is read by pyte, and
-drawn as SVG by rich.
+Hello is trained in a folder of its own, by the real commands, in terminals of 100 columns. What a
+terminal shows is read by pyte, and drawn as SVG by rich.
 """
 
 import fcntl
@@ -13,14 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from select import select
 from tempfile import TemporaryDirectory
 
-import httpx
 import pyte
 from rich.console import Console
 from rich.text import Text
@@ -28,21 +25,20 @@ from rich.text import Text
 PICTURES = Path("docs/pictures").absolute()
 RATCHET = (sys.executable, "-m", "flows.cli.main")
 ROOT = Path(__file__).parents[2]
-ROWS = 60
+COLUMNS, ROWS = 100, 60
 RUN = "hello-1"
 SEEN = "held-out"
 """What a watch shows once a run has something to show."""
-SERVER_SECONDS = 120
 
 
 class Terminal:
-    """A terminal of so many columns, with one command in it."""
+    """A terminal with one command in it."""
 
-    def __init__(self, command: Sequence[str], columns: int, folder: Path) -> None:
-        self._screen = pyte.Screen(columns, ROWS)
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self._screen = pyte.Screen(COLUMNS, ROWS)
         self._stream = pyte.ByteStream(self._screen)
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=variables
@@ -73,20 +69,13 @@ class Terminal:
         picture.write_text(console.export_svg(title=title), encoding="utf-8")
 
 
-def run_and_draw(command: str, columns: int, folder: Path, picture: str) -> None:
-    """Draw what a command of ratchet has written when it ends."""
-    terminal = Terminal([*RATCHET, *command.split()], columns, folder)
-    terminal.read_until(lambda: False)
-    terminal.draw(f"ratchet {command}", PICTURES / picture)
-
-
 def draw_training(folder: Path) -> None:
     """Draw a training of hello, a watch of it from another terminal, and its last words."""
     words = [*RATCHET, "train", "hello", "--run", RUN]
-    terminal = Terminal(words, 100, folder)
+    terminal = Terminal(words, folder)
     metrics = Path(os.environ["RATCHET_RUNS"]) / RUN / "metrics.jsonl"
     terminal.read_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5)
-    watch = Terminal([*RATCHET, "watch", RUN], 100, folder)
+    watch = Terminal([*RATCHET, "watch", RUN], folder)
     began = time.monotonic()
     watch.read_until(
         lambda: time.monotonic() - began > 3 and any(SEEN in line for line in watch.lines())
@@ -96,27 +85,10 @@ def draw_training(folder: Path) -> None:
     watch.process.wait()
     terminal.read_until(lambda: False)
     terminal.draw("ratchet train hello", PICTURES / "last-words-100.svg")
-    run_and_draw(f"train hello --run {RUN} --if-exists resume", 80, folder, "last-words-80.svg")
-    run_and_draw(f"fork {RUN} --at 15 --run fork-1 --set steps=17", 100, folder, "fork.svg")
-    run_and_draw("runs", 100, folder, "runs.svg")
-
-
-@contextmanager
-def prefect_server() -> Iterator[None]:
-    """Start a Prefect server at its usual port."""
-    server = subprocess.Popen([*RATCHET, "server"], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + SERVER_SECONDS
-        while time.monotonic() < until:
-            try:
-                httpx.get("http://127.0.0.1:4200/api/health").raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        yield
-    finally:
-        server.terminate()
-        server.wait()
+    for command in (f"fork {RUN} --at 15 --run fork-1 --set steps=17", "runs"):
+        terminal = Terminal([*RATCHET, *command.split()], folder)
+        terminal.read_until(lambda: False)
+    terminal.draw("ratchet runs", PICTURES / "runs.svg")
 
 
 def main() -> None:
@@ -125,8 +97,6 @@ def main() -> None:
         folder = Path(name)
         os.environ |= {"RATCHET_RUNS": f"{name}/runs", "PREFECT_HOME": f"{name}/prefect"}
         draw_training(folder)
-        with prefect_server():
-            run_and_draw("deploy", 100, ROOT, "deploy.svg")
 
 
 if __name__ == "__main__":
