@@ -1,6 +1,12 @@
 """What earlier versions had: keys, rows of tables and commands, each with the way that is left."""
 
 DELETED: dict[str, str] = {
+    "algorithm.kl.baseline": "each penalty is subtracted as it is",
+    "algorithm.teacher.baseline": "each term is subtracted as it is",
+    "dataset.difficulty": "sort the file, and give dataset.order sequential",
+    "dataset.target": "sort the file, and give dataset.order sequential",
+    "judge.by_probability": "a judge of your own may weigh its verdicts",
+    "evaluation.judge.by_probability": "a judge of your own may weigh its verdicts",
     "advantage remax": "leave_one_out needs no greedy rollouts; or give a function of your own",
     "advantage running_mean": "rebn compares over a step; or give a function of your own",
     "ratchet pretrain": "Ratchet's repository builds the tiny model by `python -m pretraining`",

@@ -350,19 +350,10 @@ def lessening_of(
     """Compute what is subtracted from the advantage of each token, of all trajectories.
 
     It is the token's own penalty and, with a `discount` γ, those of later tokens:
-    Σ γ^k penalty_(t+k). The baseline `mean`, of the step's tokens, is first subtracted from each.
+    Σ γ^k penalty_(t+k).
     """
-    mean = 0.0
-    if penalty.baseline == "mean":
-        count = sum(int(mask.sum()) for mask in masks)
-        mean = sum(float(values.sum()) for values in penalties) / max(count, 1)
-    differences = [
-        np.where(mask != 0, values - mean, 0.0)
-        for values, mask in zip(penalties, masks, strict=True)
-    ]
-    if not penalty.discount:
-        return differences
-    return [discount_sums(values, penalty.discount) for values in differences]
+    own = [np.where(mask != 0, values, 0.0) for values, mask in zip(penalties, masks, strict=True)]
+    return [discount_sums(values, penalty.discount) for values in own] if penalty.discount else own
 
 
 def _of_tokens(

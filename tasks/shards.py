@@ -1,12 +1,12 @@
-"""examples → shards: the examples of each step, by a seeded curriculum."""
+"""examples → shards: the examples of each step, in seeded passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tasks.examples.curricula import Curriculum
-from tasks.examples.reading import SHUFFLED, Example, Source
+from tasks.examples.passes import Order, shuffle_pass
+from tasks.examples.reading import Example, Source
 from tasks.storage.durability import durable
 from tasks.storage.files import read_rows, write_rows
 
@@ -45,9 +45,8 @@ def draw_shard(path: Path, source: Source, seed: int, step: int, size: ShardSize
     a shard that was drawn keeps its own.
     """
     count = size.groups * size.rounds
-    write_rows(
-        path, size.rows(choose_examples(source.examples(), seed, step, count, source.curriculum))
-    )
+    examples = choose_examples(source.examples(), seed, step, count, source.order)
+    write_rows(path, size.rows(examples))
 
 
 def read_shard(path: Path) -> list[ShardRow]:
@@ -60,25 +59,19 @@ def choose_examples(
     seed: int,
     step: int,
     size: int,
-    curriculum: Curriculum = SHUFFLED,
+    order: Order = "shuffled",
 ) -> list[Example]:
     """Choose the `size` examples of step `step`.
 
-    With `pass_rate` these are the first examples of a ranking, which starts again at its end.
-    Any other order is an endless series of passes. The end of a pass drops no example: the
-    next pass begins within the same shard, so a shard may hold an example twice. No state is kept:
-    any step can be asked for at any time.
+    They are of an endless series of passes. The end of a pass drops no example: the next pass
+    begins within the same shard, so a shard may hold an example twice. No state is kept: any step
+    can be asked for at any time.
     """
     if size < 1 or step < 0:
         raise ValueError(f"a shard needs size >= 1 and step >= 0, got size {size}, step {step}")
     count = len(examples)
-    if curriculum.order == "pass_rate":
-        by_id = {row["example_id"]: row for row in examples}
-        ranked = curriculum.rank([*by_id], seed)
-        return [by_id[ranked[index % count]] for index in range(size)]
-    column = curriculum.difficulty
-    difficulties = [0.0 if column is None else float(row["example"][column]) for row in examples]
     chosen = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
     turns = {turn for turn, _ in chosen}
-    passes = {turn: curriculum.order_pass(difficulties, seed, turn) for turn in turns}
+    shuffles = order == "shuffled"
+    passes = {turn: shuffle_pass(count, seed, turn) if shuffles else range(count) for turn in turns}
     return [examples[passes[turn][position]] for turn, position in chosen]

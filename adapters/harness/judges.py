@@ -15,8 +15,7 @@ from itertools import count
 from statistics import fmean
 from typing import Any
 
-from openai import AsyncOpenAI, omit
-from openai.types.chat.chat_completion import Choice
+from openai import AsyncOpenAI
 
 from adapters.project.modules import AgentError
 
@@ -27,13 +26,10 @@ JudgedExample = Mapping[str, Any]
 """Example of a judge: `rollouts`, each with `id` and `messages`, a `question`, and `criteria`."""
 
 Judge = Callable[..., Coroutine[None, None, Scores]]
-Ask = Callable[[str], Coroutine[None, None, Choice]]
+Ask = Callable[[str], Coroutine[None, None, str]]
 
 VERDICT = re.compile(r"[\W_]*(?:(?:answer|verdict|winner|better)\W*)?(A|B|tie)[\W_]*", re.I)
 """The last line of an answer that says which of two is better."""
-
-LETTERS = re.compile(r"[\W_]+")
-"""What is no part of a word."""
 
 MARK = 8
 """Letters of the mark with which headings begin."""
@@ -59,16 +55,13 @@ def judge(name: str) -> Judge:
     by = JUDGES[name]
 
     async def play(example: JudgedExample, *, base_url: str, api_key: str, model: str) -> Scores:
-        told = bool(example.get("by_probability"))
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
 
-            async def ask(prompt: str) -> Choice:
+            async def ask(prompt: str) -> str:
                 answered = await client.chat.completions.create(
-                    model=model,
-                    messages=[{"role": "user", "content": prompt}],
-                    logprobs=True if told else omit,
+                    model=model, messages=[{"role": "user", "content": prompt}]
                 )
-                return answered.choices[0]
+                return answered.choices[0].message.content or ""
 
             return await by(example, ask)
 
@@ -78,19 +71,18 @@ def judge(name: str) -> Judge:
 async def compare(example: JudgedExample, ask: Ask) -> Scores:
     """Score two rollouts by which is better: 1 and -1, in both orders, and the mean of the two.
 
-    Where the model tells the probability of a verdict's token, 1 and -1 are multiplied by it. A
-    judge that prefers the first whatever it is comes to 0 and 0. If one of its answers cannot be
+    A judge that prefers the first whatever it is comes to 0 and 0. If one of its answers cannot be
     read, both rollouts are left out. `measure/consistent` is whether the orders agree.
     """
     first, second = example["rollouts"]
     question = str(example["question"])
     there = await ask(comparison(question, first, second))
     back = await ask(comparison(question, second, first))
-    verdicts = [read_verdict(_text(answer)) for answer in (there, back)]
+    verdicts = [read_verdict(answer) for answer in (there, back)]
     if None in verdicts:
         return {"measure/unread": 1.0}
     ahead, behind = (verdict or 0.0 for verdict in verdicts)
-    score = (ahead * probability_of(there) - behind * probability_of(back)) / 2
+    score = (ahead - behind) / 2
     return {
         first["id"]: score,
         second["id"]: -score,
@@ -117,7 +109,7 @@ async def rank(example: JudgedExample, ask: Ask) -> Scores:
         "above what does not, and of answers that are equally good the shorter way is a little "
         'better. Answer with a JSON list alone, such as [{"id": "1", "score": 0.5}].',
     )
-    scores = read_scores(_text(await ask(prompt)))
+    scores = read_scores(await ask(prompt))
     return {
         **{one["id"]: scores[str(n)] for n, one in enumerate(rollouts, 1) if str(n) in scores},
         "measure/unread": float(not scores),
@@ -142,7 +134,7 @@ async def grade(example: JudgedExample, ask: Ask) -> Scores:
                 f"How far is this true of the last answer? {criterion}\n"
                 f"Answer with a number from 0 (not at all) to {MOST} (entirely), and nothing else.",
             )
-            points = read_points(_text(await ask(prompt)))
+            points = read_points(await ask(prompt))
             if points is not None:
                 parts.append(weight / total * points / MOST)
                 read[f"measure/{criterion}"].append(points / MOST)
@@ -192,13 +184,6 @@ def read_verdict(text: str) -> float | None:
     if (found := VERDICT.fullmatch(text.strip().rpartition("\n")[2])) is None:
         return None
     return {"a": 1.0, "b": -1.0}.get(found[1].lower(), 0.0)
-
-
-def probability_of(answer: Choice) -> float:
-    """Return the probability of the token that says A or B; 1 if the model does not tell it."""
-    tokens = answer.logprobs.content if answer.logprobs is not None else None
-    spelled = ((LETTERS.sub("", one.token).upper(), one.logprob) for one in reversed(tokens or []))
-    return next((math.exp(logprob) for letter, logprob in spelled if letter in ("A", "B")), 1.0)
 
 
 def read_scores(text: str) -> dict[str, float]:
@@ -252,10 +237,6 @@ def _shared(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> int:
             break
         count += 1
     return count
-
-
-def _text(choice: Choice) -> str:
-    return choice.message.content or ""
 
 
 def _is_share(value: object) -> bool:

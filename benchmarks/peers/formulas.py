@@ -149,9 +149,7 @@ def _divergences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float
         computed = ours.estimate_divergences(pair.ours, TRAJECTORIES)
         return {"value": _largest(computed, answer["values"])}
     coefficient, discount = (float(pair.settings[name]) for name in ("coefficient", "discount"))
-    penalty = Divergence(
-        coefficient=coefficient, estimator=pair.ours, discount=discount, baseline="mean"
-    )
+    penalty = Divergence(coefficient=coefficient, estimator=pair.ours, discount=discount)
     return {"value": _largest(ours.lessen_advantages(penalty, TRAJECTORIES), answer["values"])}
 
 

@@ -70,9 +70,11 @@ def estimate_divergences(name: str, trajectories: Sequence[Tokens]) -> list[list
 
 
 def lessen_advantages(penalty: Divergence, trajectories: Sequence[Tokens]) -> list[list[float]]:
-    """Lessen the advantages of tokens by their penalties."""
+    """Lessen the advantages of tokens by their penalties, from which the mean is taken first."""
     masks = [np.array(tokens["mask"]) for tokens in trajectories]
-    lessened = lessening_of(penalty, _penalties(penalty, trajectories), masks)
+    penalties = _penalties(penalty, trajectories)
+    mean = sum(values.sum() for values in penalties) / sum(mask.sum() for mask in masks)
+    lessened = lessening_of(penalty, [values - mean for values in penalties], masks)
     return [
         (np.array(tokens["advantages"]) - values).tolist()
         for tokens, values in zip(trajectories, lessened, strict=True)

@@ -158,8 +158,6 @@ ADVANTAGES = (
     ),
 )
 
-PENALTY = {"coefficient": 0.1, "baseline": "mean"}
-
 DIVERGENCES = (
     Pair("k1", "k1"),
     Pair("k2", "k2"),
@@ -170,14 +168,14 @@ DIVERGENCES = (
     Pair(
         "k1",
         "incorporate_kl_penalty",
-        {**PENALTY, "discount": 0.0},
+        {"coefficient": 0.1, "discount": 0.0},
         {"kl_penalty_coef": 0.1, "kl_discount_factor": 0.0},
         peer="cookbook",
     ),
     Pair(
         "k1",
         "incorporate_kl_penalty",
-        {**PENALTY, "discount": DISCOUNT},
+        {"coefficient": 0.1, "discount": DISCOUNT},
         {"kl_penalty_coef": 0.1, "kl_discount_factor": DISCOUNT},
         peer="cookbook",
     ),

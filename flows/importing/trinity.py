@@ -173,18 +173,11 @@ def _translate_task(out: Translation) -> None:
 
 def _translate_order(out: Translation) -> None:
     selector = f"{TASKSET}.data_selector.selector_type"
-    columns = f"{TASKSET}.data_selector.feature_keys"
-    name, difficulties = out.file.get(selector), out.file.get(columns)
-    if name in ORDERS:
+    if (name := out.file.get(selector)) in ORDERS:
         out.give("dataset.order", ORDERS[name], out.file.reason(selector))
-    elif name == "offline_easy2hard" and difficulties:
-        out.give("dataset.order", "easy_to_hard", selector)
-        out.give("dataset.difficulty", difficulties[0], f"the first of {columns}")
     else:
-        out.refuse(
-            f"{selector} {name} is no order of a recipe; pass_rate is one by measured rewards",
-            "dataset.order",
-        )
+        said = f"{selector} {name} is no order of a recipe; sort the file, and give sequential"
+        out.refuse(said, "dataset.order")
 
 
 def _translate_model(out: Translation) -> None:

@@ -7,11 +7,9 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from adapters.project.hub import locate_dataset
 from flows.recipe.run_recipe import RunRecipe
-from tasks.examples.curricula import Curriculum, Order
+from tasks.examples.passes import Order
 from tasks.examples.reading import Source
 from tasks.settings.given import (
     ALONE,
@@ -27,7 +25,6 @@ from tasks.settings.given import (
     Splits,
 )
 from tasks.settings.run import HeldOut
-from tasks.settings.section import Needs
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
 
@@ -62,28 +59,16 @@ class Dataset(Splits):
     `prefer`, and the agent is a judge, whose reward is whether it prefers the chosen one."""
 
     order: Order = "shuffled"
-    """Order of the training examples: passes that are `shuffled`, `sequential` or `easy_to_hard`,
-    or a ranking for each step by the `pass_rate` measured so far (datasets/README.md)."""
-
-    difficulty: str | None = None
-    """The column of numbers by which `easy_to_hard` orders."""
-
-    target: float = Field(default=0.5, ge=-1e9, le=1e9)
-    """The mean reward at which `pass_rate` prefers an example."""
-
-    requirements = (
-        Needs("difficulty", "order", "easy_to_hard", each_other=True),
-        Needs("target", "order", "pass_rate"),
-    )
+    """Order of the training examples: passes that are `shuffled`, each anew, or `sequential`, as
+    the file is."""
 
     def held_out_share(self) -> float | None:
         return self.held_out
 
     def sources(self, seed: int) -> dict[str, Source]:
         """Map the splits to the examples of each; the seed is that of a division."""
-        trained = Curriculum(self.order, self.difficulty, self.target)
         own = self.sides(self._rows(), seed)
-        return {**own, TRAIN: replace(own[TRAIN], curriculum=trained)}
+        return {**own, TRAIN: replace(own[TRAIN], order=self.order)}
 
     def _rows(self) -> Source:
         given = locate_dataset(self.path), TRAIN, self.columns

@@ -118,7 +118,6 @@ class Recipe(RunRecipe):
         yield from super().refusals()
         yield from self._refused_stream()
         yield from self._refused_calls()
-        yield from self._refused_comparisons()
         yield from self._refused_judge()
         yield (
             self.place.caged and not self.agent.startswith(COMMAND),
@@ -228,13 +227,6 @@ class Recipe(RunRecipe):
             judge.judges and given != [],
             f"judge.agent {judge.agent} with {' and '.join(given)}, which needs the agent's own "
             "rewards; leave one of them out",
-        )
-
-    def _refused_comparisons(self) -> Refusals:
-        yield (
-            self.dataset.order == "pass_rate" and self.rollouts.order == "arrival",
-            "dataset.order pass_rate with rollouts.order arrival would draw each shard by what "
-            "happened to arrive before; give rollouts.order shard",
         )
 
     def sampling(self) -> Sampling:

@@ -8,7 +8,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -25,13 +25,11 @@ from flows.runtime.open_rollouts import (
 )
 from flows.runtime.open_run import OpenRun
 from tasks.datums import datums_of_batch
-from tasks.examples.reading import Source
 from tasks.rollouts import StepStopped, measure_yield
 from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.manifest import lineage
 from tasks.storage.names import parse_batch, shard_name
 from tasks.storage.run_folder import RunFolder
 
@@ -283,32 +281,4 @@ def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
     """Draw the examples that a training step plays."""
     rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    return draw_shard(path, train_split_at(recipe, run, step), recipe.seed, step, size)
-
-
-def train_split_at(recipe: Recipe, run: RunFolder, step: int) -> Source:
-    """Return the train split, with the rewards that a curriculum may use for the shard of a step.
-
-    The shard is drawn when the rollouts of the steps before `step` - lag have ended. Rewards of
-    later steps are not read: whether they exist depends on timing. Nor are rewards of an ancestor's
-    other data set.
-    """
-    source = recipe.train_split()
-    if source.curriculum.order != "pass_rate":
-        return source
-    first = first_step_of_examples(lineage(run))
-    done = max(step - recipe.rollouts.lag, first)
-    drawn = (run.shard(shard_name("train", earlier)) for earlier in range(done, step))
-    measured = run.sealed_steps(range(first, done))
-    curriculum = replace(source.curriculum, measured=tuple(measured), under_way=tuple(drawn))
-    return replace(source, curriculum=curriculum)
-
-
-def first_step_of_examples(eras: Sequence[tuple[int, Mapping[str, Any]]]) -> int:
-    """Return the step since which a run's agent has played the examples of one data set.
-
-    `eras` is the run's lineage.
-    """
-    asked = [(step, recipe["agent"], recipe["dataset"]["path"]) for step, recipe in eras]
-    others = [place for place, era in enumerate(asked) if era[1:] != asked[-1][1:]]
-    return asked[others[-1] + 1][0] if others else 0
+    return draw_shard(path, recipe.train_split(), recipe.seed, step, size)

@@ -19,7 +19,6 @@ import numpy as np
 from tasks.algorithm.settings import find_row
 
 Placement = Literal["advantage", "reward", "loss"]
-Baseline = Literal["none", "mean"]
 Source = Literal["references", "teachers"]
 """Whose log-probabilities a penalty reads: the folder of a run that has them."""
 

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypedDict
 
 from adapters.errors import counted, did_you_mean, listed
 from adapters.project.modules import locate
-from tasks.examples.curricula import Curriculum
+from tasks.examples.passes import Order
 from tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
 
 README = Path("datasets/README.md")
@@ -29,9 +28,6 @@ class Example(TypedDict):
 
     example_id: int
     example: dict[str, Any]
-
-
-SHUFFLED = Curriculum()
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,16 @@ class Source:
     dataset: Path
     split: str
     columns: tuple[str, ...]
-    curriculum: Curriculum = SHUFFLED
+    order: Order = "shuffled"
     renamed: tuple[tuple[str, str], ...] = ()
     division: Division | None = None
     held_out: bool = False
 
     def examples(self) -> list[Example]:
-        """Read the examples (`read_examples`); each has the difficulty that orders them, if any."""
-        difficulty = self.curriculum.difficulty
-        columns = self.columns if difficulty is None else (*self.columns, difficulty)
-        rows = self._divided(columns)
+        """Read the examples (`read_examples`)."""
+        rows = self._divided()
         if rows is None:
-            rows = read_examples(self.dataset, self.split, columns)
-        if difficulty is not None:
-            for row in rows:
-                _check_number(self.dataset, row, difficulty)
+            rows = read_examples(self.dataset, self.split, self.columns)
         return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
 
     def describe_division(self) -> str:
@@ -89,7 +80,7 @@ class Source:
             f"out, by a share of {self.division.share:g} and a hash of each"
         )
 
-    def _divided(self, columns: Sequence[str]) -> list[Example] | None:
+    def _divided(self) -> list[Example] | None:
         """Return the rows of this side of a set that is divided; None of any other set."""
         if (
             self.division is None
@@ -108,7 +99,7 @@ class Source:
                 "share"
             )
         own = [one for one in rows.items() if (one[0] in held_out) == self.held_out]
-        return _examples(self.dataset, own, columns)
+        return _examples(self.dataset, own, self.columns)
 
 
 def _renamed(row: Example, names: Sequence[tuple[str, str]]) -> Example:
@@ -291,18 +282,6 @@ def _require(dataset: Path, number: int, row: Mapping[str, Any], columns: Sequen
                 f"row {number} of {name_file(dataset)} has no column "
                 f"'{column[:LONGEST_NAME_TOLD]}' (found: {_listed(row)}); see {locate(README)}"
             )
-
-
-def _check_number(dataset: Path, row: Example, column: str) -> None:
-    try:
-        known = isfinite(float(row["example"][column]))
-    except (TypeError, ValueError, OverflowError):
-        known = False
-    if not known:
-        raise DatasetError(
-            f"row {row['example_id']} of {name_file(dataset)} has no number as its {column}, but "
-            f"{row['example'][column]!r:.40}; dataset.difficulty names a column of numbers"
-        )
 
 
 def is_padded(dataset: Path) -> bool:

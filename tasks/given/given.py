@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from adapters.calls import POLICY
 from adapters.rendering.chat import Chat
 from tasks.datums import DATUM_SCHEMA
-from tasks.examples.curricula import shuffle_pass
+from tasks.examples.passes import shuffle_pass
 from tasks.examples.reading import DatasetError, Source
 from tasks.given.conversations import read_unpadded
 from tasks.given.held_out import HeldOutMeasure

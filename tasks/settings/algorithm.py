@@ -11,7 +11,6 @@ from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage,
 from tasks.algorithm.divergences import (
     ESTIMATORS,
     TEACHER_ESTIMATORS,
-    Baseline,
     Placement,
     Source,
     check_placement,
@@ -63,9 +62,6 @@ class Divergence(Section):
     discount: float = Field(default=0.0, ge=0, le=1)
     """Discount γ of the penalties of later tokens in a token's advantage; 0 leaves them out."""
 
-    baseline: Baseline = "none"
-    """Baseline of penalties as advantages: `mean` subtracts that of the step's tokens."""
-
     @model_validator(mode="before")
     @classmethod
     def _placement_is_one_of_the_estimator(cls, values: Any) -> Any:
@@ -79,12 +75,11 @@ class Divergence(Section):
 
     def refusals(self) -> Refusals:
         check_placement(self.estimator, self.placement)
-        given = self.given("discount", "baseline")
         remedy = {"reward": "give placement advantage", "loss": "give estimator k1"}
         yield (
-            self.placement in remedy and given != "",
-            f"{given} with placement {self.placement}, which has no advantages of penalties; leave "
-            f"that out, or {remedy.get(self.placement)}",
+            self.placement in remedy and self.discount != 0,
+            f"discount {self.discount:g} with placement {self.placement}, which has no advantages "
+            f"of penalties; leave that out, or {remedy.get(self.placement)}",
         )
 
     @property
@@ -128,9 +123,6 @@ class Teacher(Section):
 
     discount: float = Field(default=0.0, ge=0, le=1)
     """Discount γ of the terms of later tokens in a token's advantage; 0 leaves them out."""
-
-    baseline: Baseline = "none"
-    """Baseline of the terms: `mean` subtracts that of the step's tokens."""
 
     requirements = (Needs(OTHERS, "models"), Needs("beta", "divergence", "jsd"))
 

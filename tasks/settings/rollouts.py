@@ -207,10 +207,6 @@ class Judge(Section):
     criteria: dict[str, float] = Field(default_factory=dict[str, float])
     """Criteria of `judge:criteria`, each a text, and their weights in the score."""
 
-    by_probability: bool = False
-    """Multiply the verdicts of `judge:pairs` by the probability of their token, which a policy or a
-    checkpoint tells; for other models it is 1."""
-
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """Most tokens of an answer of the judge, if a policy is behind it; it answers greedily."""
 
@@ -234,7 +230,6 @@ class Judge(Section):
     requirements = (
         Needs(OTHERS, "agent"),
         Needs("criteria", "agent", "judge:criteria", each_other=True),
-        Needs("by_probability", "agent", "judge:pairs"),
     )
 
     def refusals(self) -> Refusals:
@@ -255,8 +250,7 @@ class Judge(Section):
 
     def asked(self) -> dict[str, Any]:
         """Return what the judge is asked, by names of its example."""
-        asked = {"question": self.question, "criteria": dict(self.criteria)}
-        return asked | ({"by_probability": True} if self.by_probability else {})
+        return {"question": self.question, "criteria": dict(self.criteria)}
 
 
 class Evaluation(HeldOut):

@@ -3,8 +3,6 @@
 -- Rows of files, each as it is: no folder's name is a column.
 create macro parquet_rows(files) as table
     select * from read_parquet(files, hive_partitioning = false);
-create macro named_parquet_rows(files) as table
-    select * from read_parquet(files, hive_partitioning = false, filename = true);
 create macro json_lines(files) as table
     select * from read_ndjson_objects(files, hive_partitioning = false);
 
@@ -12,12 +10,12 @@ create macro json_lines(files) as table
 create macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
 create macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
 
--- One row per rollout of the table of spans with this name, and per run or file if the spans name
+-- One row per rollout of the table of spans with this name, and per run if the spans name
 -- that: the attempt that counts, which is the last one that earned a reward, or else the last one;
 -- its reward, and whether it ended with one; null is the reward of an agent that gives none.
 create macro rollout_attempts(spans) as table
     select
-        columns(lambda name: name in ('run', 'filename', 'rollout_id')),
+        columns(lambda name: name in ('run', 'rollout_id')),
         any_value(group_id) as group_id,
         coalesce(
             max(attempt) filter (where reward_name = 'reward'), max(attempt)

@@ -226,15 +226,6 @@ class RunFolder:
         """List the sealed Parquet files of a shard's batches, in order."""
         return [self.spans(batch) for batch in self._batches(shard, self.spans)]
 
-    def sealed_steps(self, steps: range) -> list[Path]:
-        """List the sealed Parquet files of the training shards of some steps, by name.
-
-        The folder is listed once, however many steps there are.
-        """
-        named = map(parse_batch, sorted(self.sealed_batches()))
-        found = (one for one in named if one.split == "train" and one.step in steps)
-        return [self.spans(batch_name(one.shard, one.number)) for one in found]
-
     def all_spans(self) -> tuple[list[Path], list[Path]]:
         """List every sealed Parquet file of the run, and the journals of batches without one."""
         sealed, begun = self.sealed_batches(), self.begun_batches()

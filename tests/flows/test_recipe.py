@@ -125,25 +125,6 @@ def test_a_quorum_that_does_nothing_is_refused(rollouts: dict[str, object], said
             {"optimizer": {"learning_rate": 0.1, "warmup_steps": 9}, "steps": 9},
             "warmup_steps 9 never end in 9 steps",
         ),
-        (
-            {"dataset": {"path": "x.csv", "order": "easy_to_hard"}},
-            "order easy_to_hard with difficulty None: one without the other does nothing",
-        ),
-        (
-            {"dataset": {"path": "x.csv", "difficulty": "words"}},
-            "order shuffled with difficulty words: one without the other does nothing",
-        ),
-        (
-            {"dataset": {"path": "x.csv", "order": "sequential", "target": 0.7}},
-            "target 0.7 does nothing with order sequential; give order pass_rate",
-        ),
-        (
-            {
-                "dataset": {"path": "x.csv", "order": "pass_rate"},
-                "rollouts": {"order": "arrival", "lag": 1},
-            },
-            "would draw each shard by what happened to arrive before; give rollouts.order shard",
-        ),
     ],
 )
 def test_a_key_that_does_nothing_or_changes_the_result_is_refused(

@@ -174,10 +174,6 @@ WRONG: list[tuple[str, str]] = [
     (changed("dataset.path=folder"), "folder has no file of the split 'train'"),
     (changed("dataset.path=hub:gsm8k"), "hub:gsm8k names no dataset of the hub"),
     (changed('dataset.columns=["answer"]'), "fine.csv has no column 'answer'"),
-    (
-        changed("dataset.order=easy_to_hard --set dataset.difficulty=split"),
-        "has no number as its split",
-    ),
     # agents and roles
     (changed("agent=fin"), "no agent 'fin'; there are: "),
     (changed("agent=silent"), "silent.py has no function 'play'"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.examples.curricula import shuffle_pass
+from tasks.examples.passes import shuffle_pass
 from tasks.examples.reading import Example, Source
 from tasks.shards import ShardSize, choose_examples, draw_shard, read_shard
 
@@ -49,6 +49,11 @@ def test_passes_and_seeds_shuffle_differently() -> None:
 
 def test_the_order_never_changes_between_versions() -> None:
     assert shuffle_pass(6, 0, 0) == (4, 2, 0, 5, 1, 3)
+
+
+def test_a_sequential_order_is_that_of_the_file_pass_after_pass() -> None:
+    steps = [choose_examples(numbered(3), 0, step, 1, "sequential") for step in range(7)]
+    assert [numbers(step) for step in steps] == [[0], [1], [2], [0], [1], [2], [0]]
 
 
 def test_a_shard_without_examples_is_refused() -> None:

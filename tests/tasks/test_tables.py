@@ -86,8 +86,6 @@ def test_no_query_takes_a_folder_s_name_for_data_or_for_a_pattern(
         (folder / "d.jsonl").write_text(f'{{"seed": {seed}}}\n')
     parquet, lines = tmp_path / name / "d.parquet", tmp_path / name / "d.jsonl"
     assert select("from parquet_rows($path)", path=[parquet]).to_pylist() == [{"seed": 1}]
-    [row] = select("from named_parquet_rows($path)", path=parquet).to_pylist()
-    assert row == {"seed": 1, "filename": str(parquet)}
     [read] = select("from json_lines($path)", path=lines).to_pylist()
     assert read["json"] == '{"seed": 1}'
 

@@ -2,21 +2,18 @@
 
 import asyncio
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat.chat_completion import Choice
 
 from adapters.harness.judges import (
     JUDGES,
     MARK,
     comparison,
     framed,
-    probability_of,
     read_points,
     read_scores,
     read_verdict,
@@ -30,18 +27,13 @@ def rollout(name: str, *said: str) -> dict[str, Any]:
     return {"id": name, "messages": [ASKED, *answers]}
 
 
-def answered(text: str, **told: Any) -> Choice:
-    message = {"role": "assistant", "content": text}
-    return Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message, **told})
-
-
 def scores(judge: str, answer: Callable[[str], str], *rollouts: Any, **asked: Any) -> Any:
     """Have a judge score rollouts, whose model answers a prompt by a function."""
     prompts: list[str] = []
 
-    async def ask(prompt: str) -> Choice:
+    async def ask(prompt: str) -> str:
         prompts.append(prompt)
-        return answered(answer(prompt))
+        return answer(prompt)
 
     example = {"rollouts": rollouts, "question": "Which is better?", "criteria": {}, **asked}
     return asyncio.run(JUDGES[judge](example, ask)), prompts
@@ -78,34 +70,6 @@ def test_a_judge_of_pairs_abstains_if_one_of_its_answers_cannot_be_read() -> Non
     answers = iter(["A", "I cannot say which of A and B."])
     found, _ = scores("pairs", lambda _: next(answers), rollout("a", "x"), rollout("b", "y"))
     assert found == {"measure/unread": 1}
-
-
-def with_tokens(text: str, *tokens: tuple[str, float]) -> Choice:
-    """Return an answer with the probability of each token."""
-    content = [
-        {"token": token, "logprob": math.log(p), "bytes": None, "top_logprobs": []}
-        for token, p in tokens
-    ]
-    return answered(text, logprobs={"content": content, "refusal": None})
-
-
-def test_a_verdict_counts_by_the_probability_of_its_token_where_that_is_told() -> None:
-    answers = iter(
-        [
-            with_tokens("A", ("A", 0.75), ("<|im_end|>", 0.5)),
-            with_tokens("Not A.\n**B**", ("A", 0.1), ("**", 1), (" B", 0.25), ("**", 1)),
-        ]
-    )
-
-    async def ask(prompt: str) -> Choice:
-        return next(answers)
-
-    example = {"rollouts": [rollout("a", "x"), rollout("b", "y")], "question": "Which?"}
-    found = asyncio.run(JUDGES["pairs"](example, ask))
-    assert (found["a"], found["b"]) == (pytest.approx(0.5), pytest.approx(-0.5))
-    assert found["measure/consistent"] == 1
-    assert probability_of(answered("A")) == 1
-    assert probability_of(with_tokens("A")) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Judges: agents that score the rollouts of a step, whose scores are what is compared."""
 
-import json
 import re
 import shutil
 from collections import Counter, defaultdict
@@ -25,7 +24,6 @@ from flows.runtime.policies import recorded_steps
 from flows.train import train
 from tasks.judging import verdicts_of
 from tasks.recording.scores import read_evaluation
-from tasks.recording.spans import LLM
 from tasks.recording.step_log import read_metrics
 from tasks.recording.views import open_views
 from tasks.reports.facts import read_facts
@@ -369,19 +367,6 @@ async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
     return {one["id"]: 0.25 for one in example["rollouts"]}
 
 
-def test_a_policy_that_judges_tells_the_probability_of_its_verdicts(
-    root: Path, prefect_server: None, no_tinker: None
-) -> None:
-    judge = PAIRS | {"by_probability": True, "max_tokens": 1}
-    roles = {"judge": "checkpoint:base"}
-    shrunk = shrink(judged(judge, roles=roles, agent=RECIPE.agent), 2)
-    dryrun(shrunk, run="dryruns/told")
-    rows = folder_of("dryruns/told").sealed("judge-00000")
-    calls = [row for path in rows for row in read_table(path).to_pylist() if row["kind"] == LLM]
-    assert calls
-    assert all(json.loads(call["attributes"])["request"]["logprobs"] is True for call in calls)
-
-
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
@@ -404,7 +389,6 @@ def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: st
         ({"roles": {"judge": "policy:other"}}, "would be a policy that nothing trains"),
         ({"judge": {"agent": "judge:criteria"}}, "with criteria {}: one without the other"),
         ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
-        ({"judge": {"agent": "hello", "by_probability": True}}, "by_probability does nothing"),
         ({"judge": {"question": "Which?"}}, "question does nothing without agent; give agent"),
         ({"judge": PAIRS | {"role": "A b"}}, "judge.role 'A b' cannot name a role"),
         ({"rollouts": {"rounds": 2}}, "needs the agent's own rewards"),

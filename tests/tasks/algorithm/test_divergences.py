@@ -163,8 +163,8 @@ def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
     assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
 
 
-def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline() -> None:
-    """The sampled tokens are the last three; their k1 is 1, 2 and 3, and the mean is 2."""
+def test_a_penalty_counts_later_tokens_by_its_discount() -> None:
+    """The sampled tokens are the last three; their k1 is 1, 2 and 3."""
     log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
     of_reference = np.array([-9.0, -1.0, -2.0, -3.0])
     of_tokens = penalties_of(Divergence(coefficient=0.5), log_q, of_reference, mask)
@@ -172,8 +172,6 @@ def test_a_penalty_counts_later_tokens_by_its_discount_and_may_have_a_baseline()
     for settings, expected in (
         ({}, [0.0, 0.5, 1.0, 1.5]),
         ({"discount": 0.5}, [0.6875, 1.375, 1.75, 1.5]),
-        ({"baseline": "mean"}, [0.0, -0.5, 0.0, 0.5]),
-        ({"baseline": "mean", "discount": 1.0}, [0.0, 0.0, 0.5, 0.5]),
     ):
         penalty = Divergence.model_validate({"coefficient": 0.5, **settings})
         assert lessening_of(penalty, [of_tokens], [mask])[0].tolist() == expected
@@ -282,10 +280,6 @@ def test_references_of_other_trajectories_are_refused() -> None:
         ),
         ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
         ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "with placement reward"),
-        (
-            {"coefficient": 0.1, "placement": "reward", "baseline": "mean"},
-            "baseline with placement reward",
-        ),
         ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "with placement loss"),
         *(
             (
