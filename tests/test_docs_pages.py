@@ -40,7 +40,7 @@ def test_the_pages_can_all_be_reached_from_the_readme() -> None:
 
 
 def test_the_loop_by_hand_is_shown_as_it_runs() -> None:
-    page = (ROOT / "docs" / "by-hand.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     loop = (ROOT / "benchmarks" / "peers" / "bare_loop.py").read_text(encoding="utf-8")
     snippets = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     assert len(snippets) >= 5
