@@ -120,7 +120,7 @@ $(TRINITY_READY): Makefile
 
 $(TRL_READY): Makefile
 	test -x $(TRL) || $(PYTHON) -m venv .venv-trl
-	$(TRL) -m pip install --quiet trl==1.16.0 transformers==5.24.0 peft==0.21.2 torch==2.13.0
+	$(TRL) -m pip install --quiet trl==1.16.0 transformers==5.24.0 torch==2.13.0
 	touch $@
 
 peers: $(AGENTLIGHTNING) $(TRINITY_READY) $(COOKBOOK_READY) $(TRL_READY) ## make the environments of the peers that `make bench` and `make formulas` run

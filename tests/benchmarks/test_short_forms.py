@@ -38,15 +38,7 @@ SHORT = {
     "places": (("--rounds", "1", "--rollouts", "4"), "| a place, and its reward |"),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),
     "overlap": (OVERLAP, "| 1.00 |"),
-    "ticks.loops": (
-        (*ALONE[:2], "--steps", "2", "--lag", "1", "--groups", "2", "--group-size", "2"),
-        "| arrival, lag 1 |",
-    ),
     "learning.algorithms": ((*ALGORITHMS, "--picture", "a.png"), "loss ppo"),
-    "interruptions.resumed_run": (
-        ("--kills", "1", "--folder", "r", "--out", "r.png"),
-        "equal weights, optimizer, datums, metrics and evaluations",
-    ),
     "interruptions.golden": (
         ("--only", "plain", "--folder", "g", "--record", "g.json"),
         "The record of 1 run(s) is",
@@ -79,7 +71,6 @@ SHORT = {
         "| JSON | a sample of 8 tokens (2) |",
     ),
     "estimates": (("--only", "texts", "--only", "self-play", "--folder", "e"), "2 runs have spent"),
-    "intervals": (("--pairs", "10", "--gated", "2"), "mean of 4 rollouts        500"),
     "learning.replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
@@ -89,7 +80,6 @@ SHORT = {
         ("--steps", "3", "--kill-at", "2", "--save-every", "2"),
         "The losses are equal to 0.0001.",
     ),
-    "beside_trl.trainings": (("--steps", "3"), "### kto"),
 }
 
 
@@ -100,9 +90,7 @@ LONG = (
     "run_speed",
     "estimates",
     "overlap",
-    "ticks.loops",
     "learning.algorithms",
-    "interruptions.resumed_run",
     "interruptions.golden",
     "interruptions.stops",
     "learning.methods",
@@ -110,14 +98,12 @@ LONG = (
     "learning.by_seeds",
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
-    "beside_trl.trainings",
 )
 """Short forms that take half a minute to three minutes: `make stories` has them."""
 
 PEER = {
     "beside_cookbook.rollouts": PEERS["cookbook"].python,
     "beside_cookbook.texts": PEERS["cookbook"].python,
-    "beside_trl.trainings": PEERS["trl"].python,
 }
 """Python of the peer that a short form runs."""
 
