@@ -12,6 +12,9 @@ DELETED: dict[str, str] = {
     "ratchet pretrain": "Ratchet's repository builds the tiny model by `python -m pretraining`",
     "tracking.experiment": "tracking.project sends a run to W&B, and SQL reads its files",
     "tracking.opentelemetry": "tracking.project sends a run to W&B, and SQL reads its spans",
+    "rollouts.order": "rollouts.lag overlaps steps, exactly",
+    "rollouts.weights": "rollouts.lag overlaps steps, exactly",
+    "rollouts.quorum": "rollouts.timeout_seconds ends a slow rollout, rollouts.lag waits for none",
 }
 """Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
 

@@ -34,8 +34,6 @@ WAITED = ROLLOUT + "/waited"
 ROLE = ROLLOUT + "/role/{role}/v1"
 """Paths of the door."""
 
-BATCH_CLOSED = "closed"
-"""Code of a refusal: the batch is closed, and what has not ended is left out."""
 OVER = "over"
 """Code of a refusal: the batch, or the attempt at a rollout, has ended."""
 NOT_BEGUN = "not_begun"
@@ -166,14 +164,6 @@ class RolloutEnd(Record):
     """Calls that were refused because the attempt had made all it may make."""
     unanswered: Annotated[Failure | None, *OF_DOOR] = None
     """Refusal of a call that the service has not answered, by its code, if there is one."""
-
-
-@dataclass(frozen=True)
-class RecordedEnd(Record):
-    """Answer to the end of a rollout attempt, once the end is recorded."""
-
-    closed: bool
-    """Whether the end closes the batch, so that what has not ended is left out."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
-"""Training with steps that overlap beside the synchronous loop: reward by wall time and by tokens.
+"""Training with steps that overlap beside the synchronous loop: the time, and what is learned.
 
 Every run trains `benchmarks.agents.slow_guessing`, whose rollouts wait most of their time.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 
 import pyarrow.parquet as pq
-from matplotlib import pyplot as plt
 
 from adapters.calls import POLICY
 from benchmarks.interruptions import killable_runs
@@ -23,24 +22,21 @@ from tasks.storage.run_folder import RunFolder
 
 LAST = 3
 """Steps over which the reward at the end is averaged."""
-COLOURS = ("black", "tab:blue", "tab:orange", "tab:purple", "tab:green")
-"""Colour of each lag."""
 
 
 @dataclass(frozen=True)
 class Overlap:
     """What the rows of the table differ in."""
 
-    order: str
     lag: int
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings of a recipe."""
-        return f"rollouts.order={self.order}", f"rollouts.lag={self.lag}"
+        return (f"rollouts.lag={self.lag}",)
 
     def __str__(self) -> str:
-        return "synchronous" if self.lag == 0 else f"{self.order}, lag {self.lag}"
+        return "synchronous" if self.lag == 0 else f"lag {self.lag}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def read_course(run: RunFolder) -> Course:
 
 def train(folder: Path, overlap: Overlap, seed: int, steps: int) -> Course:
     """Train a run, or read what it has left."""
-    run = RunFolder(folder / f"{overlap.order}-{overlap.lag}-{seed}")
+    run = RunFolder(folder / f"lag-{overlap.lag}-{seed}")
     if len(read_metrics(run.metrics)) < steps:
         settings = (
             "agent=benchmarks.agents.slow_guessing:play",
@@ -111,39 +107,16 @@ def row_of(overlap: Overlap, courses: Sequence[Course], beside: Sequence[Course]
     ]
 
 
-def draw(courses: Mapping[Overlap, Sequence[Course]], out: Path) -> None:
-    """Draw each step's mean reward over the seeds, by its median minutes and tokens."""
-    figure, (by_time, by_tokens) = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    for overlap, runs in courses.items():
-        rewards = [fmean(at_step) for at_step in zip(*(run.rewards for run in runs), strict=True)]
-        minutes = [median(at) / 60 for at in zip(*(run.seconds for run in runs), strict=True)]
-        tokens = [median(at) / 1000 for at in zip(*(run.tokens for run in runs), strict=True)]
-        style = "--" if overlap.order == "arrival" else "-"
-        colour = COLOURS[overlap.lag]
-        by_time.plot(minutes, rewards, style, color=colour, label=str(overlap))
-        by_tokens.plot(tokens, rewards, style, color=colour)
-    by_time.set(xlabel="minutes", ylabel="mean reward of a step's rollouts", ylim=(0, 1))
-    by_tokens.set(xlabel="thousand sampled tokens")
-    for panel in (by_time, by_tokens):
-        panel.grid(alpha=0.3)
-    by_time.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(out, dpi=120)
-
-
 def main() -> None:
     """Train every row with every seed, and print the table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2, 4])
-    options.add_argument("--order", nargs="+", default=["shard"])
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--steps", type=int, default=10)
     options.add_argument("--folder", type=Path, default=Path("runs/overlap"))
-    options.add_argument("--picture", type=Path, default=Path("docs/pictures/overlap.png"))
     arguments = options.parse_args()
     print(describe_machine(), flush=True)
-    rows = [Overlap("shard", 0)]
-    rows += [Overlap(order, lag) for order in arguments.order for lag in arguments.lag if lag]
+    rows = [Overlap(lag) for lag in dict.fromkeys((0, *arguments.lag))]
     courses: dict[Overlap, list[Course]] = {row: [] for row in rows}
     for seed in range(arguments.seeds):
         for row in rows:
@@ -152,7 +125,6 @@ def main() -> None:
     table = [row_of(row, runs, courses[rows[0]]) for row, runs in courses.items()]
     title = f"{arguments.steps} steps of guess_the_number with slow calls, {arguments.seeds} seeds"
     print(format_table(title, header, table))
-    draw(courses, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,9 @@ def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
         at, source = opened.folder, recipe.train_split()
         size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)
-        groups = replace(training_groups(recipe), quorum=1.0)
+        groups = training_groups(recipe)
         runner = replace(opened.runner, check=lambda _: None)  # what fails is shown
-        spans = runner.wait_for(runner.submit_shard(shard, 0, groups).values())
+        spans = runner.wait_for(runner.submit_shard(shard, 0, groups))
         learned = _learn(opened, recipe, spans)
     score, ends = score_spans(spans, shard), read_transcripts(spans)
     publish_tag("dryrun")

@@ -17,7 +17,6 @@ from flows.runtime.open_rollouts import open_rollouts
 from flows.runtime.open_run import open_run
 from flows.runtime.overlap import PlayedStep
 from flows.train import learn
-from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import folder_of
 
 
@@ -43,7 +42,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
         folder = opened.folder
         share_end(folder_of(parent), folder, recipe.steps)  # again, if its record is gone
         steps = (
-            PlayedStep(step, [folder.spans(batch) for batch in batches_of(folder, step)])
+            PlayedStep(step, [folder.spans(batch) for batch in folder.batches_of(step)])
             for step in opened.steps_left()
         )
         evaluations = HeldOutEvaluations(recipe, opened, runners, first=opened.end())

@@ -5,8 +5,7 @@ Each step compares the rollouts of one example with each other (group-relative a
 optimizer step on `algorithm.loss`. There is no value network, no reference policy unless
 `algorithm.kl` has a coefficient, no teacher unless `algorithm.teacher` names one, and no text is
 trained beside the rollouts unless `algorithm.expert` has some. Step s is sampled by the weights
-after s - `rollouts.lag` updates, or after none while s is smaller. With `rollouts.order: arrival` a
-step is made of the batches that end first instead.
+after s - `rollouts.lag` updates, or after none while s is smaller.
 """
 
 from collections.abc import Iterator, Sequence

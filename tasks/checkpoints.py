@@ -26,25 +26,20 @@ class Checkpoint:
     """Address of the weights and optimizer to train on from; None if only the sampler was saved."""
 
 
-OR_NEWER = "+"
-"""End of the name of weights that may have changed while they answered."""
-
-
 def policy_version(policy: str, step: int) -> str:
     """Return the name of a policy after `step` updates in spans; the main policy's is a number."""
     return f"{step:05d}" if policy == POLICY else f"{policy}@{step:05d}"
 
 
 def sampled_step(version: str) -> int:
-    """Return the step of a `policy_version`: at least as many updates made its weights."""
-    return int(version.rpartition("@")[2].removesuffix(OR_NEWER))
+    """Return the step of a `policy_version`."""
+    return int(version.rpartition("@")[2])
 
 
 def is_version_of(policy: str, version: str) -> bool:
     """Return whether a span's `policy_version` names a checkpoint of this policy: `name@3`."""
-    plain = version.removesuffix(OR_NEWER)
-    step = plain.rpartition("@")[2]
-    return step.isdecimal() and plain == policy_version(policy, int(step))
+    step = version.rpartition("@")[2]
+    return step.isdecimal() and version == policy_version(policy, int(step))
 
 
 class _Saved:

@@ -22,7 +22,7 @@ examples as (
 
 rollouts as (
 
-    select * from rollout_attempts('spans') where not left_out
+    select * from rollout_attempts('spans')
 
 ),
 

@@ -36,7 +36,6 @@ COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled",
 
 ROLLOUT_METRICS = (
     "rollouts/",
-    "stragglers/",
     "reward/",
     MEASURE,
     COST,
@@ -79,8 +78,6 @@ def measure_step(
     - `teacher/kl`, `teacher/kl/<name>`: as v1, from the teachers, and from each of several.
     - `seconds/sampling`: from the first call's start to the last rollout's end.
     - `seconds/rollout`: the mean length of an attempt.
-    - `stragglers/…`: the mean calls and sampled tokens of the trained roles in the rollouts that
-      were left out, up to the cut; `stragglers/kept_…`: the same in the rollouts with a reward.
     """
     measures: dict[str, float | None] = {}
     sizes: Mapping[str, int] = {}

@@ -36,7 +36,7 @@ outcomes as (
 
     select
         count(*) filter (where has_ended) as "rollouts/ok",
-        count(*) filter (where not has_ended and not left_out) as "rollouts/failed",
+        count(*) filter (where not has_ended) as "rollouts/failed",
         count(*) filter (where attempts > 1) as "rollouts/retried",
         count(*) filter (where silent and has_ended) as "rollouts/without_calls",
         coalesce(sum(refused), 0)::bigint as "calls/refused",
@@ -44,45 +44,6 @@ outcomes as (
 
     from rollouts
     join asks using (rollout_id)
-
-),
-
-lengths as (
-
-    -- How far a rollout came: its longest attempt, with what that was given again.
-    select
-        rollout_id,
-        max(calls) as calls,
-        max(tokens) as tokens
-
-    from (
-        select
-            rollout_id,
-            count(*) filter (where kind = 'llm' and trained) as calls,
-            sum(if(kind = 'llm' and trained, len(response_token_ids), 0)) as tokens
-        from spans
-        group by rollout_id, attempt
-    )
-    group by rollout_id
-
-),
-
-stragglers as (
-
-    -- Those that were left out beside those with a reward; nulls if none was left out.
-    select
-        nullif(count(*) filter (where left_out), 0) as "stragglers/count",
-        avg(calls) filter (where left_out) as "stragglers/calls",
-        avg(tokens) filter (where left_out) as "stragglers/tokens",
-        if(
-            bool_or(left_out), avg(calls) filter (where has_ended), null
-        ) as "stragglers/kept_calls",
-        if(
-            bool_or(left_out), avg(tokens) filter (where has_ended), null
-        ) as "stragglers/kept_tokens"
-
-    from rollouts
-    join lengths using (rollout_id)
 
 ),
 
@@ -161,7 +122,7 @@ recalls as (
 
 clock as (
 
-    -- A lost call has no end, and the end of a straggler no start.
+    -- A lost call has no end.
     select
         (epoch_us(max(ended)) - epoch_us(min(started))) / 1e6 as sampling,
         list((epoch_us(ended) - epoch_us(started)) / 1e6) filter (where kind in ('reward', 'error'))
@@ -195,7 +156,6 @@ others as (
 
 select
     outcomes.*,
-    stragglers.*,
     group_sizes,
     roles,
     "calls",
@@ -213,7 +173,6 @@ select
     attempts
 
 from outcomes
-cross join stragglers
 cross join groups
 cross join roles
 cross join calls

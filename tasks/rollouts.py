@@ -153,8 +153,8 @@ class StepStopped(UserError):
 class Ends:
     """Ends of the rollouts of sealed batches: how many had no error, and the errors of the others.
 
-    Stragglers do not count. `called` are the roles that a model has answered in
-    rollouts without an error, and `answered` is whether a policy has answered a call.
+    `called` are the roles that a model has answered in rollouts without an error, and `answered` is
+    whether a policy has answered a call.
     """
 
     shard: str

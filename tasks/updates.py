@@ -1,6 +1,5 @@
 """checkpoint × datums → checkpoint: forward-backward and optimizer step, submitted back to back."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import Sampler
-from adapters.errors import ServiceError, UserError
+from adapters.errors import UserError
 from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
 from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from tasks.checkpoints import Checkpoint, Ledger
@@ -112,8 +109,6 @@ class PolicyUpdater:
         self._planned: PlannedUpdate | None = None
         self._ahead: _Submitted | None = None
         """The first update whose result was not awaited yet, if the live client has it."""
-        self._inflight: Sampler | None = None
-        """The live client's newest in-flight sampler, once one was asked for."""
         self._owning = RLock()
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 
@@ -180,17 +175,6 @@ class PolicyUpdater:
         if self._saves_state(last) and self.ledger.at(last).state is None:
             self.make_again(last, with_state=True)
 
-    def inflight_sampler(self) -> Sampler:
-        """Return a sampler that answers each call by the weights that are the newest then."""
-        self._open_inflight()
-        return _InflightSampler(self)
-
-    def _open_inflight(self) -> Sampler:
-        with self._client(self.ledger.last_step()) as live:
-            if self._inflight is None:
-                self._inflight = live.inflight_sampler()
-            return self._inflight
-
     def accumulate(self, step: int, batch: pa.Table) -> None:
         """Submit a forward-backward pass of some datums of step `step`, whose update is to follow.
 
@@ -238,8 +222,6 @@ class PolicyUpdater:
                 first = [*result.logprobs, []][0]
                 at_start = compare_sampler(own, first, self.probe_tolerance)
                 self.ledger.add(_saved(live, step + 1, ahead.saving))
-            if self._inflight is not None:
-                self._publish(live)
         probed = rebuilt.probe_metrics if rebuilt else {}
         return Update(ahead.datums.first_pass(result.logprobs), probed, at_start)
 
@@ -290,14 +272,6 @@ class PolicyUpdater:
                 raise ServiceFailed(f"{error}. The training client is rebuilt") from error
             raise
 
-    def _publish(self, live: LivePolicy) -> None:
-        """Change the weights of in-flight samplers; whether or not it fails, the update is made."""
-        try:
-            self._inflight = live.inflight_sampler()
-        except ServiceError as error:
-            log.warning("%s. The training client is rebuilt for in-flight weights", error)
-            self._live = self._inflight = None
-
     @contextmanager
     def _client(self, step: int) -> Iterator[LivePolicy]:
         """Own the client of a step for the block; give the client up if a request fails."""
@@ -309,35 +283,20 @@ class PolicyUpdater:
                 self._live = live
             finally:
                 if self._live is None:
-                    self._inflight = self._ahead = None
+                    self._ahead = None
 
     def _is_at(self, step: int) -> bool:
         return self._live is not None and self._step == step
 
     def _at(self, step: int) -> LivePolicy:
         if self._live is None or self._step != step:
-            self._inflight = self._ahead = None
+            self._ahead = None
             self._rebuilt = self._rebuilder().rebuild(step)
             self._live, self._step = self._rebuilt.live, step
         return self._live
 
     def _rebuilder(self) -> Rebuilder:
         return Rebuilder(self.service, self.ledger, self.recorded, self.probe_tolerance)
-
-
-class _InflightSampler:
-    """Sampler of a policy's newest weights, which waits while a client is rebuilt."""
-
-    def __init__(self, updater: PolicyUpdater) -> None:
-        self._updater = updater
-
-    async def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
-    ) -> SampleResponse:
-        sampler = self._updater._inflight
-        if sampler is None:
-            sampler = await asyncio.to_thread(self._updater._open_inflight)
-        return await sampler.sample(prompt, num_samples, sampling_params)
 
 
 @durable

@@ -2,8 +2,7 @@
 
 A player asks the door what is to be played (`begin`) and tells it of every end (`end`). Each
 `begin` is a new attempt at the batch and ends the authority of the attempt before it, so whoever
-begins last speaks, and nothing that has ended is played again. An end may close the batch: what
-has not ended is then cut off, and left out.
+begins last speaks, and nothing that has ended is played again.
 """
 
 import asyncio
@@ -19,7 +18,6 @@ from typing import Protocol
 from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
 from adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
 from adapters.player_protocol import (
-    BATCH_CLOSED,
     NOT_BEGUN,
     OVER,
     Failure,
@@ -43,15 +41,13 @@ class AttemptState(StrEnum):
     """The end was told; the last calls are being recorded, and new ones are refused."""
     REWARDED = "rewarded"
     FAILED = "failed"
-    LEFT_OUT = "left_out"
-    """The batch was closed before the attempt ended."""
     SUPERSEDED = "superseded"
     """A later attempt at the batch has begun."""
 
 
 FINAL = frozenset(AttemptState) - {AttemptState.PLAYING, AttemptState.ENDING}
 CHANGES: Mapping[AttemptState, Set[AttemptState]] = {
-    AttemptState.PLAYING: {AttemptState.ENDING, AttemptState.LEFT_OUT, AttemptState.SUPERSEDED},
+    AttemptState.PLAYING: {AttemptState.ENDING, AttemptState.SUPERSEDED},
     AttemptState.ENDING: FINAL,
     **dict.fromkeys(FINAL, frozenset()),
 }
@@ -79,8 +75,8 @@ class BatchRecorder(CallRecorder, Protocol):
         """Return the next attempt's number, and the rollouts that have not ended. It may block."""
         ...
 
-    async def ended(self, end: RolloutEnd) -> bool:
-        """Record an end durably; return whether it closes the batch, which leaves out the rest."""
+    async def ended(self, end: RolloutEnd) -> None:
+        """Record an end durably."""
         ...
 
 
@@ -136,23 +132,13 @@ class Attempt:
     def change(self, state: AttemptState) -> None:
         """Change the state as CHANGES allows; Refused (410) if it does not."""
         if state not in CHANGES[self.state]:
-            raise self.refusal(self.state)
+            text = f"{self.rollout.id}, attempt {self.number}, is {self.state}."
+            raise Refused(410, text, code=OVER)
         self.state = state
-
-    def refusal(self, state: str) -> Refused:
-        """Return the refusal of what comes after the attempt's end, which calls it by a state."""
-        text = f"{self.rollout.id}, attempt {self.number}, is {state}."
-        left_out = self.state is AttemptState.LEFT_OUT
-        return Refused(410, text, code=BATCH_CLOSED if left_out else OVER)
 
     async def finish_calls(self) -> None:
         """Refuse further calls, and wait until the calls under way are recorded."""
         await asyncio.gather(*(calls.finish() for calls in self.roles.values()))
-
-    async def leave_out(self) -> None:
-        """Cut the attempt off: refuse its further calls, and cancel its calls under way."""
-        self.change(AttemptState.LEFT_OUT)
-        await asyncio.gather(*(calls.cancel() for calls in self.roles.values()))
 
 
 class OpenBatch:
@@ -174,7 +160,7 @@ class OpenBatch:
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
         self._beginning = asyncio.Lock()
-        self._ending: set[asyncio.Task[bool]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Begin the next attempt; return its number and the rollouts that have not ended.
@@ -210,16 +196,16 @@ class OpenBatch:
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._superseded -= settled
 
-    async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> bool:
-        """Record an end once the last calls are recorded; return whether it closes the batch."""
+    async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> None:
+        """Record an end once the last calls are recorded."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, told))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
 
-    async def _end(self, attempt: Attempt, told: RolloutEnd) -> bool:
+    async def _end(self, attempt: Attempt, told: RolloutEnd) -> None:
         await attempt.finish_calls()
         if self._attempts.get(attempt.rollout.id) is not attempt:
             attempt.change(AttemptState.SUPERSEDED)
@@ -235,11 +221,7 @@ class OpenBatch:
             refused=sum(of_role.refused for of_role in calls.values()),
             unanswered=next(unanswered, None),
         )
-        closes = await self._recorder.ended(end)
-        if closes:
-            stragglers = [one for one in self._attempts.values() if one.state not in FINAL]
-            await asyncio.gather(*(straggler.leave_out() for straggler in stragglers))
-        return closes
+        await self._recorder.ended(end)
 
     def attempt(self, rollout_id: str, number: int) -> Attempt:
         """Return the attempt that is being played, or raise Refused (404, 410)."""
@@ -248,10 +230,8 @@ class OpenBatch:
             text = f"{rollout_id}, attempt {number}, is not being played."
             over = number <= self._attempt
             raise Refused(410 if over else 404, text, code=OVER if over else NOT_BEGUN)
-        if number < attempt.number:
+        if number < attempt.number or attempt.state is not AttemptState.PLAYING:
             raise Refused(410, f"{rollout_id}, attempt {number}, is over.", code=OVER)
-        if attempt.state is not AttemptState.PLAYING:
-            raise attempt.refusal("over")
         return attempt
 
     def record_refusal(

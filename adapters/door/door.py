@@ -47,7 +47,6 @@ from adapters.player_protocol import (
     WAITED,
     BegunBatch,
     BegunRollout,
-    RecordedEnd,
     RolloutEnd,
     WaitedTime,
     read_record,
@@ -201,7 +200,8 @@ class Door(ChatApi):
 
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
-        return _answer(await end_attempt(batch, attempt, await read_body(request)))
+        await end_attempt(batch, attempt, await read_body(request))
+        return Response()
 
 
 def _answer(record: bytes) -> Response:
@@ -218,15 +218,14 @@ async def begin_batch(batch: OpenBatch) -> bytes:
     return write_record(BegunBatch(number, left, batch.settings))
 
 
-async def end_attempt(batch: OpenBatch, attempt: Attempt, told: bytes) -> bytes:
-    """Record the end of a rollout attempt that a player tells; return a RecordedEnd."""
+async def end_attempt(batch: OpenBatch, attempt: Attempt, told: bytes) -> None:
+    """Record the end of a rollout attempt that a player tells."""
     try:
         read = read_record(RolloutEnd, told)
     except ValueError as error:
         raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
     try:
-        closes = await batch.end(attempt.rollout.id, attempt.number, read)
+        await batch.end(attempt.rollout.id, attempt.number, read)
     except UNRECORDED_ERRORS as error:
         text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
         raise Refused(500, text, code=NOT_RECORDED) from error
-    return write_record(RecordedEnd(closes))

@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TypeVar
 
 from adapters.calls import Refused
 from adapters.door.batches import OpenBatch
 from adapters.door.door import Door, begin_batch, end_attempt
-from adapters.harness.players_door import PlayersDoor, refusal_of
+from adapters.harness.players_door import BatchRefused, PlayersDoor
 from adapters.player_protocol import (
     BegunBatch,
-    RecordedEnd,
     RolloutEnd,
     WaitedTime,
     read_record,
     write_record,
 )
+
+T = TypeVar("T")
 
 
 class NearDoor:
@@ -37,23 +39,23 @@ class NearDoor:
 
         return read_record(WaitedTime, await self._ask(wait))
 
-    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> RecordedEnd:
-        async def tell(batch: OpenBatch) -> bytes:
-            return await end_attempt(batch, batch.attempt(rollout_id, attempt), write_record(end))
+    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
+        async def tell(batch: OpenBatch) -> None:
+            await end_attempt(batch, batch.attempt(rollout_id, attempt), write_record(end))
 
-        return read_record(RecordedEnd, await self._ask(tell))
+        await self._ask(tell)
 
-    async def _ask(self, work: Callable[[OpenBatch], Awaitable[bytes]]) -> bytes:
+    async def _ask(self, work: Callable[[OpenBatch], Awaitable[T]]) -> T:
         """Work on the door's loop, to the end even if the player leaves meanwhile."""
 
-        async def ask() -> bytes:
+        async def ask() -> T:
             return await work(self._door.find_batch(self._batch, self._token))
 
         asked = asyncio.run_coroutine_threadsafe(ask(), self._door.server.loop)
         try:
             return await asyncio.shield(asyncio.wrap_future(asked))
         except Refused as refused:
-            raise refusal_of(refused.code, refused.message) from refused
+            raise BatchRefused(refused.message) from refused
 
 
 def near(

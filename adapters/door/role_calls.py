@@ -32,7 +32,6 @@ from adapters.dialects.fields import bad_field
 from adapters.dialects.instructions import extend_told, instruction_of, render_told
 from adapters.errors import UserError, counted
 from adapters.player_protocol import Failure
-from adapters.process.event_loop import cancel_and_wait
 from adapters.rendering.chat import Chat
 from adapters.rendering.renderer_names import NoRenderer
 
@@ -420,11 +419,6 @@ class CallSequence:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def cancel(self) -> None:
-        """Refuse further calls, and cancel the calls under way, which are lost."""
-        self._closed = True
-        await cancel_and_wait(*self._running)
-
     async def _answer_once(self, request: Request, meta: RequestMeta, answer: Answer) -> Completion:
         """Answer a request, or give the answer it already has if it was sent before.
 
@@ -435,12 +429,7 @@ class CallSequence:
             pending = self._begin(request, meta, answer, pending)
         pending.meta = meta
         meta.number(pending.call)
-        try:
-            return await asyncio.shield(pending.answering)
-        except asyncio.CancelledError:
-            if not pending.answering.cancelled():
-                raise
-            raise Refused(410, "The rollout attempt is over.", code="over") from None
+        return await asyncio.shield(pending.answering)
 
     def _begin(
         self, request: Request, meta: RequestMeta, answer: Answer, before: PendingRequest | None

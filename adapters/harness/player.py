@@ -23,7 +23,7 @@ from adapters.calls import POLICY, Example
 from adapters.clients.current_rollout import Endpoint, Roles
 from adapters.clients.libraries import when_imported
 from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.players_door import BatchClosed, PlayersDoor, door_at
+from adapters.harness.players_door import PlayersDoor, door_at
 from adapters.places.filling import fill, leave
 from adapters.places.place import Place
 from adapters.places.scoring import score
@@ -131,8 +131,7 @@ Reach = Callable[[str, str, str], AbstractAsyncContextManager[PlayersDoor]]
 async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) -> None:
     """Play what is left of a batch, and return when every rollout of this attempt has ended.
 
-    When the door has closed the batch, the agents that have not ended are cancelled. Raises
-    BatchRefused if the door refuses the batch or one of its ends.
+    Raises BatchRefused if the door refuses the batch or one of its ends.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
     async with watch_event_loop(), reach(door, batch, token) as asked:
@@ -144,8 +143,7 @@ async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) 
         player = _Player(attempt, begun.settings, play, asked)
         playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]
         try:
-            with suppress(BatchClosed):
-                await asyncio.gather(*playing)
+            await asyncio.gather(*playing)
         finally:
             await cancel_and_wait(*playing)
 
@@ -215,8 +213,7 @@ class _Player:
                 place = Place(settings, rollout.id, rollout.example)
                 outcome = await play_in(place, endpoints, partial(play, rollout, endpoints, place))
         end = RolloutEnd(outcome, time.monotonic() - started)
-        if (await self._door.end(rollout.id, self._batch.attempt, end)).closed:
-            raise BatchClosed
+        await self._door.end(rollout.id, self._batch.attempt, end)
 
     async def _play_here(
         self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None

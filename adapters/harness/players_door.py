@@ -10,13 +10,11 @@ import httpx
 from adapters.clients.libraries import tls
 from adapters.errors import UserError
 from adapters.player_protocol import (
-    BATCH_CLOSED,
     BEGIN,
     END,
     WAITED,
     BegunBatch,
     R,
-    RecordedEnd,
     RolloutEnd,
     WaitedTime,
     read_record,
@@ -35,17 +33,8 @@ class BatchRefused(UserError):
     """Refusal of the door to hand out a batch, or to record the end of a rollout."""
 
 
-class BatchClosed(Exception):
-    """Answer of the door that the batch is closed, which ends the rollouts that are left."""
-
-
-def refusal_of(code: str | None, message: str) -> BatchClosed | BatchRefused:
-    """Return the error of a player for a refusal of the door."""
-    return BatchClosed() if code == BATCH_CLOSED else BatchRefused(message)
-
-
 class PlayersDoor(Protocol):
-    """The door for one batch. Each method raises BatchClosed or BatchRefused for a refusal."""
+    """The door for one batch. Each method raises BatchRefused for a refusal."""
 
     async def begin(self) -> BegunBatch:
         """Begin the next attempt at the batch."""
@@ -55,7 +44,7 @@ class PlayersDoor(Protocol):
         """Ask for how long the agent of a rollout attempt could get no answer."""
         ...
 
-    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> RecordedEnd:
+    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
         """Tell the end of a rollout attempt; return when it is recorded."""
         ...
 
@@ -74,10 +63,10 @@ class HttpDoor:
         url = self._url(WAITED, rollout_id=rollout_id, attempt=attempt)
         return _read(WaitedTime, await self._http.get(url))
 
-    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> RecordedEnd:
+    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
         url = self._url(END, rollout_id=rollout_id, attempt=attempt)
         async with self._ends:
-            return _read(RecordedEnd, await self._http.post(url, content=write_record(end)))
+            _check(await self._http.post(url, content=write_record(end)))
 
     def _url(self, path: str, **named: str | int) -> str:
         return self._address + path.format(batch=self._batch, **named)
@@ -91,8 +80,11 @@ async def door_at(address: str, batch: str, token: str) -> AsyncIterator[HttpDoo
         yield HttpDoor(address, batch, http)
 
 
-def _read(kind: type[R], response: httpx.Response) -> R:
+def _check(response: httpx.Response) -> None:
     if response.is_error:
-        error = response.json()["error"]
-        raise refusal_of(error["code"], error["message"])
+        raise BatchRefused(response.json()["error"]["message"])
+
+
+def _read(kind: type[R], response: httpx.Response) -> R:
+    _check(response)
     return read_record(kind, response.content)

@@ -20,7 +20,7 @@ from tinker.types import (
 )
 
 from adapters.tinker.metering import Work
-from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
+from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""
@@ -232,10 +232,6 @@ class LivePolicy:
         """Have the service keep these weights for download; return their path."""
         saving = self._client.save_weights_external(name, ttl_seconds=ttl_seconds)
         return self._service.result(saving, "weights for other programs").path
-
-    def inflight_sampler(self) -> PatientSampler:
-        """Return a sampler of these weights; earlier ones of this client answer by them as well."""
-        return self._service.inflight_sampler(self._client)
 
     def saved(self, step: int, saving: Saving) -> tuple[str, str | None]:
         """Wait for saves; return the paths of the sampler's weights and of the training state."""

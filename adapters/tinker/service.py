@@ -430,11 +430,6 @@ class Service(Lifeline):
         client = self.create(f"a sampler of {model_path}", create, model_path=model_path)
         return PatientSampler(client, self, model_path)
 
-    def inflight_sampler(self, client: tinker.TrainingClient) -> PatientSampler:
-        """Return a sampler of a training client's weights, which follows later calls of this."""
-        saved = client.save_weights_and_get_sampling_client(kind="inflight")
-        return PatientSampler(self.result(saved, "an in-flight sampler"), self)
-
     def base_sampler(self, base_model: str) -> PatientSampler:
         """Return a sampler of a base model, without a LoRA."""
         create, name = self.client.create_sampling_client, name_for_clients(base_model)

@@ -72,23 +72,12 @@ RUNS: dict[str, GoldenRun] = {
     "dpo": GoldenRun(PAIRS, "hello-prefer"),
     "orpo": GoldenRun((*PAIRS, "preference.loss=orpo"), "hello-prefer"),
     "stages": GoldenRun(WORKLOADS["stages"], "hello-stages"),
-    "arrival": GoldenRun(
-        (*HELLO, "rollouts.batches=2", "rollouts.lag=2", "rollouts.order=arrival")
-    ),
     "fork": GoldenRun(derived=("fork", "plain", "--at", "2")),
     "replay": GoldenRun(derived=("replay", "plain", "--set", "algorithm.advantage=centred")),
-    "arrival-replay": GoldenRun(derived=("replay", "arrival")),
 }
 EVERY = tuple(Contents.__annotations__)
-EQUAL = {
-    "batches": ("plain", EVERY),
-    "dask": ("plain", EVERY),
-    "fork": ("plain", EVERY),
-    "arrival-replay": ("arrival", ("weights", "optimizer", "datums")),
-}
-"""Runs that equal another one of the same commit, and the parts in which they do."""
-UNREPEATED = ("arrival", "arrival-replay")
-"""Runs that no other commit repeats."""
+EQUAL = ("batches", "dask", "fork")
+"""Runs that equal the plain one of the same commit."""
 
 
 def train_all(folder: Path, names: Sequence[str], at_once: int) -> dict[str, Parts]:
@@ -109,17 +98,12 @@ def train_all(folder: Path, names: Sequence[str], at_once: int) -> dict[str, Par
 
 def differences(found: Mapping[str, Parts], record: Mapping[str, Parts]) -> list[str]:
     """List the runs and parts that differ from the record, or from what they must equal."""
-    pairs = [(name, record.get(name), EVERY, "its record") for name in found]
-    pairs = [pair for pair in pairs if pair[0] not in UNREPEATED]
-    pairs += [
-        (name, found[other], parts, other)
-        for name, (other, parts) in EQUAL.items()
-        if {name, other} <= {*found}
-    ]
+    pairs = [(name, record.get(name), "its record") for name in found]
+    pairs += [(name, found["plain"], "plain") for name in EQUAL if {name, "plain"} <= {*found}]
     return [
         f"{name}: {part} differs from {called}"
-        for name, other, parts, called in pairs
-        for part in parts
+        for name, other, called in pairs
+        for part in EVERY
         if other is None or found[name][part] != other[part]
     ]
 

@@ -20,7 +20,7 @@ WORKER = "worker"
 TOKEN_COUNTS = ("tokens", "unanswered_tokens", "unexplained_tokens")
 """Tokens that the service has counted; those of them whose answers a kill has lost; and those that
 the ledger of the run does not explain."""
-FORBIDDEN = ("decisions_changed", *REPETITIONS, TOKEN_COUNTS[-1])
+FORBIDDEN = (*REPETITIONS, TOKEN_COUNTS[-1])
 COUNTS = (*FORBIDDEN, "recalled", "lost", "rebuilt", *TOKEN_COUNTS[:-1])
 
 
@@ -33,7 +33,6 @@ class Width:
 
     batches: int
     lag: int = 0
-    order: str = "shard"
     runner: str = "threads"
 
     @property

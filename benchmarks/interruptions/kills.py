@@ -37,7 +37,6 @@ from benchmarks.interruptions.killable_runs import Stalled, Training
 from benchmarks.interruptions.workloads import GIVEN, REAL, RECIPES, TAUGHT, TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
 from tasks.spending.statement import read_costs
-from tasks.storage.logs import read_log
 from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder
 
@@ -145,7 +144,6 @@ def run_trial(harness: Harness, trial: Trial) -> None:
     reference = make_reference(harness, trial)
     settings = trial.settings_by(trial.width)
     killed = sum(line["kind"] == "kill" and line["run"] == trial.run for line in harness.lines())
-    decided, changed = read_log(run.arrivals), 0
     training = killable_runs.train(run, settings, harness.environment, trial.recipe)
     try:
         while True:
@@ -158,8 +156,6 @@ def run_trial(harness: Harness, trial: Trial) -> None:
             if spared or not _kill_at_random(harness, trial, training, reference, random):
                 break
             killed += 1
-            before, decided = decided, read_log(run.arrivals)
-            changed += decided[: len(before)] != before
         code = training.exit_code()
     except Stalled as error:
         harness.record(trial, kind="stall", hung=True, error=str(error))
@@ -173,8 +169,7 @@ def run_trial(harness: Harness, trial: Trial) -> None:
         kills=killed,
         resumed=bool(killed),
         first_token=compare_runs.seconds_to_first_token(run, training.started),
-        differs=_differing_parts(run, trial.width, reference),
-        decisions_changed=changed + (read_log(run.arrivals)[: len(decided)] != decided),
+        differs=compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents),
         **asdict(compare_runs.count_repetitions(run)),
         **_count_tokens(run),
     )
@@ -191,13 +186,6 @@ def _count_tokens(run: RunFolder) -> dict[str, int]:
         now = (sum(billed.values()), lost, apart)
         counted.update(dict(zip(TOKEN_COUNTS, now, strict=True)))
     return dict(counted)
-
-
-def _differing_parts(run: RunFolder, width: Width, reference: Reference) -> list[str]:
-    """Name what differs from the reference; steps by arrival are not those of another run."""
-    if width.order == "arrival":
-        return []
-    return compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents)
 
 
 def _kill_a_worker(
@@ -289,7 +277,6 @@ def main() -> None:
         "--batches", type=int, nargs="+", default=[1], help="rollouts.batches of the runs"
     )
     options.add_argument("--lag", type=int, nargs="+", default=[0], help="rollouts.lag of the runs")
-    options.add_argument("--order", nargs="+", default=["shard"], help="rollouts.order")
     options.add_argument("--runner", nargs="+", default=["threads"], help="rollouts.runner")
     options.add_argument("--each", type=int, default=10, help="kills of one run")
     options.add_argument("--minutes", type=float, default=float("inf"), help="kill nothing later")
@@ -310,11 +297,10 @@ def main() -> None:
         until = time.monotonic() + 60 * arguments.minutes
         variables = killable_runs.environment(home, api)
         harness = Harness(folder, variables, arguments.seed, arguments.each, until)
-        chosen = (arguments.batches, arguments.lag, arguments.order, arguments.runner)
+        chosen = (arguments.batches, arguments.lag, arguments.runner)
         if named in TAUGHT:
             killable_runs.train_to_end(RunFolder(folder / "teacher"), TEACHER, variables)
-        every = [Width(*width) for width in product(*chosen)]
-        widths = [width for width in every if width.lag or width.order == "shard"]
+        widths = [Width(*width) for width in product(*chosen)]
         trials = list_trials(harness, names, widths, arguments.kills)
         run_all(harness, trials, arguments.parallel)
     print(report(harness.lines()))

@@ -40,8 +40,8 @@ SCHEDULE = ("schedule", "warmup_steps", "final_fraction")
 def dry_recipe(recipe: Recipe, examples: int) -> Recipe:
     """Return the recipe with one step of `examples` groups, between two evaluations of as many."""
     rollouts = {
-        **{"groups": examples, "rounds": 1, "lag": 0, "order": "shard", "weights": "snapshot"},
-        **{"batches": 1, "stream": False, "quorum": 1.0, "most_failed": 1.0},
+        **{"groups": examples, "rounds": 1, "lag": 0},
+        **{"batches": 1, "stream": False, "most_failed": 1.0},
     }
     evaluation = {"every": 0, "examples": min(examples, recipe.evaluation.examples)}
     constant = {name: Optimizer.model_fields[name].default for name in SCHEDULE}

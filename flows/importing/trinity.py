@@ -277,8 +277,8 @@ def _translate_lag(out: Translation) -> None:
     style = str(file.get("synchronizer.sync_style")).lower()
     if style != "fixed":
         out.refuse(
-            f"synchronizer.sync_style {style} moves weights when one side asks; rollouts.order "
-            "arrival with a lag is nearest",
+            f"synchronizer.sync_style {style} moves weights when one side asks; a lag, which "
+            "is exact, is nearest",
             "rollouts.lag",
         )
         return

@@ -236,20 +236,17 @@ class Recipe(RunRecipe):
         """Return how many processes answer calls, no more than batches are played at a time.
 
         Two cores are the flow's and the engine's. Only what saved weights answer can leave the
-        flow's process: no function of the user's, no model of LiteLLM, and no weights that each
-        update changes. A door whose URL is given is one.
+        flow's process: no function of the user's, and no model of LiteLLM. A door whose URL is
+        given is one.
         """
         rollouts = self.rollouts
         saved = all(policy_of(who) or is_untrained(who) for who in self.answerers.values())
-        if cores <= 2 or not saved or rollouts.weights == "inflight":
+        if cores <= 2 or not saved:
             return 0
         if rollouts.door is not None:
             return 1
-        batches = rollouts.batches * rollouts.steps_under_way()
+        batches = rollouts.batches * (rollouts.lag + 1)
         return min(batches, max(1, cores // CORES_OF_A_DOOR))
-
-    def not_reproducible(self) -> list[str]:
-        return self.rollouts.not_reproducible()
 
     def measures(self) -> list[str]:
         evaluation = self.evaluation
@@ -291,7 +288,7 @@ class Recipe(RunRecipe):
 
     def changes_no_result(self) -> Set[str]:
         places = {f"rollouts.{key}" for key in ("runner", "cluster", "door", "most_failed")}
-        batches = set() if self.rollouts.depend_on_batches() else {"rollouts.batches"}
+        batches = set() if self.rollouts.stream else {"rollouts.batches"}
         return super().changes_no_result() | places | batches | {"algorithm.preset"}
 
     @property

@@ -169,10 +169,6 @@ class RunRecipe(FlowRecipe, ABC):
         """Return how many processes answer calls on a machine of so many cores; 0 is the flow's."""
         return 0
 
-    def not_reproducible(self) -> list[str]:
-        """List why another run of the recipe would not have the same weights."""
-        return []
-
     def measures(self) -> list[str]:
         """List what a run may be chosen by; the first is the default."""
         return []

@@ -164,7 +164,7 @@ def _submit(
     shard = draw_shard(path, source, seed, 0, size)
     reopen_unanswered(runner.host.run, shard.stem)
     groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
-    return shard, [*runner.submit_shard(shard, step, groups).values()]
+    return shard, runner.submit_shard(shard, step, groups)
 
 
 def reopen_evaluation(run: RunFolder, step: int, tag: str = "") -> None:

@@ -20,7 +20,6 @@ from tasks.judging import draw_groups, measure_verdicts, record_verdicts
 from tasks.metrics import name_expert
 from tasks.recording.step_log import Metrics
 from tasks.references import References, compute_references
-from tasks.storage.arrivals import batches_of
 from tasks.storage.manifest import ancestors
 from tasks.storage.names import JUDGE, shard_name
 from tasks.storage.run_folder import RunFolder
@@ -49,7 +48,7 @@ class Extras:
     ) -> dict[str, Path]:
         """Compute the log-probabilities of tokens under the reference and the teachers, if any."""
         folder = self.run.folder
-        shards = folder.shards_of(batches_of(folder, step)) if self.references else []
+        shards = folder.shards_of(folder.batches_of(step)) if self.references else []
         return {
             source: compute_references(
                 folder.references(policy.name, step, source), trajectories, asked, shards, spans

@@ -145,8 +145,8 @@ class RunSummary(BaseModel, frozen=True):
       empty if it is not known.
     - `seconds`: time of sampling and training, without start-up and evaluation, and only of a
       fork's own steps; None with a lag, where they overlap.
-    - `failed`, `left_out`: numbers of rollouts that failed, or were left out as stragglers; no step
-      was trained on them. `error` is the error of the last failed rollout.
+    - `failed`: number of rollouts that failed; no step was trained on them. `error` is the error of
+      the last one.
     - `untrained`: number of steps that trained nothing, and `why`, the commonest reason.
     - `drift`: in a replay, the KL of each step's weights from the weights that sampled it.
     - `reproducible`: whether another run of the recipe has the same weights.
@@ -166,7 +166,6 @@ class RunSummary(BaseModel, frozen=True):
     gain: str = ""
     failed: int = 0
     error: str = ""
-    left_out: int = 0
     untrained: int = 0
     why: str = ""
     drift: tuple[float, ...] = ()
@@ -229,11 +228,10 @@ def summarize_run(run: RunFolder) -> RunSummary:
         seconds=None if recipe.lag else facts.own_seconds,
         failed=facts.sum("rollouts/failed"),
         error=str(facts.last_failure() or ""),
-        left_out=facts.sum("stragglers/count"),
         untrained=reasons.total(),
         why=next((why for why, _ in reasons.most_common(1)), ""),
         drift=facts.drift if replayed else (),
-        reproducible=replayed or (not recipe.not_reproducible() and obeys_seeds(run)),
+        reproducible=replayed or obeys_seeds(run),
         measure=values.measure if values.by_step or recipe.plays_rollouts else LOSS,
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,

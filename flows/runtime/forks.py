@@ -19,7 +19,6 @@ from tasks.checkpoints import Ledger
 from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics, record_metrics, steps_done
 from tasks.settings.rollouts import Judge
-from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import (
     FORK,
@@ -45,8 +44,6 @@ OF_EXPERT = (
     "algorithm.expert.too_long",
 )
 """The same keys for the texts of an expert, in a run that plays rollouts."""
-ARRIVAL = ("rollouts.order", "rollouts.lag", "rollouts.batches", "rollouts.groups")
-"""Keys that decide which batches make a step by arrival; a fork with shared steps keeps them."""
 NOT_SAMPLED = (
     "rollouts.most_failed",
     "rollouts.batches",
@@ -68,22 +65,17 @@ def fork_run(
         raise RunError(f"a fork at {step} needs more steps than that: give --set steps={step + 1}")
     _refuse(parent, recipe, WEIGHTS, "the weights are the parent's; train a new run instead")
     _refuse_new_policies(parent, recipe, step)
-    if step > 0:
-        by_arrival = recipe.get("rollouts", {}).get("order") == "arrival"
-        fixed = ARRIVAL if by_arrival else ARRIVAL[:1]
-        _refuse(parent, recipe, fixed, "the next steps are made of batches that are under way")
     if parent.bound_files():
         given = OF_EXPERT if read_recipe(parent).plays_rollouts else GIVEN
         _refuse(parent, recipe, given, "the texts are the parent's; train a new run instead")
     with _new_run(parent, name, recipe, fingerprint, {"how": FORK, "step": step}) as fork:
         for passed in range(step):
-            batches = batches_of(parent, passed) + parent.journalled(shard_name(JUDGE, passed))
+            batches = parent.batches_of(passed) + parent.journalled(shard_name(JUDGE, passed))
             batches += parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
             _share(parent, fork, _files_of(parent, batches) + files)
         measures = [path for path in parent.measures() if int(path.stem) <= step]
         _share(parent, fork, [*measures, *parent.bound_files()])
-        ArrivalLedger(parent.arrivals).share(step, ArrivalLedger(fork.arrivals))
         _share(parent, fork, saved_files(parent.engine))
         for policy in parent.policies():
             ledger = Ledger(fork.checkpoints(policy))
@@ -105,12 +97,10 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         share_end(parent, replay, new.steps)
         for step in range(replay.steps_of(new.steps)):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
-            rollouts = _files_of(parent, batches_of(parent, step) + judged)
+            rollouts = _files_of(parent, parent.batches_of(step) + judged)
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
         _share(parent, replay, carried_files(parent))
-        ledger = ArrivalLedger(replay.arrivals)
-        ArrivalLedger(parent.arrivals).share(replay.steps_of(new.steps), ledger)
         examiners = [_asked(one, one.evaluation.judge) for one in (old, new)]
         if old.evaluation == new.evaluation and examiners[0] == examiners[1]:
             first = [parent.evaluation("00000")]  # the untrained weights are the same

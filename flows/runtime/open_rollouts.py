@@ -55,13 +55,9 @@ Spans = PrefectConcurrentFuture[Path]
 """Future of a batch's sealed spans."""
 
 
-CheckpointAtBegin = Callable[[str], int]
-"""Chooses the checkpoint that samples a batch, by the batch's name, when it begins."""
-
-
 @dataclass(frozen=True)
 class PlayedGroups:
-    """Plan of a shard's groups: the sampling, their size, the attempts at a rollout, the quorum.
+    """Plan of a shard's groups: the sampling, their size, the attempts at a rollout.
 
     `roles` says who answers a role in place of training's policy.
     """
@@ -69,7 +65,6 @@ class PlayedGroups:
     sampling: Sampling
     size: int
     attempts: int = 1
-    quorum: float = 1.0
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -79,7 +74,6 @@ def training_groups(recipe: Recipe) -> PlayedGroups:
         rollouts.sampling(),
         rollouts.group_size,
         rollouts.attempts,
-        rollouts.quorum,
     )
 
 
@@ -100,38 +94,36 @@ class RolloutRunner:
     def submit_shard(
         self,
         shard: Path,
-        checkpoint: int | CheckpointAtBegin,
+        checkpoint: int,
         groups: PlayedGroups,
         number: int = 0,
-    ) -> dict[str, Spans]:
-        """Submit the batches of round `number` of a shard; return them by name.
+    ) -> list[Spans]:
+        """Submit the batches of round `number` of a shard.
 
         A shard at which `check` stopped the run before is played anew.
         """
         if number == 0:
             reopen_stopped(self.host.run, shard.stem, self.check)
         batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        size, attempts, quorum = groups.size, groups.attempts, groups.quorum
-        plans = [BatchPlan(shard.stem, n, size, attempts, quorum) for n in batches]
+        plans = [BatchPlan(shard.stem, n, groups.size, groups.attempts) for n in batches]
 
-        def sampled_by(batch: str) -> SampledBy:
-            chosen = checkpoint if isinstance(checkpoint, int) else checkpoint(batch)
-            return SampledBy(self.policies(chosen), groups.sampling, groups.roles)
+        def sampled_by() -> SampledBy:
+            return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)
 
-        return {
-            plan.name: self.tasks.submit(
+        return [
+            self.tasks.submit(
                 collect_rollouts,
                 {
                     "path": self.host.run.spans(plan.name),
                     "shard": shard,
                     "plan": plan,
                     "host": self.host,
-                    "sampled_by": partial(sampled_by, plan.name),
+                    "sampled_by": sampled_by,
                     "play": self.play,
                 },
             )
             for plan in plans
-        }
+        ]
 
     def wait_for(self, batches: Iterable[Spans]) -> list[Path]:
         """Wait until all batches of a shard have ended, and check them."""
@@ -154,7 +146,7 @@ def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> li
     StepStopped if the judge failed at too many; a run that is continued asks it anew.
     """
     groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
-    return runner.wait_for(runner.submit_shard(shard, step, groups).values())
+    return runner.wait_for(runner.submit_shard(shard, step, groups))
 
 
 @dataclass(frozen=True)
@@ -179,8 +171,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     that plays it. An error of the flow cancels the batches that are under way.
     """
     rollouts = recipe.rollouts
-    policies = run.policies.at_or_newer if rollouts.weights == "inflight" else run.policies.at
-    playing = rollouts.batches * rollouts.steps_under_way()
+    playing = rollouts.batches * (rollouts.lag + 1)
     evaluating = rollouts.batches * EVALUATED_SHARDS
     places = playing + evaluating
     run.unusable.set()
@@ -195,15 +186,9 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
         fixed = open_checkpoints(recipe, run.folder, run.service)
         run.unusable.clear()
 
-        def frozen(step: int) -> Mapping[str, Policy]:
-            own = run.policies.earlier(recipe.earlier(step))
-            return {**fixed, **own}
-
         def at(step: int) -> Mapping[str, Policy]:
-            return {**run.policies.at(step), **frozen(step)}
-
-        def trained_at(step: int) -> Mapping[str, Policy]:
-            return {**policies(step), **frozen(step)}
+            earlier = run.policies.earlier(recipe.earlier(step))
+            return {**run.policies.at(step), **fixed, **earlier}
 
         with _cancelled_by_errors(hosts):
             trained = partial(check_step, most_failed=rollouts.most_failed)
@@ -212,7 +197,7 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
             held_out = partial(check_held_out, roles=evaluated)
             examined = partial(check_verdicts, most_failed=rollouts.most_failed)
             yield OpenRollouts(
-                RolloutRunner(hosts.agent, tasks, play, trained_at, trained),
+                RolloutRunner(hosts.agent, tasks, play, at, trained),
                 RolloutRunner(hosts.judge, tasks, play, at, judged),
                 RolloutRunner(hosts.held_out, evaluations, play, at, held_out),
                 RolloutRunner(hosts.examiner, evaluations, play, at, examined),

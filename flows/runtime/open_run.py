@@ -320,14 +320,12 @@ def check_budget(run: OpenRun) -> None:
 
 def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     failed, rewarded = (int(metrics.get(f"rollouts/{end}", 0)) for end in ("failed", "ok"))
-    left_out = int(metrics.get("stragglers/count", 0))
-    played = rewarded + failed + left_out
     if failed:
         log.warning(
             "in step %d %d of %d rollouts failed, and train nothing. To see why: `%s`",
             step,
             failed,
-            played,
+            failed + rewarded,
             ask_failures(run.folder.name),
         )
     if metrics.get("judge/abstained") == 1:
@@ -336,14 +334,4 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
             "`ratchet sql --run %s \"select step, said from calls where split = 'judge'\"`",
             step,
             run.folder.name,
-        )
-    if left_out:
-        log.warning(
-            "in step %d %d of %d rollouts were left out as stragglers, cut off after %.0f tokens "
-            "on average; those with a reward have %.0f",
-            step,
-            left_out,
-            played,
-            metrics["stragglers/tokens"],
-            metrics.get("stragglers/kept_tokens", 0),
         )

@@ -4,20 +4,17 @@ Whoever iterates over the steps trains a step before it asks for the next one, s
 there when step s is asked for.
 """
 
-import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from flows.recipe.recipe import Recipe
 from flows.runtime.open_rollouts import (
-    CheckpointAtBegin,
     RolloutRunner,
     Spans,
     training_groups,
@@ -29,18 +26,15 @@ from tasks.rollouts import StepStopped, measure_yield
 from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
-from tasks.storage.arrivals import ArrivalLedger
-from tasks.storage.names import parse_batch, shard_name
+from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder
 
-Submit = Callable[[int, int | CheckpointAtBegin, int], Mapping[str, Spans]]
+Submit = Callable[[int, int, int], Sequence[Spans]]
 """Submits the batches of (step, checkpoint, round): one round of the step's own shard."""
 
 Steps = Iterator[tuple[int, Sequence[Spans], Sequence[Spans]]]
 """Steps, each with the batches on which it is trained, and those of the next step if it has begun.
 """
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,34 +88,28 @@ class PlayedStep:
 def play_steps(
     run: OpenRun, recipe: Recipe, runner: RolloutRunner, draw: Callable[[int], Path]
 ) -> Iterator[PlayedStep]:
-    """Yield the steps that are left, in the order that the recipe gives.
+    """Yield the steps that are left.
 
     Each step plays the shard that `draw` returns for it. If the rollouts stream, the
     forward-backward pass of each batch is submitted when the batch has ended, in their order.
     StepStopped ends a run if a step has too few rewards, or no answer of a policy.
     """
     rollouts, groups, draw = recipe.rollouts, training_groups(recipe), cache(draw)
-    # A judge may be the policy, and the weights of a client that is a step ahead are not in-flight.
-    alone = rollouts.weights == "inflight" or recipe.judge.judges
 
-    def submit(step: int, checkpoint: int | CheckpointAtBegin, number: int) -> Mapping[str, Spans]:
+    def submit(step: int, checkpoint: int, number: int) -> Sequence[Spans]:
         return runner.submit_shard(draw(step), checkpoint, groups, number)
 
-    for reason in rollouts.not_reproducible():
-        log.warning("%s", reason)
-    if rollouts.order == "arrival":
-        steps = steps_by_arrival(run, rollouts, submit)
-    else:
-        steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
-        if rollouts.rounds > 1:
-            steps = sample_on(steps, rollouts, submit, recipe.algorithm.trained_calls)
+    steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
+    if rollouts.rounds > 1:
+        steps = sample_on(steps, rollouts, submit, recipe.algorithm.trained_calls)
     for step, batches, following in steps:
         for batch in batches if rollouts.stream else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
             accumulate(run, step, batch.result(), recipe.credit())
-        ahead = Following(following, runner.check) if following and not alone else None
+        alone = not following or recipe.judge.judges  # a judge may be the policy after this step
+        ahead = None if alone else Following(following, runner.check)
         spans, later = runner.wait_for(batches), step + rollouts.lag + 1
         draw_next = partial(_draw_before, run.end, draw, later) if later < run.end() else None
         yield PlayedStep(step, spans, ahead, draw_next)
@@ -143,12 +131,12 @@ def accumulate(run: OpenRun, step: int, spans: Path, credit: CreditAssignment) -
 
 def steps_by_shard(steps: Iterable[int], lag: int, submit: Submit) -> Steps:
     """Yield each step with its own shard's batches, sampled by checkpoint max(step - `lag`, 0)."""
-    submitted, left = deque[Mapping[str, Spans]](), iter(steps)
+    submitted, left = deque[Sequence[Spans]](), iter(steps)
     for step in steps:
         for ahead in islice(left, lag + 1 - len(submitted)):
             submitted.append(submit(ahead, max(ahead - lag, 0), 0))
         batches = submitted.popleft()
-        yield step, [*batches.values()], [*submitted[0].values()] if submitted else []
+        yield step, batches, submitted[0] if submitted else []
 
 
 def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: int | None) -> Steps:
@@ -166,115 +154,8 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
             teaches = yielded.teaching_groups >= rollouts.groups
             if teaches if trained_calls is None else yielded.calls >= trained_calls:
                 break
-            batches += submit(step, checkpoint, number).values()
+            batches += submit(step, checkpoint, number)
         yield step, batches, []
-
-
-def steps_by_arrival(run: OpenRun, rollouts: Rollouts, submit: Submit) -> Steps:
-    """Yield each step with the first batches that have ended, at most `lag` updates behind.
-
-    A batch is sampled by the newest checkpoint when it begins. What samples a batch and what makes
-    a step is recorded before it counts, so a run that continues keeps each decision.
-    """
-    steps, lag = run.steps_left(), rollouts.lag
-    ledger = ArrivalLedger(run.folder.arrivals, run.folder.ownership)
-    size = min(rollouts.batches, rollouts.groups)
-    arrivals = Arrivals(ledger, size, run.policies.last_step)
-    shard = arrivals.first_shard(steps.start)
-    for step in steps:
-        while shard <= step + lag and shard < run.end():
-            arrivals.add(submit(shard, arrivals.checkpoint, 0), step)
-            shard += 1
-        yield step, arrivals.take(step, lag), []
-
-
-class Arrivals:
-    """Batches that belong to no step yet, in the order of their submission."""
-
-    def __init__(self, ledger: ArrivalLedger, size: int, newest: Callable[[], int]) -> None:
-        self.ledger = ledger
-        self._newest = newest
-        self._size = size
-        self._waiting: dict[str, Spans] = {}
-        self._ended: set[str] = set()
-        self._news = Event()
-
-    def checkpoint(self, batch: str) -> int:
-        """Return the checkpoint that samples a batch: the recorded one, else the newest."""
-        return self.ledger.begin(batch, self._newest)
-
-    def first_shard(self, step: int) -> int:
-        """Return the first shard with batches that no step before `step` has taken."""
-        made = self.ledger.steps()
-        earlier = chain.from_iterable(made[s] for s in made if s < step)
-        taken = Counter(parse_batch(batch).shard for batch in earlier)
-        names = (shard_name("train", shard) for shard in range(step))
-        return next((s for s, name in enumerate(names) if taken[name] < self._size), step)
-
-    def add(self, batches: Mapping[str, Spans], step: int) -> None:
-        """Add submitted batches, except batches that a step before `step` has taken."""
-        for name, spans in batches.items():
-            taker = self.ledger.taker(name)
-            if taker is None or taker >= step:
-                self._waiting[name] = spans
-                spans.add_done_callback(partial(self._end, name))
-
-    def take(self, step: int, lag: int) -> Sequence[Spans]:
-        """Take the batches of a step: the recorded ones, or else the first to have ended."""
-        chosen = self.ledger.batches(step)
-        if chosen is None:
-            chosen = self._wait_for(step, lag)
-            self.ledger.make(step, chosen)
-        return [self._waiting.pop(name) for name in chosen]
-
-    def _wait_for(self, step: int, lag: int) -> list[str]:
-        while True:
-            self._news.clear()
-            over, begun = self._ended & self._waiting.keys(), self.ledger.checkpoint
-            wait_for_batches(self._waiting[name] for name in over)
-            waiting = [WaitingBatch(n, begun(n), n in over) for n in self._waiting]
-            chosen = choose_batches(waiting, step, lag, self._size)
-            if chosen is not None:
-                return chosen
-            self._news.wait()
-
-    def _end(self, name: str, _: object) -> None:
-        self._ended.add(name)
-        self._news.set()
-
-
-@dataclass(frozen=True)
-class WaitingBatch:
-    """A batch that belongs to no step yet; its `checkpoint` is None until it begins."""
-
-    name: str
-    checkpoint: int | None
-    ended: bool
-
-
-def choose_batches(
-    waiting: Sequence[WaitingBatch], step: int, lag: int, size: int
-) -> list[str] | None:
-    """Choose the `size` batches of a step among those that have ended; None if it must wait.
-
-    `waiting` is in the order of submission. Batches of the oldest checkpoints are taken first. A
-    batch is due `lag` steps after its checkpoint. A step waits while its choice would make another
-    batch later than due.
-    """
-    ended = sorted(
-        (batch for batch in waiting if batch.ended), key=lambda batch: batch.checkpoint or 0
-    )
-    chosen = [batch.name for batch in ended[:size]]
-    due = [
-        lag + (step if batch.checkpoint is None else batch.checkpoint)
-        for batch in waiting
-        if batch.name not in chosen
-    ]
-    in_time = all(
-        sum(of_batch <= later for of_batch in due) <= (later - step) * size
-        for later in range(step, step + lag + 1)
-    )
-    return chosen if len(chosen) == size and in_time else None
 
 
 def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:

@@ -11,7 +11,7 @@ from adapters.tinker.service import Service
 from flows.diagnosis.of_run import keeps_optimizer, tolerance_of
 from flows.recipe.run_recipe import RunRecipe
 from flows.runtime.bound_checkpoints import check_state, find_start
-from tasks.checkpoints import OR_NEWER, Ledger, policy_version
+from tasks.checkpoints import Ledger, policy_version
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.storage.manifest import ByStep
 from tasks.storage.run_folder import RunFolder
@@ -45,10 +45,6 @@ class RunPolicy:
         """Return the policy after `step` updates."""
         sampler = self.updater.sampler(step)
         return Policy(sampler, policy_version(self.name, step))
-
-    def at_or_newer(self, step: int) -> Policy:
-        """Return the newest policy, after `step` or more updates; later ones change its weights."""
-        return Policy(self.updater.inflight_sampler(), policy_version(self.name, step) + OR_NEWER)
 
 
 class RunPolicies:
@@ -85,10 +81,6 @@ class RunPolicies:
             who: Policy(self.at(step)[POLICY].sampler, policy_version(who, step))
             for who, step in steps.items()
         }
-
-    def at_or_newer(self, step: int) -> Mapping[str, Policy]:
-        """Return the newest of every policy, by name; later updates change its weights."""
-        return {policy.name: policy.at_or_newer(step) for policy in self}
 
 
 def open_policies(

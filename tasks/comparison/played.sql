@@ -9,7 +9,7 @@ with spans as (
 
 attempts as (
 
-    select * from rollout_attempts('spans') where not left_out
+    select * from rollout_attempts('spans')
 
 ),
 

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adapters.calls import Begun, Completion, RefusedCall
 from adapters.door.batches import PlannedRollout
@@ -18,14 +17,12 @@ from adapters.tinker.service import Lifeline, ServiceFailed, ServiceRefused
 from tasks.recording.journal import Journal, read_journal
 from tasks.recording.recorded_rollouts import recorded_calls
 from tasks.recording.spans import (
-    CLOSED,
     ERROR,
     LLM,
     REWARD,
     Span,
     begun_span,
     call_span,
-    closed_span,
     end_spans,
     refused_span,
     scored_names,
@@ -73,18 +70,14 @@ class JournalRecorder:
         self._unrewarded = order.judged or self._judges  # a judge may abstain
         self._journal = journal
         self._examples = dict(plan.examples(order.shard))
-        # Exact: as a float, 0.14 * 100 is more than 14.
-        self._quorum = Fraction(str(plan.quorum)) * len(self._examples)
-        self._rewarded: set[str] = set()
         self._left: dict[str, PlannedRollout] = {}
-        self._closed = False
         self._answered = False
         self._held: list[RolloutEnd] = []
         self._fault: ServiceError | None = None
         self.plan()
 
     def state(self) -> BatchState:
-        """Return how far the batch is; it is finished when every rollout has ended or is left out.
+        """Return how far the batch is; it is finished when every rollout has ended.
 
         Once the batch has a fault, nothing more of it is recorded.
         """
@@ -93,28 +86,20 @@ class JournalRecorder:
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
-        If a crash came before the end of a batch was recorded, a batch with enough ends is closed.
         Raises TakenOver if the run has another owner by now.
         """
         self._run.check_owner()
         spans = read_journal(self._journal.path)
-        self._rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
+        rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
         recorded = recorded_calls(spans)
         self._left = {
             name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
             for name, row in self._examples.items()
-            if name not in self._rewarded and failures[name] < self._attempts
+            if name not in rewarded and failures[name] < self._attempts
         }
         self._answered |= any(span["kind"] == LLM for span in spans)
         attempt = max((span["attempt"] for span in spans), default=-1)
-        self._closed = any(span["kind"] == CLOSED for span in spans)
-        if self._has_quorum():
-            last = [span["rollout_id"] for span in spans if span["kind"] == REWARD][-1]
-            closed = self._close(last, attempt, datetime.now(UTC))
-            self._journal.append_now(self._of_run(closed))
-        if self._closed:
-            self._left = {}
         return attempt + 1, [*self._left.values()]
 
     def begun(self, begun: Begun) -> None:
@@ -132,34 +117,24 @@ class JournalRecorder:
             for end in held:
                 await self.ended(end)
 
-    async def ended(self, end: RolloutEnd) -> bool:
-        """Record an end durably, and return whether it closes the batch.
+    async def ended(self, end: RolloutEnd) -> None:
+        """Record an end durably.
 
-        An end that makes enough is recorded together with the decision that the rest is left out;
-        no later end counts. EngineDied if the engine's death may be the cause of the end; raises
-        TakenOver if the run has another owner by now.
+        EngineDied if the engine's death may be the cause of the end; TakenOver if the run has
+        another owner by now.
         """
         self._run.check_owner()
         self._lifeline.check()
-        if self._closed or self._waits_for_service(end):
-            return False
-        now = datetime.now(UTC)
-        spans = self._end_spans(end, now)
+        if self._waits_for_service(end):
+            return
+        spans = self._end_spans(end, datetime.now(UTC))
         failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
-        if spans[-1]["kind"] == REWARD:
-            self._rewarded.add(end.rollout_id)
         if spans[-1]["kind"] == REWARD or failures >= self._attempts:
             del self._left[end.rollout_id]
-        closes = self._has_quorum()
-        if closes:
-            spans.append(self._close(end.rollout_id, end.attempt, now))
         *first, last = spans
         for span in first:
             self._journal.append_soon(self._of_run(span))
         await self._journal.append(self._of_run(last))
-        if closes:
-            self._left = {}
-        return closes
 
     def _waits_for_service(self, end: RolloutEnd) -> bool:
         """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
@@ -186,22 +161,10 @@ class JournalRecorder:
             end = replace(end, calls={**end.calls, **scored})
         spans = end_spans(end, now, judged=self._unrewarded)
         refused = {"calls_refused": end.refused} if end.refused else {}
-        spans[-1]["attributes"] = self._attributes(end.rollout_id) | refused
+        row = self._examples[end.rollout_id]
+        played = {"example_id": row["example_id"], "example": row["example"]}
+        spans[-1]["attributes"] = played | refused
         return spans
-
-    def _has_quorum(self) -> bool:
-        """Return whether the batch is to be closed now: enough have a reward, and some are left."""
-        return not self._closed and bool(self._left) and len(self._rewarded) >= self._quorum
-
-    def _close(self, rollout_id: str, attempt: int, now: datetime) -> Span:
-        """Close the batch by the end of a rollout; return the record that makes it so."""
-        self._closed = True
-        left = {name: self._attributes(name) for name in self._left}
-        return closed_span(rollout_id, attempt, now, left)
 
     def _of_run(self, span: Span) -> Span:
         return {"run_id": self._run.name, **span}
-
-    def _attributes(self, rollout_id: str) -> dict[str, Any]:
-        row = self._examples[rollout_id]
-        return {"example_id": row["example_id"], "example": row["example"]}

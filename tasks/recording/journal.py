@@ -24,7 +24,6 @@ from durable.files import lock_file, sync
 from durable.tail import Tail
 from tasks.recording.repeats import ShortCalls, WholeCalls
 from tasks.recording.spans import (
-    CLOSED,
     SPAN_SCHEMA,
     TIMES,
     Span,
@@ -96,10 +95,6 @@ class Journal:
         """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
         written = asyncio.wrap_future(self._submit(span))
         await asyncio.shield(written)  # a span that has been handed over stays
-
-    def append_now(self, span: Span) -> None:
-        """Append a span durably, blocking until it is on disk."""
-        self._submit(span).result()
 
     @property
     def full(self) -> bool:
@@ -218,29 +213,15 @@ def _tables(journal: Path) -> Iterator[pa.Table]:
     """Yield the rows of some rollouts at a time, in order; one table at least, if without a row."""
     rows: list[Span] = []
     with journal.open("rb") as file:
-        lines, closed = _find_rollouts(file, journal)
-        for rollout in sorted(lines.keys() | closed.keys()):
-            spans = _read_rollout(file, lines[rollout], journal)
-            rows += [*rows_of(spans), *closed[rollout]]
+        lines = defaultdict[str, list[Line]](list)
+        for line, record in _records(file, journal):
+            lines[record["rollout_id"]].append(line)
+        for rollout in sorted(lines):
+            rows += rows_of(_read_rollout(file, lines[rollout], journal))
             if len(rows) >= ROWS_TOGETHER:
                 yield spans_table(rows)
                 rows = []
     yield spans_table(rows)
-
-
-def _find_rollouts(
-    file: IO[bytes], path: Path
-) -> tuple[defaultdict[str, list[Line]], defaultdict[str, list[Span]]]:
-    """Find the lines of each rollout, and the ends of those that were left out."""
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
-    closed: defaultdict[str, list[Span]] = defaultdict(list)
-    for line, record in _records(file, path):
-        if record["kind"] == CLOSED:
-            for end in rows_of([record]):
-                closed[end["rollout_id"]].append(end)
-        else:
-            lines[record["rollout_id"]].append(line)
-    return lines, closed
 
 
 def _read_rollout(file: IO[bytes], lines: Sequence[Line], path: Path) -> list[Span]:

@@ -1,4 +1,4 @@
-"""The schema of spans: the records of calls, refusals, rewards, errors and stragglers of a run.
+"""The schema of spans: the records of calls, refusals, rewards and errors of a run.
 
 The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 """
@@ -7,7 +7,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,9 +27,9 @@ Span = dict[str, Any]
 Token ids and log-probabilities are arrays of the standard library.
 """
 
-LLM, REWARD, CREDIT, ERROR, BEGUN = "llm", "reward", "credit", "error", "begun"
-CLOSED, LEFT_OUT, REFUSED = "closed", "left_out", "refused"
-SPAN_KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, CLOSED, LEFT_OUT, REFUSED)
+LLM, REWARD, CREDIT, ERROR = "llm", "reward", "credit", "error"
+BEGUN, REFUSED = "begun", "refused"
+SPAN_KINDS = (LLM, REWARD, CREDIT, ERROR, BEGUN, REFUSED)
 OURS, OTHER = "ratchet", "other"
 
 ERROR_PLACE = r" at \S+:\d+$"
@@ -173,26 +173,10 @@ def refused_span(refused: RefusedCall) -> Span:
 def rows_of(spans: Sequence[Span]) -> list[Span]:
     """Return the rows of a sealed batch, by the spans of its journal.
 
-    Records of begun calls that were answered are dropped: the remaining ones were lost. The record
-    that closes a batch becomes an end of each straggler.
+    Records of begun calls that were answered are dropped: the remaining ones were lost.
     """
     answered = {_call_of(span) for span in spans if span["kind"] == LLM}
-    rows = [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
-    kept = [span for span in rows if span["kind"] != CLOSED]
-    closed = [span for span in rows if span["kind"] == CLOSED]
-    return kept + [end for span in closed for end in _left_out_spans(span)]
-
-
-def closed_span(
-    rollout_id: str, attempt: int, now: datetime, stragglers: Mapping[str, Mapping[str, Any]]
-) -> Span:
-    """Record that enough rollouts of a batch have ended, by the end that completed the quorum.
-
-    `stragglers` maps each rollout that is left out to the attributes of its end. The record is one
-    line of the journal, so that a crash keeps the whole decision or nothing of it.
-    """
-    end = _end_span(rollout_id, attempt, CLOSED, now)
-    return {**end, "attributes": {LEFT_OUT: stragglers}}
+    return [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
 
 
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
@@ -214,8 +198,15 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
     started, outcome = now - timedelta(seconds=end.seconds), end.outcome
 
     def span(kind: str, of: str = "", **columns: object) -> Span:
-        made = _end_span(end.rollout_id, end.attempt, kind, now, started, of)
-        return {**made, **columns}
+        return {
+            **_of_rollout(end.rollout_id, end.attempt),
+            "span_id": f"{end.rollout_id}.{end.attempt}.{of}{kind}",
+            "kind": kind,
+            "started": started,
+            "ended": now,
+            "status": "ok",
+            **columns,
+        }
 
     if isinstance(outcome, Reward):
         try:
@@ -314,33 +305,6 @@ def _of_call(call: CallId, kind: str) -> Span:
 
 def _call_id(call: CallId) -> str:
     return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
-
-
-def _end_span(
-    rollout_id: str,
-    attempt: int,
-    kind: str,
-    ended: datetime,
-    started: datetime | None = None,
-    of: str = "",
-) -> Span:
-    """Record an end; `of` is the part of its id that tells several ends of one kind apart."""
-    return {
-        **_of_rollout(rollout_id, attempt),
-        "span_id": f"{rollout_id}.{attempt}.{of}{kind}",
-        "kind": kind,
-        "started": started or ended,
-        "ended": ended,
-        "status": "ok",
-    }
-
-
-def _left_out_spans(closed: Span) -> Iterable[Span]:
-    """Yield the ends of the stragglers, without start times: a player tells these at the end."""
-    for rollout_id, attributes in closed["attributes"][LEFT_OUT].items():
-        span = _end_span(rollout_id, closed["attempt"], LEFT_OUT, closed["ended"])
-        own = {"run_id": closed.get("run_id"), "started": None, "status": LEFT_OUT}
-        yield span | own | {"attributes": attributes}
 
 
 def _call_of(span: Span) -> tuple[Any, ...]:

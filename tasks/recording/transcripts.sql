@@ -1,4 +1,4 @@
--- One row per rollout of a batch that was not left out, by the attempt that counts: how it ended,
+-- One row per rollout of a batch, by the attempt that counts: how it ended,
 -- what was asked and answered in it, in the order in which it was asked, and whole conversations.
 with
 

@@ -50,8 +50,7 @@ from spans
 where kind = 'llm' and error_type is null;
 
 -- rollouts: one row per rollout, by the attempt that earned the reward, or else the last one. A
--- rollout that has neither a reward nor an error, and is no straggler that was left out, is under
--- way, or was interrupted.
+-- rollout that has neither a reward nor an error is under way, or was interrupted.
 create temp view rollouts as
 
 select
@@ -67,7 +66,6 @@ select
     any_value(has_ended) as ended,
     any_value(error_type) filter (where kind = 'error') as error_type,
     any_value(error_message) filter (where kind = 'error') as error_message,
-    bool_or(kind = 'left_out') as left_out,
     count(*) filter (where kind = 'llm' and error_type is null) as calls,
     epoch(max(ended)) - epoch(min(started)) as seconds,
     any_value(attributes ->> '$.example_id')::bigint as example_id,

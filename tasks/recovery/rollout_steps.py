@@ -15,7 +15,6 @@ from tasks.recording.spans import LLM, Span
 from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
 from tasks.rewards import compute_rewards
 from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written
 from tasks.storage.manifest import ByStep
 from tasks.storage.names import JUDGE, shard_name
@@ -82,7 +81,7 @@ class RolloutSteps(StepSource):
 
     def _spans(self, step: int) -> list[Path]:
         """Return the Parquet files of a step's batches; missing files are made of the journals."""
-        batches = batches_of(self.run, step)
+        batches = self.run.batches_of(step)
         return [seal(self.run.journal(batch), self.run.spans(batch)) for batch in batches]
 
     def _trajectories(self, step: int) -> Path | None:

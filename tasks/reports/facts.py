@@ -28,7 +28,6 @@ from tasks.recording.step_log import (
 from tasks.recording.views import UNREADABLE, Views
 from tasks.settings.run import Budget
 from tasks.spending.budgets import measure_budget
-from tasks.storage.arrivals import ArrivalLedger, batches_of
 from tasks.storage.dotted_keys import Json, flatten
 from tasks.storage.files import (
     Damaged,
@@ -389,7 +388,7 @@ class RunFacts:
         """
         failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
         for step in (self.done, *failed[-1:]):
-            spans = [self.run.spans(batch) for batch in batches_of(self.run, step)]
+            spans = [self.run.spans(batch) for batch in self.run.batches_of(step)]
             known = read_failures([path for path in spans if is_written(path)])
             if ended := [failure for failure in known if failure.kind == ERROR]:
                 return ended[0]
@@ -409,7 +408,6 @@ class RunFacts:
         for name in map(parse_batch, minutes):
             if name.split == "train":
                 batches[name.step].append(batch_name(name.shard, name.number))
-        batches |= ArrivalLedger(self.run.arrivals).steps()
         passed = [0.0]
         for step in range(self.done):
             ended = [minutes[batch] for batch in batches[step] if batch in minutes]

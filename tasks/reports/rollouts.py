@@ -21,7 +21,6 @@ from tasks.recording.transcripts import (
     tell_left_out,
 )
 from tasks.recording.views import Views
-from tasks.storage.arrivals import batches_of
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, verified, write_text
 from tasks.storage.run_folder import RunFolder
@@ -191,7 +190,7 @@ def read_marked_rollouts(
     """
     by_rollout = mark_trajectories(run, step, decode)
     shown = sorted({one.role for many in by_rollout.values() for one in many})
-    batches = batches_of(run, step)
+    batches = run.batches_of(step)
     parameters = {"batches": batches, "shown": shown}
     found = views.execute(MARKED_ROLLOUTS_QUERY, parameters).fetchall()
     trained = [

@@ -25,7 +25,6 @@ from tasks.recording.journal import read_journal
 from tasks.recording.spans import rows_of
 from tasks.recording.step_log import Metrics, read_metrics
 from tasks.shards import read_shard
-from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.files import (
     is_file,
     is_written,
@@ -44,7 +43,7 @@ GIVEN_FILES = (
     *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
     *("pairs.parquet", "pair_references.parquet", "reference_parts"),
 )
-LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "arrivals.jsonl", "checkpoints.jsonl")
+LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "checkpoints.jsonl")
 FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
     read_json: (
         "manifest.json",
@@ -223,19 +222,10 @@ class _Recorded:
 
     def _played(self, step: int) -> Iterator[str]:
         """Yield what is missing of the batches that a step is made of."""
-        run, recipe = self.run, self._recipe(step)
-        batches: list[str] = []
-        if recipe["rollouts"]["order"] == "arrival":
-            made: Mapping[int, list[str]] = {}
-            with suppress(*DAMAGED_FILE):
-                made = ArrivalLedger(run.arrivals).steps()
-            if step not in made:
-                yield f"{run.arrivals} does not say what made step {step}. {remedy(run.arrivals)}"
-            batches = made.get(step, [])
-        else:
-            shard = run.shard(shard_name("train", step))
-            yield from _absent([shard], f"step {step} was done")
-            batches = self._batches_of(shard, first=True)
+        run = self.run
+        shard = run.shard(shard_name("train", step))
+        yield from _absent([shard], f"step {step} was done")
+        batches = self._batches_of(shard, first=True)
         if step < len(self.rows) and "judge/failed" in self.rows[step]:
             batches += self._batches_of(run.shard(shard_name(JUDGE, step)))
         yield from _absent(map(run.spans, batches), f"step {step} was done")

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, Literal
 
 from pydantic import Field
 
 from adapters.calls import Sampling
 from adapters.door.roles import ROLE_NAME
-from adapters.errors import counted
 from adapters.network.addresses import check_runner
 from tasks.settings.run import HeldOut
 from tasks.settings.section import (
@@ -58,14 +56,6 @@ class Rollouts(Section):
     """Updates by which sampling is behind: the rollouts of step s are sampled by checkpoint
     max(s - lag, 0), while the steps before s are trained."""
 
-    order: Literal["shard", "arrival"] = "shard"
-    """Rollouts of a step: those of its `shard`, so that every run of the recipe is the same; or the
-    first batches on `arrival`, at most `lag` updates behind, which no other run repeats."""
-
-    weights: Literal["snapshot", "inflight"] = "snapshot"
-    """Weights of a batch: those of the checkpoint by which it began; or `inflight` ones, which each
-    update changes while rollouts are played, so that no other run repeats them."""
-
     runner: Literal["threads", "dask"] = "threads"
     """Where batches are played: in threads of the flow's process, or by the processes of a Dask
     cluster (docs/scaling.md)."""
@@ -101,19 +91,7 @@ class Rollouts(Section):
     """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
     does any step without a reward. A run that is resumed plays such a step anew."""
 
-    quorum: float = Field(default=1.0, gt=0, le=1)
-    """Share of each batch's rollouts that must have a reward; the others, the stragglers, are then
-    cut off and left out. No other run repeats which, and long rollouts are left out more often."""
-
-    requirements = (Needs(("order", "weights"), "lag"),)
-
     def refusals(self) -> Refusals:
-        yield from self._refused_groups()
-        yield from self._refused_rounds()
-        check_runner(self.runner, self.cluster, self.door)
-        yield from self._refused_overlap()
-
-    def _refused_groups(self) -> Refusals:
         most = self.groups * self.group_size * self.rounds
         yield (
             most > MOST_ROLLOUTS,
@@ -121,33 +99,15 @@ class Rollouts(Section):
             f"to {most} rollouts a step, which is more than {MOST_ROLLOUTS}; give fewer",
         )
         yield (
-            self.quorum < 1 and self.attempts > 1,
-            f"quorum {self.quorum:g} with attempts {self.attempts}: a batch would end without the "
-            "rollouts that are played again; give attempts 1, or quorum 1",
+            self.rounds > 1 and self.stream,
+            f"rounds {self.rounds} with stream: whether another round begins is known when all "
+            "rollouts of a step have ended; leave stream out, or give 1 round",
         )
-        smallest = self.groups // min(self.batches, self.groups) * self.group_size
-        needed = Fraction(str(self.quorum)) * smallest  # the decimal as it is written
+        check_runner(self.runner, self.cluster, self.door)
         yield (
-            self.quorum < 1 and smallest - 1 < needed,
-            f"quorum {self.quorum:g} does nothing in a batch of "
-            f"{counted(smallest, 'rollout')}, since it is rounded up to all of them; give a "
-            "smaller one, fewer batches, or quorum 1",
-        )
-
-    def _refused_rounds(self) -> Refusals:
-        yield (
-            self.rounds > 1 and (self.order == "arrival" or self.stream),
-            f"rounds {self.rounds} with order {self.order} and stream {self.stream}: whether "
-            "another round begins is known when all rollouts of a step have ended; give order "
-            "shard without stream, or 1 round",
-        )
-
-    def _refused_overlap(self) -> Refusals:
-        yield (
-            self.stream and (self.order == "arrival" or self.batches == 1),
-            f"stream with order {self.order} and batches {self.batches} does nothing, since a step "
-            "begins when all of its rollouts have ended; give order shard and 2 batches or more, "
-            "or leave stream out",
+            self.stream and self.batches == 1,
+            "stream with batches 1 does nothing, since a step begins when all of its rollouts have "
+            "ended; give 2 batches or more, or leave stream out",
         )
 
     def sampling(self) -> Sampling:
@@ -157,23 +117,6 @@ class Rollouts(Section):
     def greedy_sampling(self) -> Sampling:
         """Return the sampling that always takes the likeliest token."""
         return replace(self.sampling(), temperature=0.0)
-
-    def not_reproducible(self) -> list[str]:
-        """List why another run of the recipe would not have the same weights."""
-        reasons = {
-            "steps are made of batches as they arrive": self.order == "arrival",
-            "updates change the weights of running rollouts": self.weights == "inflight",
-            "steps are trained on the rollouts that end first": self.quorum < 1,
-        }
-        return [f"{reason}: no other run repeats it" for reason, holds in reasons.items() if holds]
-
-    def depend_on_batches(self) -> bool:
-        """Return whether the number of batches changes what is trained."""
-        return self.order == "arrival" or self.stream or self.quorum < 1
-
-    def steps_under_way(self) -> int:
-        """Return of how many steps the batches are played at the same time."""
-        return 1 if self.order == "arrival" else self.lag + 1
 
     def concurrency_of_batch(self) -> int:
         """Return how many rollouts of one batch run at the same time."""

@@ -26,7 +26,6 @@ ends as (
         attempt,
         aside,
         bool_or(kind = 'error') as failed,
-        bool_or(kind = 'left_out') as left_out,
         bool_or(kind = 'reward') as rewarded
 
     from everything
@@ -47,7 +46,6 @@ asked as (
             when rewarded then 'used'
             when given_again.request_sha is not null then 'used'
             when failed then 'failed'
-            when left_out then 'left out'
             else 'interrupted'
         end as use
 

@@ -11,15 +11,13 @@ from tasks.storage.names import batch_name, rollout_name
 class BatchPlan:
     """Plan of a batch: its part of a shard, each example `group_size` times.
 
-    A rollout that fails is played again until it has been played `attempts` times. When the share
-    `quorum` of the rollouts has a reward, the others are left out.
+    A rollout that fails is played again until it has been played `attempts` times.
     """
 
     shard: str
     number: int
     group_size: int
     attempts: int = 1
-    quorum: float = 1.0
 
     @property
     def name(self) -> str:

@@ -58,7 +58,6 @@ _AGAIN = "Remove the line and all that follow it, and resume the run: "
 REMEDIES = {
     "manifest.json": "Restore it from a copy: nothing else says what the run is bound to",
     "owners.jsonl": "Delete it, and resume the run: it only says who has had the run open",
-    "arrivals.jsonl": "Restore it from a copy: nothing else says what made the steps",
     "metrics.jsonl": f"{_AGAIN}the steps are measured again",
     "checkpoints.jsonl": f"{_AGAIN}their checkpoints are made again from the recorded datums",
 }

@@ -22,8 +22,7 @@ create macro rollout_attempts(spans) as table
         ) as attempt,
         max(attempt) + 1 as attempts,
         arg_max_null(reward, attempt) filter (where reward_name = 'reward') as reward,
-        coalesce(bool_or(reward_name = 'reward'), false) as has_ended,
-        bool_or(kind = 'left_out') as left_out
+        coalesce(bool_or(reward_name = 'reward'), false) as has_ended
     from query_table(spans)
     group by all;
 

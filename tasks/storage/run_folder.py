@@ -115,8 +115,6 @@ class RunFolder:
     """Log of the processes that have had the run open."""
     metrics = FileAt("metrics.jsonl")
     """Metrics, one line for each finished step."""
-    arrivals = FileAt("arrivals.jsonl")
-    """Ledger of what made each step, if steps are made of batches as they arrive."""
     work = FileAt("work.jsonl")
     """Log of what the run has asked its service for, beside the calls of its agents."""
     service = FileAt("service.json")
@@ -221,6 +219,10 @@ class RunFolder:
     def journalled(self, shard: str) -> list[str]:
         """List the batches of a shard that were begun, by their journals, in order."""
         return self._batches(shard, self.journal)
+
+    def batches_of(self, step: int) -> list[str]:
+        """List the batches that a step is made of."""
+        return self.journalled(shard_name("train", step))
 
     def sealed(self, shard: str) -> list[Path]:
         """List the sealed Parquet files of a shard's batches, in order."""

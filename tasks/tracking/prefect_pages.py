@@ -36,7 +36,6 @@ from tasks.reports.facts import read_facts
 from tasks.reports.progress import describe_measure
 from tasks.reports.rollouts import MOST_FAILED, transcripts
 from tasks.reports.tables import markdown_table, score_rows, shorten
-from tasks.storage.arrivals import batches_of
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import RunFolder
 from tasks.tracking.run_tracking import publish_beside
@@ -313,7 +312,7 @@ def tag_flow_run(tag: str) -> None:
 
 def describe_transcripts(run: RunFolder, step: int) -> str:
     """Tell rollouts of a step word for word."""
-    return transcripts([run.spans(batch) for batch in batches_of(run, step)])
+    return transcripts([run.spans(batch) for batch in run.batches_of(step)])
 
 
 def describe_training(run: RunFolder, flow_run: UUID | None) -> str:

@@ -19,7 +19,6 @@ from tasks.metrics import DATUM_LOGPROBS
 from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import Metrics, read_metrics_from
 from tasks.recording.transcripts import Transcript, read_transcripts
-from tasks.storage.arrivals import batches_of
 from tasks.storage.files import is_written, read_json
 from tasks.storage.manifest import recipe_of
 from tasks.storage.names import shard_name
@@ -97,7 +96,7 @@ class RecordedStep:
     @cached_property
     def _batches(self) -> dict[str, list[Path]]:
         """Sealed batches by the name of their table."""
-        trained = batches_of(self.run, self.number)
+        trained = self.run.batches_of(self.number)
         found = {"rollouts": [self.run.spans(batch) for batch in trained]}
         if is_written(self._evaluation):
             for split in SPLIT_BY_SAMPLING.values():

@@ -54,8 +54,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.concurrency": (5,),
     "rollouts.batches": (3,),
     "rollouts.lag": (3,),
-    "rollouts.order": ("arrival",),
-    "rollouts.weights": ("inflight",),
     "rollouts.runner": ("dask",),
     "rollouts.cluster": ("tcp://127.0.0.1:8786",),
     "rollouts.door": ("http://127.0.0.1:8600",),
@@ -65,7 +63,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "rollouts.stream": (True,),
     "rollouts.max_calls": (7,),
     "rollouts.attempts": (3,),
-    "rollouts.quorum": (0.5,),
     "rollouts.most_failed": (0.5,),
     "place.kept": ("always", "never"),
     "place.template": ("flows/cli/template",),
@@ -174,10 +171,8 @@ CONTEXTS: Mapping[str, Mapping[str, Any]] = {
     "rounds": {"rollouts": {"rounds": 3}},
     "calls": {"algorithm": {"trained_calls": 7}, "rollouts": {"rounds": 2}},
     "alone": {"algorithm": {"advantage": "rebn"}, "rollouts": {"group_size": 1}},
-    "arrival": {"rollouts": {"lag": 1, "batches": 2, "order": "arrival"}},
     "stream": {"rollouts": {"stream": True, "batches": 2}},
     "attempts": {"rollouts": {"attempts": 2}},
-    "quorum": {"rollouts": {"quorum": 0.9}},
     "dask": {"rollouts": {"runner": "dask"}},
     "cluster": {"rollouts": {"runner": "dask", "cluster": "tcp://localhost:1"}},
     "cosine": {"optimizer": {"schedule": "cosine"}},
@@ -332,7 +327,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         return values["judge"], recipe.judge.sampling()
     if section == "rollouts":
         rollouts = recipe.rollouts
-        played = rollouts.sampling(), rollouts.greedy_sampling(), rollouts.steps_under_way()
+        played = rollouts.sampling(), rollouts.greedy_sampling()
         sizes = rollouts.min_group_size(), rollouts.concurrency_of_batch()
         return values["rollouts"], played, sizes
     return recipe.train_split(), recipe.policies(), find_value(values, key)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from adapters.project.modules import load_agent_file
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from adapters.tinker.service import ServiceRefused
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
-from flows.runtime.open_rollouts import CheckpointAtBegin, Spans
+from flows.runtime.open_rollouts import Spans
 from flows.runtime.overlap import steps_by_shard
 from flows.train import train
 from tasks.recording.step_log import read_metrics
@@ -51,10 +51,10 @@ def test_a_step_is_submitted_as_soon_as_its_checkpoint_is_there(
 ) -> None:
     log: list[str] = []
 
-    def submit(step: int, checkpoint: int | CheckpointAtBegin, number: int) -> Mapping[str, Spans]:
+    def submit(step: int, checkpoint: int, number: int) -> Sequence[Spans]:
         assert (checkpoint, number) == (max(step - lag, 0), 0)
         log.append(f"submit {step}")
-        return {}
+        return []
 
     trained = []
     for step, _, _ in steps_by_shard(range(3, 7), lag, submit):

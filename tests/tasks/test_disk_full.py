@@ -36,7 +36,7 @@ from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
 from tests.support.door.played_batch import BATCH, PAIRS, Stage, host_at, open_stage, write_examples
 from tests.support.processes import wait_until
-from tests.tasks.test_journal import call
+from tests.tasks.test_journal import append_now, call
 from tests.tasks.test_recorded import EXAMPLE, talks
 
 SAID = "the disk of {} is full; writing goes on when there is space"
@@ -82,12 +82,12 @@ def test_appends_wait_while_the_disk_is_full_and_none_is_lost(
         await asyncio.gather(*(journal.append(call(number)) for number in range(600, 604)))
 
     with Journal(path) as journal:
-        journal.append_now(call(0))
+        append_now(journal, call(0))
         ballast = fill(small_disk)
         freeing = free_when_full(ballast, journal)
         asyncio.run(append_all(journal))
         assert not ballast.exists()
-        journal.append_now(call(9))
+        append_now(journal, call(9))
     freeing.join()
     assert [span["call"] for span in read_journal(path)] == [0, *range(600, 604), 9]
     said = [record.message for record in caplog.records if record.name.startswith("tasks")]
@@ -99,10 +99,16 @@ def test_a_line_that_only_partly_fitted_is_cut_before_it_is_written_again(
 ) -> None:
     path = small_disk / "j.jsonl"
     with Journal(path) as journal:
-        journal.append_now(call(0))
+        append_now(journal, call(0))
         whole = path.stat().st_size
         ballast = fill(small_disk)
-        added = threading.Thread(target=journal.append_now, args=(long_call(),))
+        added = threading.Thread(
+            target=append_now,
+            args=(
+                journal,
+                long_call(),
+            ),
+        )
         added.start()
         wait_until("a full disk", lambda: journal.full)
         wait_until("the cut of what was written of it", lambda: path.stat().st_size == whole)
@@ -122,7 +128,7 @@ def test_a_journal_that_is_closed_while_the_disk_is_full_gives_up(small_disk: Pa
 
     def add() -> None:
         try:
-            journal.append_now(long_call())
+            append_now(journal, long_call())
         except JournalError as error:
             errors.append(str(error))
 
@@ -207,8 +213,8 @@ def test_a_sync_that_finds_no_space_is_tried_again(
     path = tmp_path / "j.jsonl"
     with Journal(path) as journal:
         monkeypatch.setattr(os, "fsync", full)
-        journal.append_now(call(0))
-        journal.append_now(call(1))
+        append_now(journal, call(0))
+        append_now(journal, call(1))
     assert [span["call"] for span in read_journal(path)] == [0, 1]
 
 

@@ -50,10 +50,15 @@ def ended(rollout: str, outcome: Outcome, attempt: int = 0, now: datetime = NOON
     return end_spans(RolloutEnd(outcome, 0.0, rollout, attempt), now)[-1]
 
 
+def append_now(journal: Journal, span: Span) -> None:
+    """Append a span, and wait until it is on disk."""
+    asyncio.run(journal.append(span))
+
+
 def written(path: Path, *spans: Span) -> Path:
     with Journal(path) as journal:
         for span in spans:
-            journal.append_now(span)
+            append_now(journal, span)
     return path
 
 
@@ -130,14 +135,14 @@ def test_a_span_is_recorded_once(tmp_path: Path) -> None:
     path = written(tmp_path / "j.jsonl", call(0))
     with Journal(path) as journal:
         with pytest.raises(ValueError, match="already has the span"):
-            journal.append_now(call(0))
-        journal.append_now(call(1))
+            append_now(journal, call(0))
+        append_now(journal, call(1))
     assert len(read_journal(path)) == 2
 
 
 def test_a_span_that_breaks_an_invariant_is_not_written(tmp_path: Path) -> None:
     with Journal(tmp_path / "j.jsonl") as journal, pytest.raises(ValueError, match="prompt of 1"):
-        journal.append_now(call(0) | {"kept_tokens": 2})
+        append_now(journal, call(0) | {"kept_tokens": 2})
     assert read_journal(journal.path) == []
 
 
@@ -153,7 +158,7 @@ def test_a_closed_journal_says_so(tmp_path: Path) -> None:
     journal.close()
     journal.close()
     with pytest.raises(JournalError, match="is closed"):
-        journal.append_now(call(0))
+        append_now(journal, call(0))
 
 
 def test_after_a_failed_write_nothing_more_is_taken(
@@ -165,10 +170,10 @@ def test_after_a_failed_write_nothing_more_is_taken(
     with Journal(tmp_path / "j.jsonl") as journal:
         monkeypatch.setattr(os, "fsync", broken)
         with pytest.raises(JournalError, match="Input/output error"):
-            journal.append_now(call(0))
+            append_now(journal, call(0))
         monkeypatch.undo()
         with pytest.raises(JournalError, match="Input/output error"):
-            journal.append_now(call(1))
+            append_now(journal, call(1))
 
 
 def test_a_killed_writer_loses_nothing_it_had_confirmed(tmp_path: Path) -> None:
@@ -177,8 +182,9 @@ def test_a_killed_writer_loses_nothing_it_had_confirmed(tmp_path: Path) -> None:
     script = (
         "import os; from array import array; from pathlib import Path\n"
         "from tasks.recording.journal import Journal\n"
+        "from tests.tasks.test_journal import append_now\n"
         f"journal = Journal(Path({str(path)!r}))\n"
-        f"for number in range(50): journal.append_now({fields!r} | {{'call': number}})\n"
+        f"for number in range(50): append_now(journal, {fields!r} | {{'call': number}})\n"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
@@ -378,10 +384,10 @@ def test_a_call_whose_earlier_call_was_removed_is_named(tmp_path: Path) -> None:
 def test_a_span_that_could_not_be_written_is_named_by_no_later_one(tmp_path: Path) -> None:
     spans = [call(0), call(1) | {"attributes": {"seed": 10**30, "nan": math.nan}}, call(2)]
     with Journal(tmp_path / "j.jsonl") as journal:
-        journal.append_now(spans[0])
+        append_now(journal, spans[0])
         with pytest.raises(ValueError, match="Out of range"):
-            journal.append_now(spans[1])
-        journal.append_now(spans[2])
+            append_now(journal, spans[1])
+        append_now(journal, spans[2])
     assert read_journal(journal.path) == [spans[0], spans[2]]
 
 

@@ -45,7 +45,6 @@ def ended(reward: float) -> dict:
 
 
 FAILED = {"kind": "error", "error_type": "TimeoutError"}
-LEFT_OUT = {"kind": "left_out", "started": None}
 
 
 def files(folder: Path, *rollouts: list[dict]) -> StepFiles:
@@ -100,30 +99,6 @@ def test_a_step_in_numbers(tmp_path: Path) -> None:
         "seconds/sampling": 11.0,
         "seconds/rollout": 1.0,
     }
-
-
-def test_stragglers_are_counted_beside_what_was_kept_and_are_no_failures(tmp_path: Path) -> None:
-    given = said([1], [2, 3], recalled=True)
-    made = files(
-        tmp_path,
-        *[rollout(0, index, said([1], [2]), ended(float(index))) for index in range(2)],
-        rollout(0, 2, said([1], [2, 3]), said([1], [4])),
-        rollout(0, 2, given, LEFT_OUT, attempt=1),
-        rollout(1, 0, said([1], [2, 3, 4]), ended(1.0)),
-        rollout(1, 1, LEFT_OUT),
-        rollout(1, 2, FAILED),
-    )
-    metrics = measure_step(made, min_group_size=2)
-    measured = {name: value for name, value in metrics.items() if name.startswith("stragglers/")}
-    assert measured == {
-        "stragglers/count": 2,
-        "stragglers/calls": 1.0,
-        "stragglers/tokens": 1.5,
-        "stragglers/kept_calls": 1.0,
-        "stragglers/kept_tokens": 5 / 3,
-    }
-    assert (metrics["rollouts/ok"], metrics["rollouts/failed"]) == (3, 1)
-    assert (metrics["groups/partial"], metrics["groups/dropped"]) == (2, 1)
 
 
 def test_answers_are_counted_that_kept_to_the_form_they_were_asked_for(tmp_path: Path) -> None:

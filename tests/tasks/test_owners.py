@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.logs import read_log
 from tasks.storage.manifest import bind_run
 from tasks.storage.owners import TakenOver, last_owner
@@ -76,14 +75,12 @@ def test_whoever_was_taken_over_stops_at_its_next_write_and_names_the_new_owner(
         for write in (
             lambda: ledger.begin(2),
             lambda: ledger.add(Checkpoint(1, "tinker://r/s/1")),
-            lambda: ArrivalLedger(owned.arrivals, owned.ownership).make(0, ["train-00000.0"]),
             owned.check_owner,
         ):
             with pytest.raises(TakenOver, match=said):
                 write()
         other.communicate("")
     assert [line["phase"] for line in read_log(owned.checkpoints("policy"))] == ["intent"]
-    assert not owned.arrivals.exists()
 
 
 def test_a_checkpoint_has_a_name_that_no_other_owner_gives(owned: RunFolder) -> None:

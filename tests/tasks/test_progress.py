@@ -31,7 +31,7 @@ from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import write_table
 from tests.support.runs.small_recipe import small_recipe
-from tests.tasks.test_journal import ended
+from tests.tasks.test_journal import append_now, ended
 
 NOW = datetime.now(UTC)
 
@@ -78,10 +78,10 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
 ) -> None:
     reader = ProgressReader(run)
     for number in (0, 1):
-        journal.append_now(call(number, "begun"))
+        append_now(journal, call(number, "begun"))
     assert (reader.look().doing, reader.look().in_flight) == ("step 1 of 2: 0 of 8 rollouts", 2)
-    journal.append_now(call(0, "llm", tokens=60))
-    journal.append_now(rollout(0))
+    append_now(journal, call(0, "llm", tokens=60))
+    append_now(journal, rollout(0))
     now = reader.look()
     assert (now.doing, now.in_flight, now.share) == ("step 1 of 2: 1 of 8 rollouts", 1, 1 / 8)
     assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
@@ -90,15 +90,15 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
 def test_tokens_of_a_batch_that_was_sealed_between_two_looks_are_counted(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(call(0, "llm", tokens=60))
-    journal.append_now(rollout(0))
+    append_now(journal, call(0, "llm", tokens=60))
+    append_now(journal, rollout(0))
     journal.close()
     seal(journal.path, run.spans("train-00000.0"))
     with Journal(run.journal("train-00000.1")) as second:
-        second.append_now(call(1, "begun"))
+        append_now(second, call(1, "begun"))
         reader = ProgressReader(run)
         assert [reader.look().tokens_per_second for _ in range(2)] == [2, 2]
-        second.append_now(call(1, "llm", tokens=30))
+        append_now(second, call(1, "llm", tokens=30))
         assert reader.look().tokens_per_second == 3
         second.close()
         seal(second.path, run.spans("train-00000.1"))
@@ -109,7 +109,7 @@ def test_tokens_of_a_batch_that_was_sealed_between_two_looks_are_counted(
 def test_tokens_a_second_are_those_since_the_run_was_opened(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(call(0, "llm", tokens=60))
+    append_now(journal, call(0, "llm", tokens=60))
     opened = datetime.now(UTC) - timedelta(seconds=10)
     append_row(run.owners, {"opened": f"{opened:%Y-%m-%d %H:%M:%S} UTC"})
     assert ProgressReader(run).look().tokens_per_second == pytest.approx(6, rel=0.2)
@@ -118,7 +118,7 @@ def test_tokens_a_second_are_those_since_the_run_was_opened(
 def test_an_error_is_the_last_failure_without_what_a_terminal_would_obey(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(rollout(0, Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
+    append_now(journal, rollout(0, Failure("KeyError", "'\x1b[2Jcity'\nTraceback")))
     progress = ProgressReader(run).look()
     assert progress.doing == "step 1 of 2: 1 of 8 rollouts"
     shown = describe_run(run, progress, is_open=True).splitlines()
@@ -143,7 +143,7 @@ def test_how_fast_a_run_is_and_how_long_it_lasts_are_said_only_while_it_is_open(
 def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
     run: RunFolder, journal: Journal
 ) -> None:
-    journal.append_now(rollout(0, Failure("KeyError", "'city'\nTraceback")))
+    append_now(journal, rollout(0, Failure("KeyError", "'city'\nTraceback")))
     journal.close()
     seal(journal.path, run.spans("train-00000.0"))
     assert ProgressReader(run).look().failure == "KeyError: 'city'", "it has stopped the run"
@@ -154,13 +154,13 @@ def test_a_failure_of_a_step_that_ended_before_the_first_look_is_known(
 def test_a_batch_that_is_played_anew_is_counted_anew(run: RunFolder, journal: Journal) -> None:
     reader = ProgressReader(run)
     for number in (0, 1):
-        journal.append_now(rollout(number))
+        append_now(journal, rollout(number))
     assert reader.look().doing.endswith("2 of 8 rollouts")
     journal.close()
     run.set_aside("train-00000.0")
     assert reader.look().doing == "step 1 of 2"
     with Journal(run.journal("train-00000.0")) as again:
-        again.append_now(rollout(0))
+        append_now(again, rollout(0))
         assert reader.look().doing.endswith("1 of 8 rollouts")
 
 
@@ -168,7 +168,7 @@ def test_held_out_rollouts_are_told_from_those_that_are_trained(
     run: RunFolder, journal: Journal
 ) -> None:
     with Journal(run.journal("test-00000.1")) as evaluation:
-        evaluation.append_now(rollout(0, shard="test-00000"))
+        append_now(evaluation, rollout(0, shard="test-00000"))
         said = ProgressReader(run).look().doing
     assert said == "step 1 of 2: 0 of 8 rollouts, scoring the base model: 1 of 2 rollouts"
 

@@ -1,18 +1,22 @@
-"""What the recorder of a batch keeps back: ends whose calls the service has refused."""
+"""What the recorder of a batch keeps, and what it keeps back."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adapters.calls import CallId, Completion, Message, Request, Usage
 from adapters.door.batches import RolloutEnd
 from adapters.door.role_calls import SAMPLER_REFUSED
 from adapters.player_protocol import Failure, PlaySettings
+from adapters.rewards import Reward
 from adapters.tinker.service import ServiceRefused
 from tasks.doors.recorder import BatchOrder, JournalRecorder
-from tasks.recording.journal import Journal, read_journal
+from tasks.recording.journal import Journal, read_journal, read_spans, seal
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -32,7 +36,7 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
     tmp_path: Path, by_service: bool
 ) -> None:
     """An answer of a helper, which another provider gives, says nothing about the service."""
-    run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2, 1, 1.0)
+    run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2)
     shard = write_examples(run, [{"number": 0}])
     refused, other = [name for name, _ in plan.examples(shard)]
     order = BatchOrder(plan, shard, PlaySettings("", [], 1, 1.0), judged=False)
@@ -50,3 +54,46 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
         assert state.stuck != by_service
         assert isinstance(state.fault, ServiceRefused)
         assert "reads no such request" in str(state.fault)
+
+
+def record_ends(run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: set[str]) -> None:
+    """Report the ends of the rollouts that are left, all at once, in an order."""
+    batch = BatchOrder(plan, run.shard(SHARD), PlaySettings("", [], 1, 1.0), judged=False)
+    with Journal(run.journal(BATCH)) as journal:
+        recorder = JournalRecorder(run, service_without_engine(), batch, journal)
+        attempt, planned = recorder.plan()
+        left = {rollout.id for rollout in planned}
+
+        async def report(name: str) -> None:
+            outcome = Failure("KeyError", name) if name in failed else Reward(1.0)
+            await recorder.ended(RolloutEnd(outcome, 0.1, name, attempt))
+
+        async def report_all() -> None:
+            await asyncio.gather(*(report(name) for name in order if name in left))
+
+        asyncio.run(report_all())
+        assert recorder.state().finished
+
+
+@settings(max_examples=25)
+@given(data=st.data(), groups=st.integers(1, 3), size=st.integers(1, 4))
+def test_a_batch_that_was_killed_at_any_end_keeps_it_and_plays_the_others(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, groups: int, size: int
+) -> None:
+    run, plan = RunFolder(tmp_path_factory.mktemp("run")), BatchPlan(SHARD, 0, size)
+    shard = write_examples(run, [{"number": number} for number in range(groups)])
+    names = [name for name, _ in plan.examples(shard)]
+    order = data.draw(st.permutations(names))
+    failed = data.draw(st.sets(st.sampled_from(names)))
+    record_ends(run, plan, order, failed)
+    lines = run.journal(BATCH).read_bytes().splitlines(keepends=True)
+    kept = data.draw(st.integers(0, len(lines)))
+    run.journal(BATCH).write_bytes(b"".join(lines[:kept]))
+    record_ends(run, plan, data.draw(st.permutations(names)), failed)
+    again = run.journal(BATCH).read_bytes().splitlines(keepends=True)
+    assert again[:kept] == lines[:kept]
+    seal(run.journal(BATCH), run.spans(BATCH))
+    rows = read_spans(run.spans(BATCH)).to_pylist()
+    ends = [(row["rollout_id"], row["kind"]) for row in rows if row["kind"] in ("reward", "error")]
+    assert sorted(ends) == sorted((n, "error" if n in failed else "reward") for n in names)
+    assert {row["attempt"] for row in rows if row["rollout_id"] in order[:kept]} <= {0}

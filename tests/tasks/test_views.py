@@ -12,7 +12,7 @@ from tasks.recording.spans import Span
 from tasks.recording.views import open_views
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
-from tests.tasks.test_journal import NOON, call, ended
+from tests.tasks.test_journal import NOON, append_now, call, ended
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> RunFolder:
     for step in (0, 1):
         with Journal(run.journal(f"train-{step:05d}.0")) as journal:
             for span in batch(step):
-                journal.append_now(span)
+                append_now(journal, span)
     seal(run.journal("train-00000.0"), run.spans("train-00000.0"))
     return run
 

@@ -16,7 +16,6 @@ from adapters.door.roles import answerers, policy_of
 from adapters.tinker.token_texts import Decode
 from tasks.recording.views import Views, open_views
 from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
-from tasks.storage.arrivals import ArrivalLedger
 from tasks.storage.manifest import recipe_of
 from tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
 from tasks.storage.run_folder import TRAINED_SPLITS, RunError, RunFolder
@@ -75,7 +74,7 @@ class PlayedSearch(FromQuery):
 class RolloutSearch(PlayedSearch):
     """Search of rollouts; a bound of None is no bound."""
 
-    ended: Literal["rewarded", "ended", "failed", "left out", "under way"] | None = None
+    ended: Literal["rewarded", "ended", "failed", "under way"] | None = None
     at_least: float | None = Field(default=None, allow_inf_nan=False)
     at_most: float | None = Field(default=None, allow_inf_nan=False)
     shortest: int | None = Field(default=None, ge=0, le=10**12)
@@ -206,18 +205,12 @@ def _trained_roles(run: RunFolder) -> Sequence[str]:
 
 def _show(run: RunFolder, views: Views, row: ViewRow, decode: Decode | None) -> ShownRollout:
     name, trained = row["rollout_id"], row["split"] in TRAINED_SPLITS
-    marked = mark_trajectories(run, _step_of(run, row), decode, [name]) if trained else {}
+    marked = mark_trajectories(run, row["step"], decode, [name]) if trained else {}
     trajectories = marked.get(name, [])
     told = {one.role for one in trajectories}
     values = {"rollout": name, "attempt": row["attempt"], "told": [*told]}
     calls = _rows(views, CALLS_QUERY, {**values, "letters": TEXT_LETTERS, "most": MOST_CALLS})
     return ShownRollout(row, trajectories, calls)
-
-
-def _step_of(run: RunFolder, row: ViewRow) -> int:
-    """Return the step that trains on a rollout: its shard's, unless steps are made by arrival."""
-    made = ArrivalLedger(run.arrivals).steps().items()
-    return next((step for step, batches in made if row["batch"] in batches), row["step"])
 
 
 def _search(

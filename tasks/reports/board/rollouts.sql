@@ -26,7 +26,6 @@ ends as (
             when error_type is not null then 'failed'
             when reward is not null then 'rewarded'
             when ended then 'ended'
-            when left_out then 'left out'
             else 'under way'
         end as ended,
         coalesce(says, false) as says

@@ -48,7 +48,6 @@ class SlowRecorder(ListRecorder):
         super().__init__(rollouts)
         self.log: Log = []
         self.seconds = 0.0
-        self.closes = False
 
     def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
         latest = max((attempt for kind, _, attempt in self.log if kind == "plan"), default=-1)
@@ -59,11 +58,10 @@ class SlowRecorder(ListRecorder):
         await super().answered(completion)
         self.log.append(("call", completion.id.rollout_id, completion.id.attempt))
 
-    async def ended(self, end: RolloutEnd) -> bool:
+    async def ended(self, end: RolloutEnd) -> None:
         await asyncio.sleep(self.seconds)
         await super().ended(end)
         self.log.append(("end", end.rollout_id, end.attempt))
-        return self.closes
 
 
 class BatchClient:
@@ -169,22 +167,6 @@ def test_a_second_begin_supersedes_the_first(batch: BatchClient) -> None:
     assert (batch.call(1, 1), batch.end(1, 1), batch.end(1, 1)) == (200, 200, 410)
     assert batch.begin() == (2, [])
     assert [end.attempt for end in batch.recorder.ends] == [0, 1]
-
-
-def test_an_end_that_closes_the_batch_cuts_off_what_has_not_ended(batch: BatchClient) -> None:
-    async def long() -> None:
-        await asyncio.sleep(60)
-
-    batch.sampler.hold, batch.recorder.closes = long, True
-    batch.begin()
-    started = time.monotonic()
-    status, ended = asyncio.run(together((0, batch.call, 0), (0.3, lambda: batch.end(0, 1), -1)))
-    assert (status, ended) == (410, 200)
-    assert time.monotonic() - started < 30
-    late = batch.post(batch.url(0, END), ENDED)
-    assert (late.status_code, late.json()["error"]["code"]) == (410, "closed")
-    assert (batch.call(0), batch.sampler.asked) == (410, batch.sampler.asked[:1])
-    assert [kind for kind, *_ in batch.recorder.log] == ["plan", "end"], "the call is lost"
 
 
 def test_what_was_being_played_when_an_attempt_was_superseded_is_played_apart(
@@ -357,7 +339,6 @@ def test_the_table_begins_with_playing_and_ends_every_attempt() -> None:
     assert over == {
         AttemptState.REWARDED,
         AttemptState.FAILED,
-        AttemptState.LEFT_OUT,
         AttemptState.SUPERSEDED,
     }
     assert all(over & following for state, following in CHANGES.items() if state not in over)

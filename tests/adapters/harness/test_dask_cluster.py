@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_clu
 from adapters.harness.player import play_batch
 from adapters.harness.players_door import BatchRefused
 from adapters.process.event_loop import cancel_and_wait
-from tasks.recording.journal import read_spans
-from tests.support.door.played_batch import BATCH
 from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
 from tests.support.processes import free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand
@@ -75,18 +72,6 @@ def test_a_worker_imports_the_agent_once(
             shard.play(local.play)
     workers = [line for line in imported_by.read_text().split() if line != str(os.getpid())]
     assert 1 <= len(workers) == len({*workers})
-
-
-@pytest.mark.story
-def test_a_worker_cuts_off_the_stragglers(tmp_path: Path, cluster: DaskCluster) -> None:
-    examples = [{"number": number, "thinks": 60 * (number == 3)} for number in range(8)]
-    with PlayedShard(tmp_path, AGENT, examples, batches=1, quorum=0.875) as shard:
-        shard.play(cluster.play)
-        now, rows = datetime.now(UTC), read_spans(shard.run.spans(BATCH)).to_pylist()
-    left_out = {row["rollout_id"]: row["ended"] for row in rows if row["kind"] == "left_out"}
-    assert [*left_out] == ["train-00000-0003-00", "train-00000-0003-01"]
-    assert all(now - closed < timedelta(seconds=25) for closed in left_out.values())
-    assert len(shard.ends()) == 14
 
 
 @pytest.mark.story

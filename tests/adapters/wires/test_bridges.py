@@ -176,7 +176,8 @@ def test_what_an_older_wire_has_no_field_of_is_refused_by_name(
 ) -> None:
     client = created(service, address)
     with pytest.raises(ServiceRefused, match="asks for kind 'inflight'"):
-        service.inflight_sampler(client)
+        saved = client.save_weights_and_get_sampling_client(kind="inflight")
+        service.result(saved, "an in-flight sampler")
     sampler = service.base_sampler(address.base_model)
     with pytest.raises(ServiceRefused, match="asks for target_prompt_logprobs"):
         sampler.score_chosen([[1, 2]], [np.array([[2]])])

@@ -21,7 +21,6 @@ from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics
 from tasks.reports.verification import find_damage
 from tasks.settings.stop import Stop
-from tasks.storage.arrivals import batches_of
 from tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.preferred import RECIPE as PAIRS
@@ -110,25 +109,6 @@ def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
     train(recipe, run=broken.name)
     assert list_faults(broken, read_contents(whole)) == []
     assert files_of(broken) == files_of(whole)
-
-
-@pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", ["before", "after"])
-def test_steps_by_arrival_end_early_with_every_batch_that_was_begun(
-    window: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rollouts = {"lag": 1, "order": "arrival", "batches": 2}
-    recipe, run = stopping({"when": ALWAYS}, rollouts=rollouts), folder_of(f"arrival-{window}")
-    with dying_at_decision(window, monkeypatch):
-        train(recipe, run=run.name)
-    decided = run.arrivals.read_text().splitlines()
-    summary = train(recipe, run=run.name)
-    assert "in 3 steps, of 6, ended early after checkpoint 0" in summary.outcome
-    assert run.arrivals.read_text().splitlines()[: len(decided)] == decided
-    taken = [batch for step in range(3) for batch in batches_of(run, step)]
-    trained = {name for name in run.sealed_batches() if name.startswith("train-")}
-    assert (len(taken), {*taken}) == (2 * 3, trained)
-    assert is_complete(run, recipe)
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")

@@ -37,10 +37,9 @@ class ListRecorder:
         """Keep a completion."""
         self.completions.append(completion)
 
-    async def ended(self, end: RolloutEnd) -> bool:
-        """Keep an end, which closes no batch."""
+    async def ended(self, end: RolloutEnd) -> None:
+        """Keep an end."""
         self.ends.append(end)
-        return False
 
     def remember(self, rollout_id: str, recorded: Sequence[Completion]) -> None:
         """Give the next attempt at a rollout these recorded calls."""

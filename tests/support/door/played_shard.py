@@ -60,13 +60,10 @@ class PlayedShard:
         examples: Sequence[dict[str, Any]],
         batches: int,
         listener: Listener | None = None,
-        quorum: float = 1.0,
     ) -> None:
         self.run = RunFolder(folder)
         self.sampler = CountingSampler()
-        self._plans = [
-            BatchPlan(SHARD, number, group_size=2, quorum=quorum) for number in range(batches)
-        ]
+        self._plans = [BatchPlan(SHARD, number, group_size=2) for number in range(batches)]
         rows = [
             {"example_id": n, "example": example, "batch": n * batches // len(examples)}
             for n, example in enumerate(examples)

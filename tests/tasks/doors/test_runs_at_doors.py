@@ -79,7 +79,6 @@ def test_a_machine_of_two_cores_has_no_door_of_its_own_and_a_larger_one_has_some
     [
         {"roles": {"policy": "policy", "helper": "function:math:sqrt"}},
         {"roles": {"policy": "policy", "helper": "openai/gpt"}},
-        {"rollouts": {"weights": "inflight", "lag": 1}},
     ],
 )
 def test_what_no_saved_weights_answer_stays_in_the_process_of_the_flow(

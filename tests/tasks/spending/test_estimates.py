@@ -168,7 +168,7 @@ def test_a_dry_recipe_has_one_step_whatever_the_recipe_needs_several_for() -> No
     recipe = small_recipe(
         steps=9,
         optimizer={"learning_rate": 0.01, "schedule": "cosine", "warmup_steps": 3},
-        rollouts={"groups": 6, "group_size": 2, "lag": 2, "order": "arrival", "batches": 3},
+        rollouts={"groups": 6, "group_size": 2, "lag": 2, "batches": 3},
     )
     dry = dry_recipe(recipe, 3)
     assert (dry.steps, dry.rollouts.groups, dry.rollouts.lag) == (1, 3, 0)
