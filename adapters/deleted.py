@@ -15,6 +15,8 @@ DELETED: dict[str, str] = {
     "rollouts.order": "rollouts.lag overlaps steps, exactly",
     "rollouts.weights": "rollouts.lag overlaps steps, exactly",
     "rollouts.quorum": "rollouts.timeout_seconds ends a slow rollout, rollouts.lag waits for none",
+    "budget.hours": "budget.tokens and budget.usd bound a run",
+    "ratchet estimate": "`ratchet dryrun RECIPE` ends with the tokens of the whole recipe",
 }
 """Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
 

@@ -26,9 +26,8 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "runtime", "server", "diagnosis", "estimating", "importing", "recipe"},
+        "cli": {MODULES, "runtime", "server", "diagnosis", "importing", "recipe"},
         "diagnosis": {"recipe"},
-        "estimating": {MODULES, "recipe"},
         MODULES: {"runtime", "recipe", "server"},
         "runtime": {"diagnosis", "recipe"},
         "server": set(),

@@ -31,7 +31,9 @@ from tasks.storage.run_folder import folder_of, name_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flows.dryrun import DryRun
     from flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from flows.recipe.whole_recipe import WholeRecipe
     from tasks.storage.run_folder import RunFolder
 
 app = typer.Typer(
@@ -180,7 +182,7 @@ def resume(
     run: Run,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="A larger limit of what it may spend: usd=40, tokens=…, hours=…"),
+        typer.Option(help="A larger limit of what it may spend: usd=40, tokens=…"),
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -320,16 +322,17 @@ def dryrun(
 
     recipe = named_recipe(name, set_ or [], RunRecipe)
     if not isinstance(recipe, Recipe):
-        report = _describe_given(recipe, examples, say_, keep=keep, online=online)
-        _write_report(report, {"report": report}, broken=False, as_json=as_json)
+        record = _describe_given(recipe, examples, say_, keep=keep, online=online)
+        _write_report(record, broken=False, as_json=as_json)
         return
-    recipe = prepare_rollouts(recipe, examples, say_, online=online)
+    whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
     from flows.runtime.checks import check_start
 
     run = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
     folder = folder_of(run)
     check_start(recipe, folder)
     from flows.dryrun import dryrun as flow
+    from flows.recipe.whole_recipe import multiply_played
     from tasks.reports.facts import ask_failures
 
     def explain() -> str:
@@ -338,49 +341,17 @@ def dryrun(
 
     try:
         result = call_flow(flow, explain, recipe=recipe, run=run, said=say_)
+        taken = multiply_played(whole, folder, result.rollouts)
     finally:
         if not keep and folder.exists():
             folder.delete()
-    _write_report(result.report, result.model_dump(mode="json"), broken=True, as_json=as_json)
+    _write_report(_with_whole(result, taken), broken=True, as_json=as_json)
     if keep:
         whole = f"ratchet sql --run {run} 'from rollouts'"
         said_to = sys.stderr if as_json else None
         say(f"\nkept in {folder.path}; {ask_failures(run) if result.failed else whole}", said_to)
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
-
-
-@app.command()
-def estimate(
-    name: Name,
-    set_: Overrides = None,
-    examples: Annotated[
-        int, typer.Option(min=2, help="Examples that are played as a group, and held-out ones.")
-    ] = 4,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """Say what a run will take, in tokens, money and time, by a step of its recipe on examples."""
-    from flows.estimating.whole import Estimating
-    from flows.recipe.loading import named_recipe
-    from flows.recipe.recipe import Recipe
-    from flows.recipe.run_recipe import FlowRecipe
-    from flows.runtime.checks import check_start
-    from flows.train import train as flow
-    from tasks.reports.costs import describe_estimate
-
-    recipe = named_recipe(name, set_ or [], FlowRecipe)
-
-    def play(dry: Recipe, run: str) -> None:
-        check_start(dry, folder_of(run))
-        call_flow(flow, lambda: "stopped; nothing is left", recipe=dry, run=run)
-
-    at = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
-    made = Estimating(play, at, examples).estimate(recipe, Path(name).stem)
-    if as_json:
-        write_json(made.record())
-    else:
-        show(describe_estimate(made))
 
 
 @app.command()
@@ -539,7 +510,7 @@ def engine(context: typer.Context) -> None:
 
 def _describe_given(
     recipe: "RunRecipe", examples: int | None, said: Path | None, *, keep: bool, online: bool
-) -> str:
+) -> dict[str, object]:
     """Describe texts or pairs as they are trained."""
     from flows.cli.dry_recipes import EXAMPLES, describe_given
     from flows.recipe.given_examples import GivenRecipe
@@ -552,12 +523,17 @@ def _describe_given(
     return describe_given(recipe, examples or EXAMPLES, online=online)
 
 
-def _write_report(report: str, record: dict[str, object], *, broken: bool, as_json: bool) -> None:
-    """Write a record as JSON, or print the report, whose long lines may be `broken`."""
+def _with_whole(played: "DryRun", whole: "WholeRecipe") -> dict[str, object]:
+    report = f"{played.report}\n\n{whole}"
+    return {**played.model_dump(mode="json"), "report": report, "whole": asdict(whole)}
+
+
+def _write_report(record: dict[str, object], *, broken: bool, as_json: bool) -> None:
+    """Write a record as JSON, or print its report, whose long lines may be `broken`."""
     if as_json:
         write_json(record)
     else:
-        (say if broken else show)(report)
+        (say if broken else show)(str(record["report"]))
 
 
 def _now() -> str:

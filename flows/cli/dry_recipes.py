@@ -1,6 +1,7 @@
 """The recipe of a dry run: small enough to read, and played on this machine alone."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
@@ -94,7 +95,9 @@ def forget_service() -> None:
         os.environ.pop(name, None)
 
 
-def describe_given(recipe: GivenRecipe, examples: int, *, online: bool = False) -> str:
+def describe_given(
+    recipe: GivenRecipe, examples: int, *, online: bool = False
+) -> dict[str, object]:
     """Describe the texts or pairs of a recipe as they are trained: the first ones, and counts.
 
     The tokenizer is the recipe's own model's; its weights are not read.
@@ -103,11 +106,15 @@ def describe_given(recipe: GivenRecipe, examples: int, *, online: bool = False) 
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
     from adapters.rendering.chat import Chat
     from adapters.tinker.token_texts import open_tokenizer
-    from tasks.given.trained_rows import describe_rows
+    from flows.recipe.whole_recipe import count_given
+    from tasks.given.trained_rows import describe_rows, tally_rows
 
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
     model = recipe.model
     chat = Chat(open_tokenizer(model.base), model.renderer, thinking=model.thinking)
     given = recipe.units(folder_of(recipe.subject))
-    report = describe_rows(given, recipe.given_examples(), chat, recipe.dataset, examples)
-    return "\n\n".join(filter(None, [report, *divided]))
+    sources, lengths = recipe.given_examples(), recipe.dataset
+    tallies = tally_rows(given, sources, chat, lengths, examples)
+    whole = count_given(recipe, tallies)
+    said = [describe_rows(tallies, sources, chat, lengths), *divided, str(whole or "")]
+    return {"report": "\n\n".join(filter(None, said)), "whole": whole and asdict(whole)}

@@ -43,7 +43,6 @@ class LargerBudget(RunInput):
     """
 
     tokens: int | None = Field(default=None, gt=0, description="Tokens of all kinds")
-    hours: float | None = Field(default=None, gt=0, description="Hours in which the run is open")
 
 
 class LargerPricedBudget(LargerBudget):
@@ -92,7 +91,7 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
     `concurrency_limit` allows. A worker plays it again when it is resumed; then this returns. A
     stage of a deployed flow run is paused: the process of that flow run waits.
     """
-    way = f"`ratchet resume {run.name} --budget tokens=…` (or usd, or hours) goes on"
+    way = f"`ratchet resume {run.name} --budget tokens=…` (or usd) goes on"
     if deployment.id is None:
         raise BudgetReached(f"{run.name} has spent {spent}, and stops; {way}")
     text = "%s has spent %s, and waits; approve it in Prefect's page, or %s"

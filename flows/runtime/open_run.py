@@ -312,7 +312,6 @@ def check_budget(run: OpenRun) -> None:
         for policy in run.policies if keeps_optimizer(run.folder) else ():
             policy.updater.keep_state()
         wait_for_budget(run.folder, run.budget, spent.words)
-        run.spending.restart_clock()
         check_budget(run)
     elif spent.share >= WARNED_AT > measure_budget(run.folder, run.budget, but_last=True).share:
         log.warning("%s has spent %s", run.folder.name, spent.words)

@@ -42,13 +42,17 @@ class Tally:
     longest: tuple[int, int] = (0, 0)
     refused: list[str] = field(default_factory=list[str])
     read: int = 0
+    lengths: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """Tokens of the sequences of each unit that is kept, by its number."""
 
     def read_row(self, number: int, sequences: Iterable[WeightedTokens] = ()) -> None:
         self.read += 1
         for one in sequences:
             self.longest = max(self.longest, (len(one.tokens), -number))
 
-    def show(self, row: TrainedRow) -> None:
+    def keep(self, row: TrainedRow) -> None:
+        lengths = self.lengths.setdefault(row.number, [])
+        lengths += [len(sequence.tokens) for _, sequence in row.sequences]
         if len(self.first) < self.shown:
             self.first.append(row)
 
@@ -93,7 +97,7 @@ def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) ->
     tally = source.tally
     for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
         own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
-        tally.show(TrainedRow(number, own))
+        tally.keep(TrainedRow(number, own))
     if lengths.too_long == "refuse" and (count := tally.counts.pop(LEFT_OUT_LONG, 0)):
         tally.counts["too long, which is refused"] = count
     return tally
@@ -104,15 +108,22 @@ def _lenient(lengths: Lengths) -> Lengths:
     return Lengths(most_tokens=lengths.most_tokens, too_long=lenient)
 
 
-def describe_rows(
+def tally_rows(
     given: Given, sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths, shown: int
-) -> str:
-    """Describe the splits of a recipe: the first rows with what is trained marked, and counts."""
+) -> dict[str, Tally]:
+    """Count the rows of each split of a recipe, and keep the first ones to be `shown`."""
     tallies: dict[str, Tally] = {}
     for split, source in sources.items():
         until = time.monotonic() + SHOW_SECONDS / len(sources)
         counting = _Counted(source, Tally(shown), until, given.refuses_broken)
         tallies[split] = tally_units(given, counting, chat, lengths)
+    return tallies
+
+
+def describe_rows(
+    tallies: Mapping[str, Tally], sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths
+) -> str:
+    """Describe the splits of a recipe: the first rows with what is trained marked, and counts."""
     parts = [
         f"# rows as they are trained\n\nWhat is trained stands in {TRAINED_BEGIN}…{TRAINED_END}."
     ]

@@ -1,13 +1,10 @@
-"""What a run has cost, or will take, as tables for a terminal."""
+"""What a run has cost, as a table for a terminal."""
 
 from collections import Counter
 from collections.abc import Iterator
 
-from adapters.errors import counted
 from tasks.reports.tables import aligned
-from tasks.spending.estimate import ESTIMATED, CostEstimate, EstimatedRun
 from tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
-from tasks.spending.ranges import Range
 from tasks.spending.statement import Costs
 
 COST_COLUMNS = ("purpose", "role", "use", "requests", *TOKEN_KINDS, "USD")
@@ -64,63 +61,3 @@ def _notes(costs: Costs) -> Iterator[str]:
         yield f"The file of prices has none of {' and '.join(missing)} tokens of the run's model."
     else:
         yield f"Prices are those of {ledger.prices.date or 'the named file'}, without storage."
-
-
-def describe_estimate(estimate: CostEstimate) -> str:
-    """Return an estimate as a table for a terminal, and what is left to say below it."""
-    names = ["purpose", "role", *ESTIMATED, "USD"]
-    tables = [
-        "\n".join([part.run, aligned(names, [*_estimated_rows(part)])]) for part in estimate.parts
-    ]
-    if len(estimate.parts) > 1:
-        total = [*map(_tokens, estimate.tokens().values()), _dollars(estimate.cost())]
-        tables.append(aligned(names, [[f"all {len(estimate.parts)} runs", None, *total]]))
-    return "\n\n".join(["\n\n".join(tables), "\n".join(_closing_words(estimate))])
-
-
-def _estimated_rows(part: EstimatedRun) -> Iterator[list[object]]:
-    for line in part.lines:
-        cost = _dollars(line.cost(part.prices))
-        yield [line.purpose, line.role, *map(_tokens, line.tokens.values()), cost]
-    yield ["all", None, *map(_tokens, part.tokens().values()), _dollars(part.cost())]
-
-
-def _tokens(of: Range) -> str:
-    ends = [f"{round(end):,}" for end in (of.low, of.high)]
-    return ends[0] if ends[0] == ends[1] else f"{round(of.expected):,} ({' to '.join(ends)})"
-
-
-def _dollars(of: Range | None) -> str | None:
-    return None if of is None else f"{of.expected:.2g} ({of.low:.2g} to {of.high:.2g})"
-
-
-def _closing_words(estimate: CostEstimate) -> Iterator[str]:
-    """Yield what the table is made from, the price and the time."""
-    played = sum(part.played for part in estimate.parts)
-    yield (
-        f"In brackets are intervals of 90 %, by {counted(played, 'rollout')} that were played."
-        if played
-        else "The tokens are those of the data; nothing was played."
-    )
-    cost = estimate.cost()
-    if cost is None:
-        yield "price   not known: the file of prices has not all that the model needs"
-    else:
-        dates = {part.prices.date or "the named file" for part in estimate.parts if part.prices}
-        yield (
-            f"price   {_dollars(cost)} USD by the prices of {', '.join(sorted(dates))}, from all "
-            "prompts in a cache to none, without storage"
-        )
-    seconds = estimate.seconds()
-    if seconds is None:
-        yield "time    not known: nothing was played of texts or pairs whose time could be taken"
-    else:
-        ends = (_duration(end) for end in (seconds.expected, seconds.low, seconds.high))
-        yield "time    {} ({} to {}), roughly, on what played the rollouts".format(*ends)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

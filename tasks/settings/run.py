@@ -135,9 +135,6 @@ class Budget(Section):
     tokens: int | None = Field(default=None, gt=0, le=10**15)
     """Tokens of prompts, cached or not, of answers and of training, together."""
 
-    hours: float | None = Field(default=None, gt=0, le=10**6)
-    """Hours in which the run was open."""
-
     def limits(self) -> dict[str, float]:
         """Return the limits that are given, by their names."""
         return {name: limit for name, limit in self if limit is not None}

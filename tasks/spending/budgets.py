@@ -13,7 +13,6 @@ from tasks.storage.run_folder import RunFolder
 
 WARNED_AT = 0.8
 """Share of a budget from which a run says how much is spent."""
-SECONDS_AN_HOUR = 3600
 PRICED = ("prefill", "sampled", "trained")
 """Kinds of tokens that a model must have prices of, to count in dollars."""
 
@@ -50,8 +49,7 @@ def _amounts(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
     spent = sum_spent(run, but_last=but_last)
     return {
         "usd": spent.get("usd", 0.0),
-        "hours": spent.get("seconds", 0.0) / SECONDS_AN_HOUR,
-        "tokens": sum(count for kind, count in spent.items() if kind not in ("usd", "seconds")),
+        "tokens": sum(count for kind, count in spent.items() if kind != "usd"),
     }
 
 
@@ -90,7 +88,7 @@ def read_limits(given: Sequence[str]) -> dict[str, float]:
         return Budget.model_validate({name: float(limit) for name, _, limit in parts}).limits()
     except ValueError as error:
         raise UserError(
-            f"--budget {' '.join(given)} is no limit of a run: give usd or tokens or hours with a "
+            f"--budget {' '.join(given)} is no limit of a run: give usd or tokens with a "
             "number above 0, such as usd=40"
         ) from error
 
@@ -100,7 +98,7 @@ def check_priced(budget: Budget, base: str) -> None:
     if budget.usd is not None and (lacking := missing_price(base)):
         raise UserError(
             f"budget.usd is {budget.usd:g}, and {base} has no {lacking}: name a file that has it "
-            f"by {PRICES_FILE}, or give budget.tokens or budget.hours"
+            f"by {PRICES_FILE}, or give budget.tokens"
         )
 
 
@@ -113,6 +111,4 @@ def missing_price(base: str) -> str:
 
 
 def _written(name: str, amount: float) -> str:
-    if name == "tokens":
-        return f"{amount:,.0f}"
-    return f"${amount:.2f}" if name == "usd" else f"{amount:.2f}"
+    return f"{amount:,.0f}" if name == "tokens" else f"${amount:.2f}"

@@ -1,6 +1,5 @@
 """What a run has spent so far, read as its steps end: each sealed batch and each line once."""
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -34,12 +33,7 @@ class SpentSoFar:
         self._prices = prices_of(recipe_of(run)["model"]["base"])
         self._known: set[str] = set()
         self._called: Counter[str] = Counter()
-        self._since = time.monotonic()
         self._told = sum_spent(run)
-
-    def restart_clock(self) -> None:
-        """Leave out the seconds since the last call: the run has waited."""
-        self._since = time.monotonic()
 
     def record_rest(self) -> None:
         """Record what was spent since the last step, at the end of the run."""
@@ -47,12 +41,10 @@ class SpentSoFar:
 
     def since_last(self) -> Metrics:
         """Return what was spent since the last call, or since the last step that was recorded."""
-        now, tokens = time.monotonic(), self._tokens()
+        tokens = self._tokens()
         more = {kind: count - int(self._told.get(kind, 0)) for kind, count in tokens.items()}
-        seconds, self._since = now - self._since, now
         self._told = {**tokens}
         metrics: Metrics = {f"{SPENDING}{kind}": count for kind, count in more.items()}
-        metrics[f"{SPENDING}seconds"] = seconds
         if self._prices is not None and not self._prices.missing(more):
             metrics[f"{SPENDING}{USD}"] = self._prices.cost(more)
         return metrics
@@ -81,11 +73,10 @@ def _count_calls(run: RunFolder, batch: str) -> dict[str, int]:
 
 
 def sum_spent(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
-    """Sum what the run has recorded of itself: tokens by kind, `seconds`, and `usd`.
+    """Sum what the run has recorded of itself: tokens by kind, and `usd`.
 
-    The last step is left out if `but_last` says so.
-
-    The dollars are those of the service and of helpers, as far as they have prices.
+    The last step is left out if `but_last` says so. The dollars are those of the service and of
+    helpers, as far as they have prices.
     """
     shared = (parent_of(run) or {}).get("step", 0)
     total: defaultdict[str, float] = defaultdict(float)

@@ -70,7 +70,6 @@ SHORT = {
         ("--calls", "20", "--rounds", "0"),
         "| JSON | a sample of 8 tokens (2) |",
     ),
-    "estimates": (("--only", "texts", "--only", "self-play", "--folder", "e"), "2 runs have spent"),
     "learning.replayed_sweep": (
         (*ALONE, "--advantages", "centred", *FEW, "--folder", "s"),
         "| centred |",
@@ -88,7 +87,6 @@ LONG = (
     "engine.product_types",
     "engine.speed",
     "run_speed",
-    "estimates",
     "overlap",
     "learning.algorithms",
     "interruptions.golden",

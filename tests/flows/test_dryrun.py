@@ -54,6 +54,7 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
         "# rewards",
         "# datums",
         "# transcript",
+        "# whole recipe",
     ]
     assert "train-00000-0002-01" in said.output
     assert "policy: no call had a history" in said.output
@@ -75,7 +76,7 @@ def test_a_dry_run_as_json_has_the_reward_or_the_error_of_each_rollout(
     said = CliRunner().invoke(app, ["dryrun", "hello", "--examples", "1", "--json"])
     assert said.exit_code == 0, said.output
     record = json.loads(said.stdout)
-    assert [*record] == ["rollouts", "failed", "rewards", "errors", "report"]
+    assert [*record] == ["rollouts", "failed", "rewards", "errors", "report", "whole"]
     assert (record["rollouts"], record["failed"], record["errors"]) == (2, 0, {})
     assert [*record["rewards"]] == ["train-00000-0000-00", "train-00000-0000-01"]
     assert "# datums" in record["report"]

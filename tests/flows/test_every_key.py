@@ -154,7 +154,6 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "service.timeout_seconds": (7,),
     "budget.usd": (7.0,),
     "budget.tokens": (7,),
-    "budget.hours": (7.0,),
     "tracking.project": ("p",),
     "tracking.rollouts": (5,),
 }

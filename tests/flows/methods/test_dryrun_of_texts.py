@@ -14,11 +14,16 @@ from typer.testing import CliRunner
 from flows.cli.commands import app
 from flows.cli.dry_recipes import describe_given
 from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.given_examples import GivenRecipe
 from flows.recipe.preferring import PreferRecipe
 from tests.tasks.test_examples import jsonl
 
 MARKED = re.compile(r"⟦(.*?)⟧", re.S)
 SMALL: dict[str, Any] = {"steps": 1, "optimizer": {"learning_rate": 0.001}}
+
+
+def dry(recipe: GivenRecipe, examples: int) -> str:
+    return str(describe_given(recipe, examples)["report"])
 
 
 def chat(question: str, answer: str) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def count(report: str, split: str, name: str) -> str:
 
 def test_texts_are_shown_as_they_are_trained_and_counted(tmp_path: Path) -> None:
     rows = [chat(f"Who are you, {n}?", f"I am owl {n}.") for n in range(10)]
-    report = describe_given(texts(jsonl(tmp_path / "a.jsonl", *rows), held_out=0.2), 2)
+    report = dry(texts(jsonl(tmp_path / "a.jsonl", *rows), held_out=0.2), 2)
     shown = MARKED.findall(report.partition("# counts")[0])[1:]
     assert len(shown) == 4
     assert all(re.fullmatch(r"I am owl \d\.<\|im_end\|>", text) for text in shown)
@@ -56,14 +61,14 @@ def test_rows_that_a_run_would_refuse_or_leave_out_are_counted_by_reason(tmp_pat
     long = chat("Who are you?", "I am an owl. " * 50)
     rows = [chat("Who?", "I."), {"messages": [{"role": "user", "content": "Who?"}]}, long]
     recipe = texts(jsonl(tmp_path / "a.jsonl", *rows), held_out=0, most_tokens=64)
-    report = describe_given(recipe, 1)
+    report = dry(recipe, 1)
     assert count(report, "train", "rows") == "3"
     assert count(report, "train", "refused") == "1"
     assert re.search(r"row 1 of .* has no message of the role assistant", report)
     assert count(report, "train", "too long, which is refused") == "1"
     assert count(report, "train", "longest").endswith("and the model has read 2,048")
     assert int(count(report, "train", "longest").split()[0]) > 200
-    cut = describe_given(
+    cut = dry(
         recipe.model_copy(
             update={"dataset": recipe.dataset.model_copy(update={"too_long": "cut"})}
         ),
@@ -77,7 +82,7 @@ def test_pairs_are_shown_with_both_sides(tmp_path: Path) -> None:
     rows.append({"prompt": "Who?", "chosen": "Same.", "rejected": "Same."})
     path = jsonl(tmp_path / "a.jsonl", *rows)
     values = {"dataset": {"path": str(path), "held_out": 0}, "steps": 1}
-    report = describe_given(PreferRecipe.model_validate(values), 1)
+    report = dry(PreferRecipe.model_validate(values), 1)
     assert MARKED.findall(report)[1:] == ["An owl, 0.<|im_end|>", "No.<|im_end|>"]
     assert "train, row 0, chosen (" in report
     assert count(report, "train", "pairs") == "4"
@@ -86,7 +91,7 @@ def test_pairs_are_shown_with_both_sides(tmp_path: Path) -> None:
 
 def test_what_a_terminal_would_obey_is_shown_as_text(tmp_path: Path) -> None:
     row = chat("\x1b[31mWho?", "I am\x1b]0;owl\x07.")
-    report = describe_given(texts(jsonl(tmp_path / "a.jsonl", row), held_out=0), 1)
+    report = dry(texts(jsonl(tmp_path / "a.jsonl", row), held_out=0), 1)
     assert "\x1b" not in report
     assert "\x07" not in report
 
@@ -101,7 +106,7 @@ def test_a_terminal_is_shown_the_rows_as_they_are(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdout", terminal)
     get_command(app)(["dryrun", str(tmp_path / "r.yaml")], standalone_mode=False)
-    assert terminal.buffer.getvalue().decode() == f"{describe_given(texts(path), 4)}\n"
+    assert terminal.buffer.getvalue().decode() == f"{dry(texts(path), 4)}\n"
 
 
 def test_the_command_starts_no_server_and_leaves_nothing(
@@ -118,6 +123,8 @@ def test_the_command_starts_no_server_and_leaves_nothing(
     assert "# rows as they are trained" in said.output
     assert not (tmp_path / "runs").exists()
     told = CliRunner().invoke(app, ["dryrun", "r.yaml", "--examples", "1", "--json"])
-    assert "# rows as they are trained" in json.loads(told.stdout)["report"]
+    record = json.loads(told.stdout)
+    assert "# rows as they are trained" in record["report"]
+    assert [*record["whole"]["tokens"]] == ["prefill", "cached", "sampled", "trained"]
     kept = CliRunner().invoke(app, ["dryrun", "r.yaml", "--keep"])
     assert kept.exit_code != 0

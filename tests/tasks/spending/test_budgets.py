@@ -87,7 +87,6 @@ def test_a_run_that_stops_keeps_its_weights_so_that_no_step_is_applied_again(roo
 def test_steps_and_the_end_of_a_run_record_all_that_its_ledger_has(whole: RunFolder) -> None:
     tokens, spent = read_ledger(whole).tokens(answered=True), sum_spent(whole)
     assert {kind: spent[kind] for kind in TOKEN_KINDS} == tokens
-    assert spent["seconds"] > 0
 
 
 @pytest.fixture
@@ -216,9 +215,9 @@ def test_a_run_of_texts_has_a_budget_too(root: Path) -> None:
     assert steps_of(folder_of("texts")) == 1
 
 
-@pytest.mark.parametrize("given", ["foo=1", "usd", "usd=-1", "tokens=many", "hours=0"])
+@pytest.mark.parametrize("given", ["foo=1", "usd", "usd=-1", "tokens=many", "tokens=0"])
 def test_what_is_no_budget_is_refused_with_the_keys_that_there_are(given: str) -> None:
-    with pytest.raises(UserError, match="give usd or tokens or hours with a number above 0"):
+    with pytest.raises(UserError, match="give usd or tokens with a number above 0"):
         read_limits([given])
 
 
