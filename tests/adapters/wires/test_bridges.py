@@ -175,8 +175,8 @@ def test_what_an_older_wire_has_no_field_of_is_refused_by_name(
     service: Service, address: Address
 ) -> None:
     client = created(service, address)
+    saved = client.save_weights_and_get_sampling_client(kind="inflight")
     with pytest.raises(ServiceRefused, match="asks for kind 'inflight'"):
-        saved = client.save_weights_and_get_sampling_client(kind="inflight")
         service.result(saved, "an in-flight sampler")
     sampler = service.base_sampler(address.base_model)
     with pytest.raises(ServiceRefused, match="asks for target_prompt_logprobs"):
