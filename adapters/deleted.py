@@ -1,6 +1,12 @@
 """What earlier versions had: keys, rows of tables and commands, each with the way that is left."""
 
 DELETED: dict[str, str] = {
+    "algorithm.expert.divisor": "an expert's texts are divided by their trained tokens",
+    "algorithm.expert.normalisation": "an expert's texts are divided by their trained tokens",
+    "algorithm.kl.discount": "a token has its own penalty alone, as in the field",
+    "algorithm.teacher.discount": "a token has its own term alone, as in the field",
+    "judge.attempts": "a judge that fails is asked three times",
+    "evaluation.judge.attempts": "a judge that fails is asked three times",
     "algorithm.kl.baseline": "each penalty is subtracted as it is",
     "algorithm.teacher.baseline": "each term is subtracted as it is",
     "dataset.difficulty": "sort the file, and give dataset.order sequential",

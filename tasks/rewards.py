@@ -22,7 +22,7 @@ from tasks.algorithm.advantages import (
     find_advantage,
     rollouts_of,
 )
-from tasks.algorithm.divergences import discount_sums, find_estimator
+from tasks.algorithm.divergences import find_estimator
 from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from tasks.references import reference_logprobs
 from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
@@ -191,7 +191,7 @@ def assign_credit(
     advantages = compared
     for penalty, of_tokens in penalties:
         if penalty.placement == "advantage":
-            lost = lessening_of(penalty, [of_tokens[index] for index in kept], masks)
+            lost = [of_tokens[index] for index in kept]
             advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
     scored = _in_loss(trajectories, algorithm, references)
     in_loss = None if scored is None else [scored[index] for index in kept]
@@ -341,19 +341,8 @@ def penalties_of(
 ) -> np.ndarray:
     """Compute the penalties of a trajectory, 0 where a token was not sampled: [tokens]."""
     d = np.where(mask != 0, log_ref.astype(np.float64) - log_q, 0.0)
-    return penalty.coefficient * find_estimator(penalty.estimator).estimate(d, penalty.beta)
-
-
-def lessening_of(
-    penalty: Penalty, penalties: Sequence[np.ndarray], masks: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Compute what is subtracted from the advantage of each token, of all trajectories.
-
-    It is the token's own penalty and, with a `discount` γ, those of later tokens:
-    Σ γ^k penalty_(t+k).
-    """
-    own = [np.where(mask != 0, values, 0.0) for values, mask in zip(penalties, masks, strict=True)]
-    return [discount_sums(values, penalty.discount) for values in own] if penalty.discount else own
+    estimates = find_estimator(penalty.estimator).estimate(d, penalty.beta)
+    return np.where(mask != 0, penalty.coefficient * estimates, 0.0)
 
 
 def _of_tokens(

@@ -148,8 +148,7 @@ def _divergences_apart(pair: Pair, answer: Mapping[str, Any]) -> dict[str, float
     if not pair.settings:
         computed = ours.estimate_divergences(pair.ours, TRAJECTORIES)
         return {"value": _largest(computed, answer["values"])}
-    coefficient, discount = (float(pair.settings[name]) for name in ("coefficient", "discount"))
-    penalty = Divergence(coefficient=coefficient, estimator=pair.ours, discount=discount)
+    penalty = Divergence(coefficient=float(pair.settings["coefficient"]), estimator=pair.ours)
     return {"value": _largest(ours.lessen_advantages(penalty, TRAJECTORIES), answer["values"])}
 
 

@@ -13,7 +13,7 @@ from tasks.algorithm.advantages import Earned, estimate_advantages
 from tasks.algorithm.losses import find_loss, service_loss
 from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from tasks.algorithm.settings import Settings, complete_settings
-from tasks.rewards import lessening_of, penalties_of, returns_to_go
+from tasks.rewards import penalties_of, returns_to_go
 from tasks.settings.algorithm import Divergence
 
 
@@ -74,10 +74,9 @@ def lessen_advantages(penalty: Divergence, trajectories: Sequence[Tokens]) -> li
     masks = [np.array(tokens["mask"]) for tokens in trajectories]
     penalties = _penalties(penalty, trajectories)
     mean = sum(values.sum() for values in penalties) / sum(mask.sum() for mask in masks)
-    lessened = lessening_of(penalty, [values - mean for values in penalties], masks)
     return [
-        (np.array(tokens["advantages"]) - values).tolist()
-        for tokens, values in zip(trajectories, lessened, strict=True)
+        (np.array(tokens["advantages"]) - (values - mean) * mask).tolist()
+        for tokens, values, mask in zip(trajectories, penalties, masks, strict=True)
     ]
 
 

@@ -168,15 +168,8 @@ DIVERGENCES = (
     Pair(
         "k1",
         "incorporate_kl_penalty",
-        {"coefficient": 0.1, "discount": 0.0},
+        {"coefficient": 0.1},
         {"kl_penalty_coef": 0.1, "kl_discount_factor": 0.0},
-        peer="cookbook",
-    ),
-    Pair(
-        "k1",
-        "incorporate_kl_penalty",
-        {"coefficient": 0.1, "discount": DISCOUNT},
-        {"kl_penalty_coef": 0.1, "kl_discount_factor": DISCOUNT},
         peer="cookbook",
     ),
 )

@@ -372,7 +372,6 @@ def _translate_entropy(out: Translation) -> None:
 
 EXPERTS = ("mix", "mix_chord")
 """Algorithms of Trinity that train an expert's texts beside rollouts."""
-NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 SAMPLING = "algorithm.sample_strategy_args"
 
@@ -401,11 +400,9 @@ def translate_expert(out: Translation, name: str) -> None:
     out.give(f"{key}.examples", expert_texts(out), f"{SAMPLING}.expert_data_ratio of the batch")
     out.give(f"{key}.loss", "phi" if phi else "cross_entropy", reason)
     mode = str(given.get("sft_loss_agg_mode") or out.file.get("algorithm.loss_agg_mode"))
-    if mode in NORMALISATIONS:
-        out.give(f"{key}.normalisation", NORMALISATIONS[mode], f"sft_loss_agg_mode {mode}")
-    else:
+    if mode != "token-mean":
         said = f"algorithm.policy_loss_fn_args.sft_loss_agg_mode {mode} has no counterpart"
-        out.refuse(said, f"{key}.normalisation")
+        out.refuse(said, f"{key}.share", "algorithm.preset")
     if warmup and not decay and peak != valley:
         out.refuse(
             f"algorithm.policy_loss_fn_args falls from mu_peak {peak:g} to mu_valley {valley:g} at "

@@ -1,11 +1,12 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
 from adapters.errors import listed
-from flows.importing.trinity_algorithm import NORMALISATIONS
 from flows.importing.trinity_file import Translation
 
 GIVEN_FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
 """Algorithm of Trinity that trains on texts or pairs → the flow that does."""
+
+NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 FORMAT = f"{BUFFER}.format"

@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 EVALUATED_SHARDS = 2
 """Shards of an evaluation: one sampled, one greedy."""
 
+JUDGE_ATTEMPTS = 3
+"""Times that a group is judged until the judge has not failed."""
+
 Spans = PrefectConcurrentFuture[Path]
 """Future of a batch's sealed spans."""
 
@@ -145,7 +148,7 @@ def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> li
 
     StepStopped if the judge failed at too many; a run that is continued asks it anew.
     """
-    groups = PlayedGroups(judge.sampling(), 1, judge.attempts)
+    groups = PlayedGroups(judge.sampling(), 1, JUDGE_ATTEMPTS)
     return runner.wait_for(runner.submit_shard(shard, step, groups))
 
 

@@ -102,12 +102,3 @@ def check_teaching(name: str) -> str:
     """Return the name of a divergence from a teacher; ValueError if there is no such row."""
     find_row("divergence from a teacher", name, TEACHER_ESTIMATORS)
     return name
-
-
-def discount_sums(values: np.ndarray, discount: float) -> np.ndarray:
-    """Compute Σ_k γ^k values[t + k] at each index t."""
-    sums, later = np.empty_like(values), 0.0
-    for index in reversed(range(len(values))):
-        later = values[index] + discount * later
-        sums[index] = later
-    return sums

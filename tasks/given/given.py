@@ -28,7 +28,16 @@ from tasks.given.tokenizing import WeightedTokens
 from tasks.recording.step_log import Metrics
 from tasks.recovery.recorded_steps import StepSource
 from tasks.references import Reference
-from tasks.settings.given import ALONE, TEST, TRAIN, WHOLE, Batches, Lengths, PairBatches, Shares
+from tasks.settings.given import (
+    ALONE,
+    TEST,
+    TRAIN,
+    WHOLE,
+    Lengths,
+    PairBatches,
+    Shares,
+    TextBatches,
+)
 from tasks.storage.durability import durable
 from tasks.storage.files import is_written, write_json
 from tasks.storage.manifest import ByStep
@@ -106,7 +115,7 @@ class Drawing:
     A source fills its share of every batch: shares 3 and 1 are three quarters and one.
     """
 
-    batch: Batches | PairBatches
+    batch: TextBatches | PairBatches
     seed: int
     shares: Shares = WHOLE
 

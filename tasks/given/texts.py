@@ -35,7 +35,7 @@ from tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
 from tasks.given.tokenizing import WeightedTokens, tokenize
 from tasks.recording.step_log import Metrics
 from tasks.references import Reference, from_first
-from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, Trained
+from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained
 from tasks.storage.files import is_written
 from tasks.storage.tables import arrays, read_table
 
@@ -198,7 +198,7 @@ class Texts(Given):
                 )
 
     def datums(self, units: Sequence[Sequence[UnitRow]], drawing: Drawing) -> Iterator[UnitRow]:
-        assert isinstance(drawing.batch, Batches)
+        assert isinstance(drawing.batch, TextBatches)
         for unit, scale in zip(units, _scales(units, drawing.batch), strict=True):
             for row in unit:
                 yield _datum(row, scale)
@@ -300,16 +300,16 @@ def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
     return len(chat.text(written).encode())
 
 
-def _scales(units: Sequence[Sequence[UnitRow]], batch: Batches) -> list[float]:
+def _scales(units: Sequence[Sequence[UnitRow]], batch: TextBatches) -> list[float]:
     """Return the factor of each text's loss."""
     weights = [float(sum(row["weights"].sum(dtype=np.float64) for row in unit)) for unit in units]
-    match batch.normalisation:
-        case "token":
-            return [1 / sum(weights)] * len(weights)
-        case "example":
+    match batch:
+        case Batches(normalisation="example"):
             return [1 / (weight * len(weights)) for weight in weights]
-        case "fixed":
-            return [1 / (batch.divisor or 1.0)] * len(weights)
+        case Batches(normalisation="fixed", divisor=float(divisor)):
+            return [1 / divisor] * len(weights)
+        case _:
+            return [1 / sum(weights)] * len(weights)
 
 
 def _datum(row: UnitRow, scale: float) -> UnitRow:

@@ -59,9 +59,6 @@ class Divergence(Section):
     a term of its own, which takes a pass more. Each estimator has its places: k1 the first two,
     jsd the first, all others the loss, which is then the default."""
 
-    discount: float = Field(default=0.0, ge=0, le=1)
-    """Discount γ of the penalties of later tokens in a token's advantage; 0 leaves them out."""
-
     @model_validator(mode="before")
     @classmethod
     def _placement_is_one_of_the_estimator(cls, values: Any) -> Any:
@@ -75,12 +72,7 @@ class Divergence(Section):
 
     def refusals(self) -> Refusals:
         check_placement(self.estimator, self.placement)
-        remedy = {"reward": "give placement advantage", "loss": "give estimator k1"}
-        yield (
-            self.placement in remedy and self.discount != 0,
-            f"discount {self.discount:g} with placement {self.placement}, which has no advantages "
-            f"of penalties; leave that out, or {remedy.get(self.placement)}",
-        )
+        return super().refusals()
 
     @property
     def in_loss(self) -> bool:
@@ -120,9 +112,6 @@ class Teacher(Section):
 
     beta: float = Field(default=0.5, gt=0, lt=1)
     """β of the divergence jsd: the teacher's share of the mixture."""
-
-    discount: float = Field(default=0.0, ge=0, le=1)
-    """Discount γ of the terms of later tokens in a token's advantage; 0 leaves them out."""
 
     requirements = (Needs(OTHERS, "models"), Needs("beta", "divergence", "jsd"))
 

@@ -180,16 +180,24 @@ class Lengths(Section):
     with a side its pair."""
 
 
-class Batches(Section):
+class TextBatches(Section):
+    """Texts of a step."""
+
+    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
+    """Texts of a step."""
+
+    @property
+    def size(self) -> int:
+        return self.examples
+
+
+class Batches(TextBatches):
     """Texts of a step, and the divisor of their loss.
 
     The loss is the sum over tokens of weight × negative log-probability. `token` divides it by the
     sum of the step's weights; `example` divides each example's by the sum of its own, and by the
     number of examples; `fixed` divides it by the `divisor`.
     """
-
-    examples: int = Field(default=16, ge=1, le=MOST_ROLLOUTS)
-    """Texts of a step."""
 
     normalisation: Normalisation = "token"
     """Divisor of the texts' loss: a step's trained `token`s; each `example`'s tokens, and the
@@ -199,10 +207,6 @@ class Batches(Section):
     """The divisor of normalisation `fixed`."""
 
     requirements = (Needs("divisor", "normalisation", "fixed", each_other=True),)
-
-    @property
-    def size(self) -> int:
-        return self.examples
 
 
 class PairBatches(Section):
@@ -216,11 +220,11 @@ class PairBatches(Section):
         return self.pairs
 
 
-class Expert(Origin, Batches, Lengths):
+class Expert(Origin, TextBatches, Lengths):
     """Texts of an expert that are trained beside the rollouts of each step, as MIX and CHORD do.
 
-    The loss of a step is (1 - µ) times that of its rollouts, plus µ times that of its texts, each
-    divided by its own denominator. The texts are those of the split train, or what a query chooses.
+    The loss of a step is (1 - µ) times that of its rollouts, plus µ times that of its texts, which
+    is divided by their trained tokens. The texts are of the split train, or what a query chooses.
     """
 
     loss: TextLoss = "cross_entropy"

@@ -153,9 +153,6 @@ class Judge(Section):
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """Most tokens of an answer of the judge, if a policy is behind it; it answers greedily."""
 
-    attempts: int = Field(default=3, ge=1, le=1_000)
-    """Times that a group is judged until the judge has not failed."""
-
     @property
     def judges(self) -> bool:
         """Whether the recipe has a judge."""

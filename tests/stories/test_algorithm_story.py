@@ -22,7 +22,7 @@ RECIPE = small_recipe(
         "loss": "dual_clip",
         "loss_settings": {"dual_clip": 1.5},
         "aggregation": "token_mean",
-        "kl": {"coefficient": 0.1, "estimator": "k1", "discount": 0.5},
+        "kl": {"coefficient": 0.1, "estimator": "k1"},
         "entropy_coefficient": 0.001,
     },
     optimizer={

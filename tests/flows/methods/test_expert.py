@@ -175,7 +175,6 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
             "final_share 0.1 with decay_steps 0",
         ),
         ({"algorithm": {"expert": {"path": "a", "runs": ["b"]}}}, "path a with runs"),
-        ({"algorithm": {"expert": {"path": "a", "divisor": 3}}}, "normalisation token with divis"),
         (
             {"algorithm": {"expert": {"runs": ["a"], "query": "select 1", "trained": "all"}}},
             "trained all does nothing with a query",

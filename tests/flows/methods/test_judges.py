@@ -209,7 +209,7 @@ def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
 def test_a_run_that_a_judge_has_stopped_asks_it_anew_when_it_is_continued(
     root: Path, prefect_server: None, no_tinker: None
 ) -> None:
-    judge = PAIRS | {"attempts": 1}
+    judge = PAIRS
     roles = {"judge": f"function:{__name__}:refuse_once"}
     recipe = judged(judge, roles=roles, steps=1, evaluation={"examples": 2, "greedy": False})
     flag = Path("out_of_order")
@@ -311,7 +311,7 @@ def test_a_judge_of_evaluations_that_fails_stops_the_run_and_is_asked_anew(
     root: Path, prefect_server: None, no_tinker: None
 ) -> None:
     roles = BEST | {"examiner": f"function:{__name__}:refuse_once"}
-    second = PAIRS | {"role": "examiner", "attempts": 1}
+    second = PAIRS | {"role": "examiner"}
     evaluation = {"examples": 2, "greedy": False, "judge": second}
     recipe = judged(roles=roles, steps=1, agent=RECIPE.agent, evaluation=evaluation)
     flag = Path("out_of_order")

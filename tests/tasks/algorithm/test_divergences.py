@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.algorithm.divergences import ESTIMATORS
 from tasks.references import REFERENCE_SCHEMA
-from tasks.rewards import lessening_of, penalties_of
+from tasks.rewards import penalties_of
 from tasks.settings.algorithm import Algorithm, Divergence, Teacher
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
@@ -163,18 +163,11 @@ def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
     assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
 
 
-def test_a_penalty_counts_later_tokens_by_its_discount() -> None:
-    """The sampled tokens are the last three; their k1 is 1, 2 and 3."""
+def test_a_penalty_is_of_sampled_tokens_alone() -> None:
     log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
     of_reference = np.array([-9.0, -1.0, -2.0, -3.0])
     of_tokens = penalties_of(Divergence(coefficient=0.5), log_q, of_reference, mask)
     assert of_tokens.tolist() == [0.0, 0.5, 1.0, 1.5]
-    for settings, expected in (
-        ({}, [0.0, 0.5, 1.0, 1.5]),
-        ({"discount": 0.5}, [0.6875, 1.375, 1.75, 1.5]),
-    ):
-        penalty = Divergence.model_validate({"coefficient": 0.5, **settings})
-        assert lessening_of(penalty, [of_tokens], [mask])[0].tolist() == expected
 
 
 def references(*rows: dict, logprobs: list[float]) -> dict[str, pa.Table]:
@@ -274,13 +267,8 @@ def test_references_of_other_trajectories_are_refused() -> None:
     ("settings", "said"),
     [
         ({"estimator": "k2"}, "placement loss do nothing without"),
-        (
-            {"reference": "sft@3", "discount": 0.5},
-            "discount 0.5 do nothing without coef",
-        ),
+        ({"reference": "sft@3"}, "reference does nothing without coefficient"),
         ({"coefficient": 0.1, "estimator": "k4"}, "no KL estimator 'k4'"),
-        ({"coefficient": 0.1, "placement": "reward", "discount": 0.5}, "with placement reward"),
-        ({"coefficient": 0.1, "estimator": "k2", "discount": 0.5}, "with placement loss"),
         *(
             (
                 {"coefficient": 0.1, "estimator": name, "placement": place},
