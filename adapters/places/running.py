@@ -1,8 +1,8 @@
 """Programs that run in a place, within its bounds and, if the recipe says so, in a cage."""
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL
 
@@ -26,12 +26,18 @@ NOT_STARTED = "not-started"
 
 @asynccontextmanager
 async def program_in(
-    place: Place, words: Sequence[str], variables: Mapping[str, str], line: str, roles: Roles
+    place: Place,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    line: str,
+    roles: Roles,
+    inherited: Collection[int] = (),
 ) -> AsyncIterator[Program]:
     """Start a program in a place, with `line` on its stdin; the program ends with the block.
 
     It reaches the door of `roles`. Raises BeyondBounds if it goes beyond the bounds of the place.
-    `began` is known after the block, which waits for its end.
+    `began` is known after the block, which waits for its end. `inherited` are descriptors of a
+    program without a cage.
     """
     if place.settings.caged:
         async with caged(place, words, roles) as (in_cage, ours, theirs):
@@ -42,22 +48,13 @@ async def program_in(
         return
     blocks, mark = str(place.settings.bounds.most_bytes // BLOCK), place.folder / NOT_STARTED
     limited = [*LIMITED, str(mark), blocks, *words]
-    started = running_program(limited, variables, line, folder=place.work)
-    async with bounded(place, started, variables["HOME"]) as program:
-        yield program
-        program.began = not mark.exists()
-
-
-@asynccontextmanager
-async def bounded(
-    place: Place, started: AbstractAsyncContextManager[Program], home: str
-) -> AsyncIterator[Program]:
-    """Hold the program of a block to the bounds of its place, and end what it leaves."""
+    started = running_program(limited, variables, line, folder=place.work, inherited=inherited)
     try:
         async with started as program, held_to_bounds(place, program):
             yield program
+            program.began = not mark.exists()
     finally:
-        _end_strays(home)
+        _end_strays(variables["HOME"])
 
 
 def _end_strays(home: str) -> None:

@@ -94,10 +94,17 @@ def mask(text: str, secrets: Collection[str]) -> str:
     return text
 
 
-class Program:
-    """A running program, what it writes and when it ends."""
+class Program(asyncio.SubprocessProtocol):
+    """A program that is a child process of this one, what it writes and when it ends.
+
+    asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
+    open, such as a browser in a session of its own, since such a browser is not killed with the
+    program.
+    """
 
     def __init__(self) -> None:
+        self.spoken = asyncio.Event()
+        """Set when the program has written something, or has ended."""
         self.exited = asyncio.Event()
         self.silent = asyncio.Event()
         """Set when the program has ended and all that it wrote has been read."""
@@ -106,13 +113,6 @@ class Program:
         """False if the program of a place has ended since the system could not start it."""
         self.stdout = StreamEnd("stdout")
         self.stderr = StreamEnd("stderr")
-        self._pid: int | None = None
-
-    @property
-    def pid(self) -> int:
-        """The id of the program's process and of its process group."""
-        assert self._pid is not None, "the program has not begun"
-        return self._pid
 
     def kill(self) -> None:
         """Kill the program's process group."""
@@ -126,24 +126,10 @@ class Program:
     def end(self) -> str:
         return "has not ended" if self.status is None else tell_status(self.status)
 
-
-class ChildProgram(Program, asyncio.SubprocessProtocol):
-    """A program that is a child process of this one, as asyncio reports it.
-
-    asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
-    open, such as a browser in a session of its own, since such a browser is not killed with the
-    program.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spoken = asyncio.Event()
-        """Set when the program has written something, or has ended."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
-        self._pid = transport.get_pid()
+        self.pid = transport.get_pid()
         stdin = transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         self.stdin = stdin
@@ -176,7 +162,7 @@ class ChildProgram(Program, asyncio.SubprocessProtocol):
         self._transport.close()
 
 
-ProgramT = TypeVar("ProgramT", bound=ChildProgram)
+ProgramT = TypeVar("ProgramT", bound=Program)
 
 
 async def start_program(
@@ -205,12 +191,12 @@ async def running_program(
     *,
     folder: Path | None = None,
     inherited: Collection[int] = (),
-) -> AsyncIterator[ChildProgram]:
+) -> AsyncIterator[Program]:
     """Start a program with `line` on its stdin, or with nothing there if it is empty.
 
     The program's whole process group ends with the block.
     """
-    program = await start_program(ChildProgram, words, variables, folder, inherited)
+    program = await start_program(Program, words, variables, folder, inherited)
     try:
         if line:
             program.stdin.write(line.encode() + b"\n")

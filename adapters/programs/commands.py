@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -43,7 +43,7 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
     async def play(
         example: Example, *, roles: Roles, place: Place | None = None, **_: str
     ) -> object:
-        async with _started(words, example, roles, place) as program:
+        async with started(words, example, roles, place) as program:
             await program.silent.wait()
         return await answer_of(program, line, roles, place)
 
@@ -78,28 +78,27 @@ async def answer_of(program: Program, line: str, roles: Roles, place: Place | No
 
 
 @asynccontextmanager
-async def _started(
-    words: Sequence[str], example: Example, roles: Roles, place: Place | None
+async def started(
+    words: Sequence[str],
+    example: Example,
+    roles: Roles,
+    place: Place | None,
+    inherited: Collection[int] = (),
 ) -> AsyncIterator[Program]:
+    """Start the program of a rollout; it ends with the block."""
     if place is None:
-        variables = program_environment() | role_variables(roles)
-        async with running_program(words, variables, json.dumps(example)) as program:
+        variables, line = program_environment() | role_variables(roles), json.dumps(example)
+        async with running_program(words, variables, line, inherited=inherited) as program:
             yield program
         return
     variables = place.variables(roles)
     filled = [place.fill_in(word, variables, f"the agent's word {word!r}") for word in words]
     if os.sep in filled[0]:  # a path from the folder in which Ratchet runs, not from the place
         filled[0] = str(Path(filled[0]).absolute())
-    async with program_in(place, filled, variables, told(words, example), roles) as program:
+    # Many programs add their stdin to the prompt, and have the example in their words.
+    line = "" if any(names_column(word) for word in words) else json.dumps(example)
+    async with program_in(place, filled, variables, line, roles, inherited) as program:
         yield program
-
-
-def told(words: Sequence[str], example: Example) -> str:
-    """Return what a program finds on its stdin: nothing if its words have a column of the example.
-
-    Many programs add their stdin to the prompt.
-    """
-    return "" if any(names_column(word) for word in words) else json.dumps(example)
 
 
 def _failure(program: Program, secrets: Sequence[str]) -> str:
