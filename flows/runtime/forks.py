@@ -73,7 +73,7 @@ def fork_run(
             batches = parent.batches_of(passed) + parent.journalled(shard_name(JUDGE, passed))
             batches += parent.held_out(passed)
             files = parent.learning_files(passed) + parent.evaluations(f"{passed:05d}")
-            _share(parent, fork, _files_of(parent, batches) + files)
+            _share(parent, fork, parent.batch_files(batches) + files)
         measures = [path for path in parent.measures() if int(path.stem) <= step]
         _share(parent, fork, [*measures, *parent.bound_files()])
         _share(parent, fork, saved_files(parent.engine))
@@ -97,7 +97,7 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
         share_end(parent, replay, new.steps)
         for step in range(replay.steps_of(new.steps)):
             judged = parent.journalled(shard_name(JUDGE, step)) if same_judge else []
-            rollouts = _files_of(parent, parent.batches_of(step) + judged)
+            rollouts = parent.batch_files(parent.batches_of(step) + judged)
             trajectories = [parent.trajectories(policy, step) for policy in parent.policies()]
             _share(parent, replay, [*rollouts, *filter(is_written, trajectories)])
         _share(parent, replay, carried_files(parent))
@@ -147,11 +147,6 @@ def _roles_of_judges(*recipes: Recipe) -> list[str]:
     asked = {judge.role for recipe in recipes for judge in recipe.judges()}
     played = {role for recipe in recipes for role in recipe.plays()[1]}
     return [f"roles.{role}:" for role in sorted(asked - played)]
-
-
-def _files_of(parent: RunFolder, batches: Iterable[str]) -> list[Path]:
-    """List the files of batches, each once."""
-    return [*dict.fromkeys(path for batch in batches for path in parent.batch_files(batch))]
 
 
 @contextmanager

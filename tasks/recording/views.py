@@ -16,7 +16,7 @@ from tasks.recording.step_log import read_metrics
 from tasks.storage.files import read_json
 from tasks.storage.manifest import compared_files, recipe_of
 from tasks.storage.names import BatchName, parse_batch
-from tasks.storage.run_folder import TEXT_TEACHERS, RunFolder
+from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import PRELUDE, query_beside, scan_tables
 
 TOKENS_QUERY = query_beside(__file__, "tokens")
@@ -27,7 +27,7 @@ QUERY = query_beside(__file__)
 
 SPAN_VIEWS = ("spans", "calls", "rollouts", "groups", "failures")
 LEARNED_VIEWS = ("trajectories", "verdicts", "datums", "expert")
-GIVEN_VIEWS = ("texts", TEXT_TEACHERS, "expert_texts", "pairs", "pair_references")
+GIVEN_VIEWS = ("texts", "text_teachers", "expert_texts", "pairs", "pair_references")
 """Views of what a run learns and has not played: each shows a file or a folder."""
 VIEWS = (*SPAN_VIEWS, *LEARNED_VIEWS, "tokens", "steps", "evaluations", "comparisons", *GIVEN_VIEWS)
 

@@ -1,13 +1,13 @@
 """Verification of a run: every file that must be there, and every file as it was written.
 
-What must be there is said by the manifest, the updates and the metrics, not by the files that are
-found. Of a step under way, and of what follows it, nothing has to be there.
+What must be there is said by the table of stages with the manifest, the updates and the metrics. Of
+a step under way, and of what follows it, nothing has to be there.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from adapters.calls import POLICY
 from adapters.door.roles import answerers, policy_of
 from adapters.errors import UserError, counted
 from adapters.tinker.engines import LOCAL, needs_engine, weights_record
-from tasks.algorithm.preferences import PREFERENCES
 from tasks.checkpoints import Ledger
-from tasks.given.texts import Texts
 from tasks.metrics import name_metrics
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import rows_of
@@ -35,31 +33,20 @@ from tasks.storage.files import (
     verified,
 )
 from tasks.storage.logs import read_log
-from tasks.storage.manifest import FORK, REPLAY, lineage, read_manifest
-from tasks.storage.names import EXAMINER, JUDGE, batch_name, parse_batch, shard_name
-from tasks.storage.run_folder import LEARNING, TEXT_TEACHERS, TRAINED_SPLITS, RunFolder
+from tasks.storage.manifest import FORK, read_manifest
+from tasks.storage.names import batch_name, parse_batch, shard_name
+from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
+from tasks.storage.stages import PLAYED, STAGES, StageFiles
 
-GIVEN_FILES = (
-    *("texts.parquet", TEXT_TEACHERS, "expert_texts.parquet"),
-    *("pairs.parquet", "pair_references.parquet", "reference_parts"),
-)
-LOGS = ("owners.jsonl", "metrics.jsonl", "work.jsonl", "checkpoints.jsonl")
-FILES: Mapping[Callable[[Path], object], Sequence[str]] = {
-    read_json: (
-        "manifest.json",
-        "service.json",
-        "end.json",
-        "updates",
-        "evaluations",
-        "measures",
-    ),
-    read_log: LOGS,
-    read_rows: ("shards",),
-    read_journal: ("journal", "stopped"),
-    verified: (*GIVEN_FILES, "spans", *(name for name in LEARNING if name != "updates")),
+READERS: Mapping[str, Callable[[Path], object]] = {
+    "json": read_json,
+    "log": read_log,
+    "rows": read_rows,
+    "journal": read_journal,
+    "parquet": verified,
 }
-"""Reader → the files that it reads, by their own names or by their folder's name."""
-FILE_READERS = {name: reader for reader, names in FILES.items() for name in names}
+"""Form of a stage's files → their reader, which raises UserError for damage."""
+FORMS = {stage.name: stage.form for stage in STAGES}
 DAMAGED_FILE = (UserError, OSError, ValueError)
 """Errors of a damaged file, which its own check reports; pyarrow's are ValueErrors."""
 
@@ -74,24 +61,19 @@ def find_damage(run: RunFolder) -> Iterator[str]:
     if not is_file(run.manifest):
         yield f"{run.manifest} is missing. {remedy(run.manifest)}"
         return
-    told = set[str]()
     with suppress(*DAMAGED_FILE):  # the manifest is damaged, which is told above
-        for sentence in _Recorded(run).missing():
-            if sentence not in told:
-                told.add(sentence)
-                yield sentence
+        yield from dict.fromkeys(_recorded(run).missing())
 
 
 def _damage_of(path: Path) -> Iterator[str]:
     """Yield what is wrong with a file, or with what stands in its place."""
-    name = path.name if path.name in FILE_READERS else path.parent.name
-    reader = FILE_READERS.get(name)
-    if reader is None:
+    form = FORMS.get(path.name) or FORMS.get(path.parent.name)
+    if form is None:
         yield f"{path} is not a file of a run"
         return
     try:
-        reader(path)
-        if reader in (read_log, read_journal) and read_bytes(path)[-1:] not in (b"", b"\n"):
+        READERS[form](path)
+        if form in ("log", "journal") and read_bytes(path)[-1:] not in (b"", b"\n"):
             yield (
                 f"{path} is torn: its last line is not whole, since its end, or the writing of it, "
                 "was cut off. Resume the run: the line is cut, and what it said is made again"
@@ -105,144 +87,76 @@ def _damage_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Record of a run: it tells what files the run must have."""
+    """Record of a run: its manifest and metrics, and the steps of which a policy was updated."""
 
     run: RunFolder
+    manifest: Mapping[str, Any]
+    rows: Sequence[Metrics]
+    updated: Mapping[str, set[int]]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        return self.manifest["recipe"]
+
+    @property
+    def done(self) -> int:
+        return max((step + 1 for steps in self.updated.values() for step in steps), default=0)
 
     def missing(self) -> Iterator[str]:
         """Yield a sentence for each file that is not there, and for what a file lacks."""
-        yield from self._of_logs()
-        if self.done:
-            yield from self._given()
-        for step in range(self.done):
-            for policy in self._trained(step):
-                yield from self._learned(step, policy)
-            if self._recipe(step).get("agent"):
-                yield from self._played(step)
-        for policy in self.policies:
-            yield from self._saved(policy)
-        yield from self._of_batches()
-        yield from self._measured()
-        yield from self._evaluated()
-
-    @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        return read_manifest(self.run)
-
-    @cached_property
-    def eras(self) -> Sequence[tuple[int, Mapping[str, Any]]]:
-        return lineage(self.run)
-
-    @cached_property
-    def parent(self) -> Mapping[str, Any]:
-        return self.manifest.get("parent") or {"how": "", "step": 0}
-
-    @cached_property
-    def rows(self) -> Sequence[Metrics]:
-        """Metrics of the steps that are done; an empty list if they cannot be read."""
-        with suppress(*DAMAGED_FILE):
-            return read_metrics(self.run.metrics)
-        return []
-
-    @cached_property
-    def steps(self) -> int:
-        """Steps of the finished run; as many as are planned if its end cannot be read."""
-        planned: int = self.manifest["recipe"]["steps"]
-        with suppress(*DAMAGED_FILE):
-            return self.run.steps_of(planned)
-        return planned
-
-    @cached_property
-    def policies(self) -> list[str]:
-        roles = answerers(self.manifest["recipe"].get("roles", {}))
-        trained = (policy_of(who) for who in roles.values())
-        return [*dict.fromkeys([POLICY, *filter(None, trained)])]
-
-    @cached_property
-    def done(self) -> int:
-        """Steps whose update of a policy is made."""
-        steps = (step for policy in self.policies for step in self.run.updated(policy))
-        return max([len(self.rows), *(step + 1 for step in steps)])
-
-    def _recipe(self, step: int) -> Mapping[str, Any]:
-        return next(recipe for first, recipe in reversed(self.eras) if first <= step)
-
-    def _trained(self, step: int) -> list[str]:
-        """List the policies whose update of a step was made."""
-        measured = step < len(self.rows)
-        return [p for p in self.policies if measured or is_file(self.run.update(p, step))]
-
-    def _of_logs(self) -> Iterator[str]:
-        run, measured = self.run, len(self.rows)
-        if self.done > measured + 1 or (self.done and not is_file(run.metrics)):
+        run, done, measured = self.run, self.done, len(self.rows)
+        if done > measured + 1:
             yield (
-                f"{run.metrics} has {counted(measured, 'step')}, and {self.done} were updated. "
+                f"{run.metrics} has {counted(measured, 'step')}, and {done} were updated. "
                 f"{remedy(run.metrics)}"
             )
+        for stage, policy in product(STAGES, self.updated if done else ()):
+            if stage.per == "run" and self._shows(stage, policy, self.rows):
+                why = f"the run has done {counted(done, 'step')}"
+                yield from _absent([run.file_of(stage, policy)], why)
+            for step in sorted(self.updated[policy]) if stage.per == "step" else ():
+                if self._shows(stage, policy, self.rows[step : step + 1]):
+                    yield from _absent([run.file_of(stage, policy, step)], f"step {step} was done")
+        for policy in self.updated:
+            yield from self._saved(policy)
+        yield from self._of_batches()
+        yield from self._of_shards()
+        for step, row in enumerate(self.rows):
+            if any(name.startswith("test/") for name in row):
+                measures = [run.measure(0), run.measure(step + 1)]
+                yield from _absent(measures, f"checkpoint {step + 1} was measured")
+
+    def _shows(self, stage: StageFiles, policy: str, rows: Sequence[Metrics]) -> bool:
+        """Tell whether the flow, or a metric of some steps, shows that a stage has a file."""
+        if stage.when is None or stage.when in ("", self.recipe["flow"]):
+            return stage.when is not None
+        return any({*name_metrics(policy, {stage.when: 0.0})} & {*row} for row in rows)
+
+    def _saved(self, policy: str) -> Iterator[str]:
+        """Yield the checkpoints that a ledger, or the engine, does not have."""
+        run, path = self.run, self.run.checkpoints(policy)
+        if not is_file(path):
+            return
         with suppress(*DAMAGED_FILE):
-            saved = (row for policy in self.policies for row in read_log(run.checkpoints(policy)))
-            if any("epoch" in row for row in saved) and not read_log(run.owners):
+            ledger = Ledger(path)
+            saved = {one.step: one for one in ledger.checkpoints()}
+            if any("epoch" in row for row in read_log(path)) and not read_log(run.owners):
                 yield f"{run.owners} is missing or empty. {remedy(run.owners)}"
-
-    def _given(self) -> Iterator[str]:
-        """Yield what is missing of the texts or pairs that a run learns."""
-        run, recipe = self.run, self.manifest["recipe"]
-        needed: list[Path] = []
-        match recipe.get("flow"):
-            case "finetune":
-                needed = [run.texts]
-                if (recipe.get("teacher") or {}).get("model") and is_file(run.texts):
-                    with suppress(*DAMAGED_FILE):
-                        needed += Texts(run.texts, run.text_teacher).parts()
-            case "prefer":
-                scored = PREFERENCES[recipe["preference"]["loss"]].reference
-                needed = [run.pairs, *([run.pair_references] if scored else [])]
-        if any(key.startswith("expert/") for row in self.rows for key in row):
-            needed.append(run.expert_texts)
-        yield from _absent(needed, "the run learns from it")
-
-    def _learned(self, step: int, policy: str) -> Iterator[str]:
-        """Yield what is missing of what a policy made of a step."""
-        run, row = self.run, self.rows[step] if step < len(self.rows) else {}
-        played = bool(self._recipe(step).get("agent"))
-        files = [run.datums(policy, step), run.update(policy, step)]
-        if played:
-            files = [run.trajectories(policy, step), run.rewards(policy, step), *files]
-            beside = {
-                "kl_reference_v1": run.references(policy, step),
-                "teacher/kl": run.references(policy, step, "teachers"),
-                "expert/tokens": run.expert(policy, step),
-            }
-            named = name_metrics(policy, dict.fromkeys(beside, 0.0))
-            files += [
-                path for name, path in zip(named, beside.values(), strict=True) if name in row
-            ]
-            files += [run.verdicts(step)] if "judge/failed" in row and policy == POLICY else []
-        yield from _absent(files, f"step {step} was done")
-
-    def _played(self, step: int) -> Iterator[str]:
-        """Yield what is missing of the batches that a step is made of."""
-        run = self.run
-        shard = run.shard(shard_name("train", step))
-        yield from _absent([shard], f"step {step} was done")
-        batches = self._batches_of(shard, first=True)
-        if step < len(self.rows) and "judge/failed" in self.rows[step]:
-            batches += self._batches_of(run.shard(shard_name(JUDGE, step)))
-        yield from _absent(map(run.spans, batches), f"step {step} was done")
-
-    def _batches_of(self, shard: Path, *, first: bool = False) -> list[str]:
-        """List the batches of a shard, or of its first round; [] if the shard is damaged."""
-        with suppress(*DAMAGED_FILE):
-            rows = read_shard(shard)
-            numbers = {row["batch"] for row in rows if not (first and row["round"])}
-            return [batch_name(shard.stem, number) for number in sorted(numbers)]
-        return []
+            for step in {0, *(one + 1 for one in self.updated[policy])} if self.done else ():
+                if step not in saved and not ledger.is_deleted(step):
+                    yield f"{path} has no checkpoint {step}, and it was made"
+            base = self.recipe["model"]["base"]
+            if is_written(run.engine) or (base.startswith(LOCAL) and needs_engine(base)):
+                for step, one in saved.items():
+                    addresses = filter(None, (one.sampler, one.state))
+                    records = (weights_record(run.engine, address) for address in addresses)
+                    yield from _absent(records, f"checkpoint {step} was saved")
 
     def _of_batches(self) -> Iterator[str]:
         """Yield what is missing of batches that were sealed, or begun."""
         run = self.run
-        sealed, journals = ({path.stem for path in paths} for paths in run.all_spans())
-        for batch in sorted(sealed | journals):
+        sealed, begun = run.sealed_batches(), run.begun_batches()
+        for batch in sorted(sealed | begun):
             shard = run.shard(parse_batch(batch).shard)
             yield from _absent([shard], f"its batch {batch} was begun")
         for batch in sorted(sealed):
@@ -256,82 +170,39 @@ class _Recorded:
                         "end is cut off. Restore the file from a copy"
                     )
 
-    def _saved(self, policy: str) -> Iterator[str]:
-        """Yield the checkpoints that a ledger, or the engine, does not have."""
-        run, path = self.run, self.run.checkpoints(policy)
-        if not is_file(path):
-            if self.done:
-                yield f"{path} is missing. {remedy(path)}"
+    def _of_shards(self) -> Iterator[str]:
+        """Yield what is missing of the shards that were played, and of their evaluations."""
+        run, parent = self.run, self.manifest.get("parent") or {"how": FORK, "step": 0}
+        if self.recipe["flow"] != PLAYED:
             return
-        with suppress(*DAMAGED_FILE):
-            ledger = Ledger(path)
-            for step in range(self.done + 1):
-                made = step == 0 or policy in self._trained(step - 1)
-                if made and ledger.find(step) is None and not ledger.is_deleted(step):
-                    yield f"{path} has no checkpoint {step}, and it was made"
-            base = self.manifest["recipe"]["model"]["base"]
-            if is_written(run.engine) or (base.startswith(LOCAL) and needs_engine(base)):
-                for saved in {one.step: one for one in ledger.checkpoints()}.values():
-                    addresses = filter(None, (saved.sampler, saved.state))
-                    records = (weights_record(run.engine, address) for address in addresses)
-                    yield from _absent(records, f"checkpoint {saved.step} was saved")
-
-    def _measured(self) -> Iterator[str]:
-        """Yield the measures on held-out texts or pairs that are missing."""
-        if self.manifest["recipe"].get("flow") not in ("finetune", "prefer") or not self.rows:
-            return
-        scored = [any(name.startswith("test/") for name in row) for row in self.rows]
-        for step in (0, *(step + 1 for step, found in enumerate(scored) if found)):
-            yield from _absent([self.run.measure(step)], f"checkpoint {step} was measured")
-
-    def _evaluated(self) -> Iterator[str]:
-        """Yield what is missing of evaluations that were scored, or played to their end."""
-        run, parent = self.run, self.parent
-        scored = {path.stem for path in run.evaluations()}
-        for name in self._due() | self._played_whole():
-            yield from _absent([run.evaluation(name)], f"checkpoint {int(name[:5])} was evaluated")
-        for name in sorted(scored):
-            step, tag = int(name.partition(".")[0]), name[len(name.partition(".")[0]) :]
-            if parent["how"] == REPLAY and step == 0:
-                continue  # shared by the parent, without its rollouts
-            with suppress(*DAMAGED_FILE):
-                for how in read_json(run.evaluation(name)):
-                    split = {"greedy": "greedy", "judged": EXAMINER}.get(how, "test")
-                    shard = run.shard(shard_name(f"{split}{tag}", step))
-                    # The judge of pairs sees nothing of checkpoint 0, with which it compares.
-                    needed = [] if how == "judged" else [shard]
-                    spans = map(run.spans, self._batches_of(shard))
-                    yield from _absent([*needed, *spans], f"{run.evaluation(name)} is made of it")
-
-    def _due(self) -> set[str]:
-        """Name the evaluations that a run must have scored, by its recipe."""
-        recipe, first = self.manifest["recipe"], self.parent["step"]
-        if not recipe.get("agent") or self.parent["how"] == REPLAY or len(self.rows) <= first:
-            return set()
-        every, last = recipe["evaluation"]["every"], len(self.rows) - recipe["rollouts"]["lag"]
-        first = first if self.parent["how"] == FORK else 0
-        due = (s for s in range(first, last) if s == 0 or (every and s % every == 0))
-        return {f"{step:05d}" for step in due}
-
-    def _played_whole(self) -> set[str]:
-        """Name the evaluations whose rollouts are sealed, and which nothing else waits for."""
-        run, finished = self.run, len(self.rows) >= self.steps
-        shards: dict[str, list[Path]] = {}
+        for step in range(self.done):
+            yield from _absent([run.shard(shard_name("train", step))], f"step {step} was done")
+        due = range(parent["step"], len(self.rows) - self.recipe["rollouts"]["lag"])
         for path in run.shards():
-            named = parse_batch(batch_name(path.stem, 0))
-            if named.split not in TRAINED_SPLITS:
-                tag = named.split.partition(".")[1] + named.split.partition(".")[2]
-                shards.setdefault(f"{named.step:05d}{tag}", []).append(path)
-        return {
-            name
-            for name, of in shards.items()
-            if (finished or not name.isdecimal())
-            and any(path.stem.startswith("test") for path in of)
-            and all(is_file(run.spans(b)) for path in of for b in self._batches_of(path))
-        }
+            one = parse_batch(batch_name(path.stem, 0))
+            split, dot, tag = one.split.partition(".")
+            scores = run.evaluation(f"{one.step:05d}{dot}{tag}")
+            if split == "test" and not tag and one.step in due and parent["how"] == FORK:
+                yield from _absent([scores], f"checkpoint {one.step} was evaluated")
+            trained = one.split in TRAINED_SPLITS
+            if (trained and one.step < self.done) or (not trained and is_file(scores)):
+                with suppress(*DAMAGED_FILE):
+                    numbers = {row["batch"] for row in read_shard(path) if not row["round"]}
+                    spans = [run.spans(batch_name(path.stem, number)) for number in sorted(numbers)]
+                    yield from _absent(spans, f"{path} was played")
 
 
-def _absent(paths: Iterator[Path] | Sequence[Path], why: str) -> Iterator[str]:
+def _recorded(run: RunFolder) -> _Recorded:
+    manifest, rows = read_manifest(run), list[Metrics]()
+    with suppress(*DAMAGED_FILE):
+        rows = read_metrics(run.metrics)
+    trained = map(policy_of, answerers(manifest["recipe"].get("roles", {})).values())
+    policies = dict.fromkeys([POLICY, *filter(None, trained)])
+    updated = {policy: {*range(len(rows)), *run.updated(policy)} for policy in policies}
+    return _Recorded(run, manifest, rows, updated)
+
+
+def _absent(paths: Iterable[Path], why: str) -> Iterator[str]:
     for path in paths:
         if not is_file(path):
             yield f"{path} is missing, and {why}"

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from adapters.errors import UserError
 from durable import files
+from tasks.storage.stages import STAGE
 
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""
@@ -41,18 +42,6 @@ BLANK = "0" * 64
 PARQUET_KEY = f"{CHECKSUM_KEY}\x18@".encode()
 """Bytes before a Parquet file's digest: the key and, in Thrift's compact protocol, the header of a
 string of length 64."""
-
-MADE_FROM = {
-    "spans": "journal",
-    "trajectories": "spans",
-    "references": "trajectories",
-    "teachers": "trajectories",
-    "rewards": "trajectories",
-    "datums": "trajectories",
-    "text_teachers": "texts.parquet",
-    "expert": "expert_texts.parquet",
-}
-"""Folder of a run → the folder whose files its own are made from."""
 
 _AGAIN = "Remove the line and all that follow it, and resume the run: "
 REMEDIES = {
@@ -254,7 +243,8 @@ def remedy(path: Path) -> str:
     """Say what to do about a damaged file of a run."""
     if path.name in REMEDIES:
         return REMEDIES[path.name]
-    source = MADE_FROM.get(path.parent.name)
+    stage = STAGE.get(path.parent.name)
+    source = stage.made_of if stage else ""
     of = f" of {_home(path, source) / source}" if source else ""
     return f"Delete it, and resume the run: it is made anew{of}"
 

@@ -34,22 +34,12 @@ from tasks.storage.names import (
     shard_name,
 )
 from tasks.storage.owners import Ownership, last_owner, take_over
+from tasks.storage.stages import STAGE, STAGES, StageFiles
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
 
-LEARNING = (
-    "trajectories", "references", "teachers", "verdicts", "rewards", "datums", "expert", "updates",
-)  # fmt: skip
-"""Folders that each policy of a run has for itself, with a file a step."""
-
-TEXT_TEACHERS = "text_teachers"
-"""Folder of a teacher's likeliest tokens in texts, a file for each part of the texts."""
-
-FOLDERS = (
-    *LEARNING, TEXT_TEACHERS, "shards", "journal", "stopped", "spans", "evaluations", "measures",
-    "reference_parts", "policies",
-)  # fmt: skip
+FOLDERS = ("policies", *(stage.name for stage in STAGES if stage.per != "run"))
 """Folders of a run whose files all carry checksums."""
 
 UNSEALED = ("lock", "report.html", "games", "engine", "places", "tracking", "wandb")
@@ -145,29 +135,34 @@ class RunFolder:
     def spans(self, batch: str) -> Path:
         return self.path / "spans" / f"{batch}.parquet"
 
+    def file_of(self, stage: StageFiles, policy: str, step: int = 0) -> Path:
+        """Return the file of a stage that has one, or one a step."""
+        path = (self._of(policy) if stage.per_policy else self.path) / stage.name
+        return path if stage.per == "run" else path / f"{step:05d}{stage.ending}"
+
     def trajectories(self, policy: str, step: int) -> Path:
-        return self._of_step(policy, "trajectories", step)
+        return self.file_of(STAGE["trajectories"], policy, step)
 
     def references(self, policy: str, step: int, source: str = "references") -> Path:
         """Return the file of a step's log-probabilities under the reference, or the teachers."""
-        return self._of_step(policy, source, step)
+        return self.file_of(STAGE[source], policy, step)
 
     def rewards(self, policy: str, step: int) -> Path:
-        return self._of_step(policy, "rewards", step)
+        return self.file_of(STAGE["rewards"], policy, step)
 
     def verdicts(self, step: int) -> Path:
         """Return the file of what a judge says of a step's rollouts, of whichever policy."""
-        return self._of_step(POLICY, "verdicts", step)
+        return self.file_of(STAGE["verdicts"], POLICY, step)
 
     def datums(self, policy: str, step: int) -> Path:
-        return self._of_step(policy, "datums", step)
+        return self.file_of(STAGE["datums"], policy, step)
 
     def expert(self, policy: str, step: int) -> Path:
         """Return the file of an expert's datums, trained beside the rollouts' datums."""
-        return self._of_step(policy, "expert", step)
+        return self.file_of(STAGE["expert"], policy, step)
 
     def update(self, policy: str, step: int) -> Path:
-        return self._of_step(policy, "updates", step)
+        return self.file_of(STAGE["updates"], policy, step)
 
     def checkpoints(self, policy: str) -> Path:
         return self._of(policy) / "checkpoints.jsonl"
@@ -198,7 +193,7 @@ class RunFolder:
 
     def text_teacher(self, part: int) -> Path:
         """Return the file of what a teacher finds likeliest in a part of the trained texts."""
-        return self.path / TEXT_TEACHERS / f"{part:05d}.parquet"
+        return self.path / "text_teachers" / f"{part:05d}.parquet"
 
     def kept_place(self, rollout: str) -> Path | None:
         """Return the place of a rollout, if it is kept."""
@@ -242,11 +237,13 @@ class RunFolder:
         """Return the names of all batches that have a Parquet file."""
         return _stems(self.spans("any"))
 
-    def batch_files(self, batch: str) -> list[Path]:
-        """List the files of a sealed batch: its shard, its journal and its Parquet file."""
-        shard = parse_batch(batch).shard
-        files = [self.shard(shard), self.journal(batch), self.spans(batch)]
-        return [path for path in files if path.exists()]
+    def batch_files(self, batches: Iterable[str]) -> list[Path]:
+        """List the files of batches, each once: shards, journals and Parquet files."""
+        found: dict[Path, None] = {}
+        for batch in batches:
+            shard = self.shard(parse_batch(batch).shard)
+            found |= dict.fromkeys([shard, self.journal(batch), self.spans(batch)])
+        return [*filter(Path.exists, found)]
 
     def shards_of(self, batches: Iterable[str]) -> list[Path]:
         """List the files of the shards of batches, each once."""
@@ -293,9 +290,9 @@ class RunFolder:
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
-        stages = [(policy, stage) for policy in self.policies() for stage in LEARNING]
-        paths = [self._of_step(policy, stage, step) for policy, stage in stages]
-        return [path for path in paths if path.exists()]
+        stages = [stage for stage in STAGES if stage.per == "step"]
+        paths = (self.file_of(one, policy, step) for policy in self.policies() for one in stages)
+        return [path for path in dict.fromkeys(paths) if path.exists()]
 
     def evaluations(self, checkpoint: str = "") -> list[Path]:
         """List the scores of every evaluation, or of a checkpoint's evaluations, in their order."""
@@ -307,7 +304,7 @@ class RunFolder:
 
     def given_files(self) -> list[Path]:
         """List the files of the texts or pairs that the run learns; [] if it plays rollouts."""
-        taught = sorted((self.path / TEXT_TEACHERS).glob("*.parquet"))
+        taught = sorted((self.path / "text_teachers").glob("*.parquet"))
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
 
@@ -320,7 +317,7 @@ class RunFolder:
         return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
 
     def learned(self, policy: str, stage: str) -> list[Path]:
-        """List the Parquet files of a stage of LEARNING of a policy, by step."""
+        """List the Parquet files of a stage of a policy, by step."""
         return sorted((self._of(policy) / stage).glob("*.parquet"))
 
     def shards(self) -> list[Path]:
@@ -445,10 +442,6 @@ class RunFolder:
 
     def _of(self, policy: str) -> Path:
         return self.path if policy == POLICY else self.path / "policies" / policy
-
-    def _of_step(self, policy: str, stage: str, step: int) -> Path:
-        suffix = "json" if stage == "updates" else "parquet"
-        return self._of(policy) / stage / f"{step:05d}.{suffix}"
 
     def _batches(self, shard: str, place: Callable[[str], Path]) -> list[str]:
         """Name the batches of a shard that have a file, in the order of their numbers.

@@ -132,7 +132,7 @@ def test_the_files_of_a_batch_are_its_shard_its_journal_and_its_spans(run: RunFo
     batch, other = "train-00001.0", "train-00001.1"
     files = [run.shard("train-00001"), run.journal(batch), run.spans(batch)]
     touch(*files, run.shard("train-00002"), run.spans(other), run.journal(other))
-    assert run.batch_files(batch) == files
+    assert run.batch_files([batch, batch]) == files
 
 
 def test_the_held_out_batches_of_a_step_are_those_that_are_sealed(run: RunFolder) -> None:

@@ -24,8 +24,9 @@ FLIPS = 100
 LOGS = (".log", ".partial")
 whole = fixture_of(small_recipe())
 
-UNNOTICED = ("sessions", "samplers", "runs")
-"""Folders of an engine's records of its clients, of which a deleted one is not missed."""
+UNNOTICED = ("sessions", "samplers", "runs", "evaluations")
+"""Folders of an engine's records of its clients, and of evaluations, which are scored anew: a
+deleted file is not missed."""
 COUNTS_ONLY = ("usage.jsonl", "work.jsonl")
 """Logs of what was spent, which a run of an earlier version lacks and a killed one may cut short:
 lines that are gone are not missed."""

@@ -1,7 +1,6 @@
 """Commands on runs that ended early: each takes the run as finished, with the steps it has."""
 
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 from typer.testing import CliRunner
@@ -69,12 +68,8 @@ def test_the_list_of_runs_and_the_report_say_that_it_ended_early(early: RunFolde
     assert "ended early after checkpoint 0: held_out/reward/mean" in page
 
 
-def test_verify_misses_its_last_evaluation(early: RunFolder, tmp_path: Path) -> None:
-    assert "is as it was written" in call("verify", "early")
-    copy = RunFolder(copytree(early.path, tmp_path / "copy"))
-    copy.evaluation("00003").unlink()
-    (said,) = find_damage(copy)
-    assert said.endswith("evaluations/00003.json is missing, and checkpoint 3 was evaluated")
+def test_it_is_as_it_was_written(early: RunFolder) -> None:
+    assert "is as it was written" in call("verify", early.name)
 
 
 def test_a_resume_makes_its_end_again_and_trains_no_further_step(early: RunFolder) -> None:
