@@ -3,7 +3,6 @@
 A field of no row is refused by its name. A value of null is the same as no field.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -97,19 +96,16 @@ def _value_at(sent: Mapping[str, object], path: Sequence[str]) -> object:
 
 
 def write_table() -> str:
-    """Write the table as Markdown."""
+    """Write the rules of the fields that change an answer, as a table of Markdown."""
     return "\n".join(_lines()) + "\n"
 
 
 def _lines() -> Iterator[str]:
     yield "| field | of | what becomes of it |"
     yield "|---|---|---|"
-    for rule in RULES:
+    for rule in (rule for rule in RULES if rule.fate not in {Fate.REFUSED, Fate.HARMLESS}):
         names = ", ".join(f"`{name}`" for name in rule.names)
         others = [api for api in Api if api not in rule.apis]
         apis = ", ".join(rule.apis) if others[1:] else f"all but {others[0]}" if others else "all"
-        taken = rule.unless if rule.fate is Fate.REFUSED else ()
-        but = " or ".join(f"`{json.dumps(value)}`" for value in taken)
-        said = {Fate.SAMPLING: rule.why, Fate.HONOURED: f"honoured: {rule.why}"}
-        told = said.get(rule.fate, f"{rule.fate}: {rule.why}")
-        yield f"| {names} | {apis} | {told}{f'; only {but} is taken' if but else ''} |"
+        told = rule.why if rule.fate is Fate.SAMPLING else f"{rule.fate}: {rule.why}"
+        yield f"| {names} | {apis} | {told} |"
