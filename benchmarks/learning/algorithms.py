@@ -33,7 +33,7 @@ BESIDE = "centred REINFORCE"
 PLAIN = ("algorithm.advantage=centred", "algorithm.loss=cross_entropy")
 """Centred REINFORCE, of one update a step."""
 
-DUAL_CLIP = "bounds the loss where A < 0 too, as the loss `dual_clip` does with a pass more"
+DUAL_CLIP = "has the loss `dual_clip`"
 MORE_KL = "adds KL k2 with 0.001"
 IN_TRINITY = {
     "grpo": f"{DUAL_CLIP}; averages over tokens. The paper has KL k3 with 0.04",
@@ -123,16 +123,18 @@ def describe_presets() -> str:
 
 
 def _describe_values(preset: Preset) -> str:
-    """Describe the values of a preset in a cell, without their sections' names."""
+    """Describe the values of a preset in a cell, without sections' names and default settings."""
     values = flatten(preset.values, TABLES)
     algorithm = {key.removeprefix("algorithm."): value for key, value in values.items()}
-    settings = {
-        part: ", ".join(f"`{key}` {value}" for key, value in of.items())
-        for part in ("advantage", "loss")
-        if isinstance(of := algorithm.pop(f"{part}_settings", None), Mapping)
-    }
+    settings: dict[str, str] = {}
+    for part, rows in (("advantage", ADVANTAGES), ("loss", TOKEN_LOSSES)):
+        given = algorithm.pop(f"{part}_settings", None)
+        known = rows[str(algorithm[part])].settings
+        if isinstance(given, Mapping):
+            other = [key for key, value in given.items() if value != known[key].default]
+            settings[part] = ", ".join(f"`{key}` {given[key]}" for key in other)
     said = [
-        f"{key} `{value}`" + (f" ({settings[key]})" if key in settings else "")
+        f"{key} `{value}`" + (f" ({settings[key]})" if settings.get(key) else "")
         for key, value in algorithm.items()
     ]
     return ", ".join(said)

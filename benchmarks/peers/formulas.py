@@ -1,6 +1,6 @@
 """Our formulas beside the peers' own code, on the same random inputs.
 
-python -m benchmarks.peers.formulas          print the tables of docs/algorithms.md
+python -m benchmarks.peers.formulas          print the tables; docs/algorithms.md has what differs
 
 Each peer runs unmodified in an environment of its own (`make peers`). Losses and estimates of the
 KL divergence are computed in double precision; the peers compute advantages in single precision.
