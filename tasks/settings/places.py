@@ -30,7 +30,7 @@ class PlaceOfRollouts(Section):
 
     cage: Literal["none", "bwrap"] = "none"
     """What holds the program: nothing, or `bwrap`, bubblewrap: no writable folder but the place, no
-    network but the model, and no other process (docs/programs.md)."""
+    network but the model, and no other process (docs/agents.md)."""
 
     reads: list[str] = Field(default_factory=list[str])
     """Further folders that a caged program may read, such as that of its own installation."""
@@ -65,7 +65,7 @@ class PlaceOfRollouts(Section):
         yield (
             folder is not None and not any((folder / name).is_dir() for name in (WORK, HOME)),
             f"template {template} is no folder with a folder {WORK!r} or {HOME!r}; give one, as "
-            "docs/programs.md shows",
+            "docs/agents.md shows",
         )
         yield _is_unreadable(self.reward), f"reward {self.reward!r} is no command line; quote it"
 

@@ -11,7 +11,7 @@ import yaml
 from benchmarks.programs.played import HEADER, count_differing, programs, version_of
 from tests.support.processes import ROOT
 
-PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 SHORT = ("codex", "llm")
 """A program of each index: npm's, and PyPI's."""
 

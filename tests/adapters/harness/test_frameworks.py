@@ -4,7 +4,6 @@ import ast
 import asyncio
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,11 @@ from tests.support.door.token_identity import differences
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+RESIDENT_NODE = re.findall(
+    r"^```js\n(import \{ createInterface .*?)^```$",
+    (ROOT / "docs" / "agents.md").read_text(encoding="utf-8"),
+    re.M | re.S,
+)[0]
 RESIDENT = ROOT / "agents" / "resident.py"
 ENVIRONMENTS = ROOT / ".frameworks"
 REQUIREMENTS = ROOT / "tests" / "support" / "frameworks"
@@ -81,23 +85,37 @@ class Row:
     glue: int
     first_prompt: int
     kept: str
-    agent: str
+    own: str
     file: str
     snippet: str
 
     @property
-    def words(self) -> list[str]:
-        return shlex.split(self.agent.partition(":")[2])
+    def agent(self) -> str:
+        """The recipe's key, as the page says."""
+        if self.file.endswith(".sh"):
+            return f"command:sh {self.file}"
+        if self.file.endswith(".mjs"):
+            return f"resident:node {self.file}"
+        module = Path(self.file).stem
+        python = f".frameworks/{self.own}/bin/python"
+        return f"resident:{python} agents/resident.py {module}" if self.own else module
 
     @property
     def environment(self) -> Path | None:
         """The folder of the framework's own environment; None if it lives beside Ratchet."""
-        if self.words and self.words[0].startswith(".frameworks/"):
-            return ROOT / Path(*Path(self.words[0]).parts[:2])
-        return ENVIRONMENTS / "node" if self.framework == "Vercel AI SDK" else None
+        if self.framework == "Vercel AI SDK":
+            return ENVIRONMENTS / "node"
+        return ENVIRONMENTS / self.own if self.own else None
+
+    @property
+    def program(self) -> str:
+        """The text of the agent's file."""
+        first, rest = RESIDENT_NODE.split("\n", 1)
+        ends = f"{first}\n{self.snippet}\n{rest[rest.index('const playing') :]}"
+        return ends if self.file.endswith(".mjs") else self.snippet
 
     def skip_unless_installed(self) -> None:
-        if self.environment is None and not self.words:
+        if self.environment is None and self.file.endswith(".py"):
             pytest.importorskip(self.version.split()[0], reason="it is not installed: make setup")
         if self.environment is not None and not (self.environment / ".ready").exists():
             pytest.skip(f"there is no {self.environment}; `make frameworks` makes it")
@@ -109,12 +127,12 @@ class Row:
 def rows() -> Iterator[Row]:
     table = re.findall(r"^\| \[(.*?)\]\(.*?\) \| (.*) \|$", PAGE, re.M)
     for framework, cells in table:
-        version, glue, first_prompt, kept, _, agent = cells.split(" | ")
-        section = PAGE.split(f"\n## {framework}\n")[1].split("\n## ")[0]
+        version, glue, first_prompt, kept, environment = cells.split(" | ")
+        section = PAGE.split(f"\n### {framework}\n")[1].split("\n### ")[0]
         file = re.findall(r"`(agents/\w+\.\w+)`:", section)[0]
         (snippet,) = re.findall(r"^```\w+\n(.*?)^```$", section, re.M | re.S)
-        numbers = int(glue), int(first_prompt)
-        yield Row(framework, version, *numbers, kept, agent.strip("`"), file, snippet)
+        own = environment.split("`")[1] if "`" in environment else ""
+        yield Row(framework, version, int(glue), int(first_prompt), kept, own, file, snippet)
 
 
 ROWS = [*rows()]
@@ -126,7 +144,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project's folder with the page's snippets, `resident.py` and the environments."""
     (tmp_path / "agents").mkdir()
     for row in ROWS:
-        (tmp_path / row.file).write_text(row.snippet)
+        (tmp_path / row.file).write_text(row.program)
     (tmp_path / "agents" / "resident.py").write_bytes(RESIDENT.read_bytes())
     (tmp_path / ".frameworks").symlink_to(ENVIRONMENTS)
     (tmp_path / "node_modules").symlink_to(ENVIRONMENTS / "node" / "node_modules")
