@@ -13,7 +13,7 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
 from importlib.abc import Loader, MetaPathFinder
@@ -178,26 +178,20 @@ def release_responses() -> None:
 
 
 def _release(module: ModuleType) -> None:
-    module.BoundSyncStream.close = _releasing(module.BoundSyncStream.close)
-    module.BoundAsyncStream.aclose = _releasing_later(module.BoundAsyncStream.aclose)
+    close, aclose = module.BoundSyncStream.close, module.BoundAsyncStream.aclose
 
-
-def _releasing(close: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(close)
     def close_and_release(stream: Any) -> None:
         close(stream)
         stream._response = None
 
-    return close_and_release
-
-
-def _releasing_later(close: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    @wraps(close)
-    async def close_and_release(stream: Any) -> None:
-        await close(stream)
+    @wraps(aclose)
+    async def aclose_and_release(stream: Any) -> None:
+        await aclose(stream)
         stream._response = None
 
-    return close_and_release
+    module.BoundSyncStream.close = close_and_release
+    module.BoundAsyncStream.aclose = aclose_and_release
 
 
 def _share(module: ModuleType) -> None:

@@ -160,15 +160,14 @@ def _to_provider(message: Message) -> Message:
     """Copy the message without `reasoning_content`, which some providers refuse."""
     sent = message.copy()
     sent.pop("reasoning_content", None)
-    if calls := sent.get("tool_calls"):
-        sent["tool_calls"] = [_with_text_arguments(call) for call in calls]
+    calls = list[ToolCall]()
+    for call in sent.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        calls.append({**call, "function": {"name": name, "arguments": written}})
+    if calls:
+        sent["tool_calls"] = calls
     return sent
-
-
-def _with_text_arguments(call: ToolCall) -> ToolCall:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {**call, "function": {"name": name, "arguments": written}}
 
 
 def _read_reply(response: "ModelResponse") -> Reply:

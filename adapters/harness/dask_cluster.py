@@ -14,6 +14,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import SecretStr
@@ -21,7 +22,7 @@ from pydantic import SecretStr
 from adapters.errors import PassingError, UserError
 from adapters.harness.agents import in_thread
 from adapters.harness.player import play_batch
-from adapters.network.addresses import LOOPBACK, Certificate, Listener, listener_of, spare_loopback
+from adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
 from adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
 from adapters.process.open_files import raise_limit
 from adapters.process.running_clock import Wait
@@ -130,7 +131,9 @@ def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
 
 def listener_at(url: str) -> Listener:
     """Return what binds a door's URL, for https with the client's certificate of Dask."""
-    return listener_of(url, _certificate() if url.startswith("https:") else None)
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    return Listener(parts.hostname or "", parts.port or 0, _certificate() if secure else None)
 
 
 def _result(future: "Future[None]", batch: str) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, Example, JsonObject
+from adapters.calls import POLICY, Example
 from adapters.errors import did_you_mean
 from adapters.harness.verifiers import NoEnvironment, split_name
 
@@ -158,7 +158,12 @@ def game_of(name: str) -> Callable[[int], Game]:
     entry = spec.entry_point
     environment = resolve_name(entry) if isinstance(entry, str) else entry
     parameters = inspect.signature(environment).parameters
-    _check_arguments(identity, arguments, [*parameters, *spec.kwargs])
+    known = [*parameters, *spec.kwargs]
+    for unknown in arguments.keys() - {*known}:  # most of GEM's classes take any, and ignore them
+        names = ", ".join(dict.fromkeys(name for name in known if name.strip("_")))
+        raise NoEnvironment(
+            f"GEM's environment {identity} has no argument {unknown!r}; it has: {names}"
+        )
     # Environments over a data set need their seed when they are made; most others ignore it.
     seeded, wrap = SEED in parameters, _load_wrappers(wrappers)
 
@@ -202,12 +207,3 @@ def _import_registration(name: str) -> ModuleType:
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
-
-
-def _check_arguments(identity: str, arguments: JsonObject, known: list[str]) -> None:
-    """Refuse an unknown argument; most of GEM's classes take any and ignore unknown ones."""
-    for unknown in arguments.keys() - set(known):
-        names = ", ".join(dict.fromkeys(name for name in known if name.strip("_")))
-        raise NoEnvironment(
-            f"GEM's environment {identity} has no argument {unknown!r}; it has: {names}"
-        )

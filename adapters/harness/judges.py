@@ -11,7 +11,7 @@ from base64 import b32encode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from hashlib import sha256
-from itertools import count
+from itertools import count, takewhile
 from statistics import fmean
 from typing import Any
 
@@ -195,9 +195,12 @@ def read_scores(text: str) -> dict[str, float]:
     rows = [row for row in listed if isinstance(row, dict) and isinstance(row.get("id"), str | int)]
     times = Counter(str(row["id"]) for row in rows)
     return {
-        name: float(row["score"])
+        name: float(score)
         for row in rows
-        if times[name := str(row["id"])] == 1 and _is_share(row.get("score"))
+        if times[name := str(row["id"])] == 1
+        and isinstance(score := row.get("score"), int | float)
+        and not isinstance(score, bool)
+        and 0 <= score <= 1
     }
 
 
@@ -231,13 +234,5 @@ def _headed(messages: Sequence[Mapping[str, Any]], who: str = "") -> list[Said]:
 def _shared(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> int:
     """Count the messages with which all conversations begin."""
     columns = zip(*conversations, strict=False)
-    count = 0
-    for column in columns:
-        if any(message != column[0] for message in column):
-            break
-        count += 1
-    return count
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    equal = takewhile(lambda column: all(one == column[0] for one in column), columns)
+    return sum(1 for _ in equal)

@@ -218,9 +218,16 @@ class _Player:
     async def _play_here(
         self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
     ) -> Outcome:
-        playing = self._play(rollout.example, endpoints, place)
-        keys = [self._batch.key(rollout.id)]
-        return await play_to_end(_with_files(self._within_time(playing, rollout)), keys)
+        async def playing() -> Reward:
+            try:
+                return await self._within_time(
+                    self._play(rollout.example, endpoints, place), rollout
+                )
+            except Exception as error:
+                check_files(error)  # this process may be able to open no more
+                raise
+
+        return await play_to_end(playing(), [self._batch.key(rollout.id)])
 
     async def _play_isolated(
         self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
@@ -266,32 +273,16 @@ async def play_in(
     """Fill a place, play a rollout in it, and score it; keep the place if the recipe says so."""
     outcome: Outcome | None = None
     try:
-        outcome = await _outcome_in(place, endpoints, play)
+        await asyncio.to_thread(fill, place, place.variables(endpoints))
+        played = await play()
+        scores = place.settings.reward and not isinstance(played, Failure)
+        outcome = await score(place) if scores else played
+        return outcome
+    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
+        outcome = failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
         return outcome
     finally:
         await asyncio.to_thread(leave, place, outcome)
-
-
-async def _outcome_in(
-    place: Place, endpoints: Roles, play: Callable[[], Awaitable[Outcome]]
-) -> Outcome:
-    try:
-        await asyncio.to_thread(fill, place, place.variables(endpoints))
-        outcome = await play()
-        if place.settings.reward and not isinstance(outcome, Failure):
-            return await score(place)
-    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
-        return failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
-    return outcome
-
-
-async def _with_files(playing: Awaitable[T]) -> T:
-    """Await an agent that is played in this process; OutOfFiles if that can open no more files."""
-    try:
-        return await playing
-    except Exception as error:
-        check_files(error)
-        raise
 
 
 @cache

@@ -127,11 +127,6 @@ def check_place(model: str) -> str:
     return url
 
 
-def listener_of(url: str, tls: Certificate | None) -> Listener:
-    _, host, port = _parts(url)
-    return Listener(host, port, tls)
-
-
 def _parts(url: str) -> tuple[str, str, int]:
     """Split a URL into scheme, host and port; each is empty or 0 where the URL has none."""
     parts = urlsplit(url)

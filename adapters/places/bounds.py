@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.errors import counted
@@ -30,16 +29,11 @@ class BeyondBounds(PlaceError):
     """An error for a place, or the processes in it, beyond what the recipe allows."""
 
 
-@dataclass(frozen=True)
-class DiskUsage:
-    """Bytes on disk and files of a folder."""
+def usage_of(folder: Path) -> tuple[int, int]:
+    """Return the bytes on disk and the files of a folder, without following links.
 
-    bytes: int
-    files: int
-
-
-def usage_of(folder: Path) -> DiskUsage:
-    """Measure a folder, without following links; what vanishes meanwhile does not count."""
+    What vanishes meanwhile does not count.
+    """
     size = files = 0
     left = [str(folder)]
     while left:
@@ -50,20 +44,20 @@ def usage_of(folder: Path) -> DiskUsage:
                     size += entry.stat(follow_symlinks=False).st_blocks * BLOCK
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
-    return DiskUsage(size, files)
+    return size, files
 
 
 def check_files(place: Place) -> None:
     """Raise BeyondBounds if a place holds more than it may."""
-    bounds, usage = place.settings.bounds, usage_of(place.folder)
-    if usage.bytes > bounds.most_bytes:
+    bounds, (size, files) = place.settings.bounds, usage_of(place.folder)
+    if size > bounds.most_bytes:
         raise BeyondBounds(
-            f"the place holds {usage.bytes >> 20} MiB, and may hold {bounds.most_bytes >> 20}; "
+            f"the place holds {size >> 20} MiB, and may hold {bounds.most_bytes >> 20}; "
             "look at what the program writes, or give a larger place.most_mib"
         )
-    if usage.files > bounds.most_files:
+    if files > bounds.most_files:
         raise BeyondBounds(
-            f"the place holds {counted(usage.files, 'file')}, and may hold {bounds.most_files}; "
+            f"the place holds {counted(files, 'file')}, and may hold {bounds.most_files}; "
             "look at what the program writes, or give a larger place.most_files"
         )
 

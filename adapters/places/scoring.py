@@ -87,19 +87,15 @@ async def _run(place: Place, words: list[str], told: str | None = None) -> Progr
         REPORT: place.seen(_report(place)),
     }
     filled = [place.fill_in(word, variables, f"place.reward's {word!r}") for word in words]
-    _check_there(place, filled[0])
+    if os.sep not in filled[0] and shutil.which(filled[0]) is None:
+        raise PlaceError(  # what it would score is not known
+            f"there is no program {filled[0]!r} to run as place.reward; install it, or write its "
+            "path"
+        )
     line = json.dumps(place.example) if told is None else told
     async with program_in(place, filled, variables, line, {}) as program:
         await program.silent.wait()
     return program
-
-
-def _check_there(place: Place, program: str) -> None:
-    """Raise PlaceError if a reward command names no program: what it would score is not known."""
-    if os.sep not in program and shutil.which(program) is None:
-        raise PlaceError(
-            f"there is no program {program!r} to run as place.reward; install it, or write its path"
-        )
 
 
 def _report(place: Place) -> Path:
@@ -132,12 +128,9 @@ def _read_report(path: Path) -> float | None:
             return 0.0
         content = file.read(MOST_REPORT + 1)
     try:
-        cases = (
-            []
-            if len(content) > MOST_REPORT
-            else [*ElementTree.fromstring(content).iter("testcase")]
-        )
+        report = ElementTree.fromstring(content if len(content) <= MOST_REPORT else "")
     except ElementTree.ParseError:
         return 0.0
+    cases = [*report.iter("testcase")]
     passed = [case for case in cases if not NOT_PASSED & {child.tag for child in case}]
     return len(passed) / len(cases) if cases else 0.0
