@@ -436,7 +436,7 @@ def _translate_buffer(out: Translation, key: str) -> None:
         out.refuse(
             f"{BUFFERS}.{name}.format.prompt_type {layout['prompt_type']} is of no expert's texts; "
             "write a file of rows with messages, or with prompt and completion "
-            "(docs/finetuning.md)",
+            "(docs/methods.md)",
             f"{key}.path",
             "algorithm.preset",
         )

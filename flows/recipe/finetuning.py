@@ -36,7 +36,7 @@ class TextDataset(GivenDataset):
     """Texts that the model learns to write: of one source, or of several.
 
     A row has `messages`, or a `prompt` and its `completion`, or a `text`; a query has the columns
-    `run` and `rollout_id` (docs/finetuning.md).
+    `run` and `rollout_id` (docs/methods.md).
     """
 
     sources: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], TextShare] = Field(
@@ -99,7 +99,7 @@ class TextTeacher(Section):
         str,
         WithJsonSchema({"type": "string", "enum": [*DISTILLATIONS]}),
     ] = "forward_kl"
-    """Divergence from the teacher that is lessened (docs/finetuning.md)."""
+    """Divergence from the teacher that is lessened (docs/methods.md)."""
 
     reads: str | None = None
     """Text that the teacher reads before each conversation, as a system message, and the policy

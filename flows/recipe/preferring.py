@@ -37,7 +37,7 @@ class PairDataset(GivenDataset):
     A row has `prompt`, `chosen` and `rejected`, or the last two alone, or a `comparison` and its
     `label`; a query has the columns `run`, `chosen` and `rejected`. For the losses of labelled
     answers a row has `prompt`, `completion` and `label`, a query `run`, `rollout_id` and `label`
-    (docs/preferences.md).
+    (docs/methods.md).
     """
 
 
@@ -45,7 +45,7 @@ class PreferenceMethod(Section):
     """Path from the two sides of a pair to a loss."""
 
     loss: Annotated[str, WithJsonSchema({"type": "string", "enum": [*PREFERENCES]})] = "dpo"
-    """Loss, by name (docs/preferences.md)."""
+    """Loss, by name (docs/methods.md)."""
 
     loss_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The loss's own settings, such as dpo's beta; one it does not read is refused."""

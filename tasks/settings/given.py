@@ -244,7 +244,7 @@ class Expert(Origin, TextBatches, Lengths):
     """Steps over which µ falls to `final_share`."""
 
     trained: Trained = "assistant"
-    """Part of a conversation that is trained (docs/finetuning.md)."""
+    """Part of a conversation that is trained (docs/methods.md)."""
 
     @property
     def given_texts(self) -> bool:

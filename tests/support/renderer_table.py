@@ -162,11 +162,12 @@ def _check_in_order(text: str, messages: list[dict[str, Any]]) -> None:
 
 
 def write_table(cell: Callable[[str, str], str] = try_cell) -> str:
-    """Write the table in Markdown, and the refusals below it by number."""
+    """Write the table in Markdown, a row for renderers alike, and the refusals below by number."""
     reasons: dict[str, int] = {}
-    lines = [f"| renderer | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines = [f"| renderers | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    alike: dict[str, list[str]] = {}
     for name in NAMES:
-        cells = []
+        cells: list[str] = []
         for column in COLUMNS:
             found = cell(name, column)
             if found == "yes" or found.startswith("with "):
@@ -174,7 +175,8 @@ def write_table(cell: Callable[[str, str], str] = try_cell) -> str:
             else:
                 reason = found.replace(name, "…")
                 cells.append(f"no {reasons.setdefault(reason, len(reasons) + 1)}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        alike.setdefault(" | ".join(cells), []).append(name)
+    lines += [f"| {', '.join(names)} | {cells} |" for cells, names in alike.items()]
     return "\n".join([*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())])
 
 
