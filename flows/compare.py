@@ -8,9 +8,9 @@ from prefect.runtime import flow_run
 from adapters.errors import UserError, did_you_mean
 from adapters.tinker.engines import engines_kept
 from flows.evaluate import evaluate_once
+from flows.opening.eval_targets import EvalTarget, find_target
+from flows.opening.flow_runs import completed
 from flows.recipe.recipe import Recipe
-from flows.runtime.eval_targets import EvalTarget, find_target
-from flows.runtime.flow_runs import completed
 from tasks.comparison.comparisons import (
     ComparedTarget,
     Comparison,

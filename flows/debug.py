@@ -30,9 +30,9 @@ from adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_fil
 from adapters.tinker.service import Service, connect
 from adapters.weights.network import load_tokenizer
 from durable.files import link_or_copy
+from flows.checkpoints.binding import carried_files, open_checkpoints
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import carried_files, open_checkpoints
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
 from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import end_spans, scored_names
@@ -265,5 +265,5 @@ class _OneRollout:
     async def answered(self, completion: Completion) -> None:
         pass
 
-    async def ended(self, end: RolloutEnd) -> bool:
-        return False
+    async def ended(self, end: RolloutEnd) -> None:
+        pass

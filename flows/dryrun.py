@@ -1,9 +1,8 @@
 """Play a handful of examples through everything but the update."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -14,31 +13,28 @@ from adapters.door.roles import roles_of_policies
 from adapters.door.stand_in import StandIn, StandInDoor, read_turns
 from adapters.rendering.chat import Chat
 from adapters.tinker.token_texts import find_context, open_tokenizer
-from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import open_references
-from flows.runtime.checks import check_start
-from flows.runtime.extras import Extras, judge_step
-from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_rollouts import (
+from flows.opening.checks import check_start
+from flows.opening.flow_runs import name_of_run
+from flows.opening.parts import StepPart, judges, open_readers
+from flows.opening.rollouts import (
     RolloutRunner,
     open_rollouts,
     open_told_rollouts,
     training_groups,
 )
-from flows.runtime.open_run import open_run, staying
-from tasks.datums import build_datums
+from flows.opening.run import open_run, staying
+from flows.recipe.recipe import Recipe
+from flows.train import make_datums
 from tasks.evaluations import score_spans
 from tasks.recording.transcripts import read_transcripts
 from tasks.reports.dryruns import LearnedFrom, describe_dryrun
 from tasks.reports.programs import Played
-from tasks.rewards import compute_rewards
 from tasks.settings.run import Model
 from tasks.shards import ShardSize, draw_shard
 from tasks.storage.manifest import bind_run
 from tasks.storage.names import shard_name
 from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.tracking.prefect_pages import publish_tag
-from tasks.trajectories import assemble_trajectories
 
 
 class DryRun(BaseModel, frozen=True):
@@ -58,9 +54,7 @@ class _Open:
     folder: RunFolder
     chat: Chat
     runner: RolloutRunner
-    verdicts: Callable[[Sequence[Path]], Path | None]
-    logprobs: Callable[[str, Sequence[Path], Path], Mapping[str, Path]]
-    """Log-probabilities of a policy's trajectories by others, by their source."""
+    parts: Sequence[StepPart]
     stand_in: StandIn | None = None
 
 
@@ -95,14 +89,10 @@ def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
 
 def _learn(opened: _Open, recipe: Recipe, spans: Sequence[Path]) -> dict[str, LearnedFrom]:
     """Build what each policy would learn from, by its name."""
-    at, query, credit = opened.folder, recipe.algorithm.rewards, recipe.credit()
-    learned, verdicts = dict[str, LearnedFrom](), opened.verdicts(spans)
-    for name, roles in recipe.policies().items():
-        trajectories = assemble_trajectories(at.trajectories(name, 0), spans, roles)
-        rewards = compute_rewards(at.rewards(name, 0), trajectories, query, verdicts)
-        logprobs = opened.logprobs(name, spans, trajectories)
-        datums = build_datums(at.datums(name, 0), trajectories, rewards, credit, logprobs)
-        learned[name] = LearnedFrom(trajectories, rewards, datums)
+    at, learned = opened.folder, dict[str, LearnedFrom]()
+    for name in recipe.policies():
+        files = make_datums(at, recipe, opened.parts, name, 0, spans)
+        learned[name] = LearnedFrom(at.trajectories(name, 0), at.rewards(name, 0), files.datums)
     return learned
 
 
@@ -118,16 +108,10 @@ def _played_by_model(recipe: Recipe, run: str) -> Iterator[_Open]:
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,
-        open_references(recipe, opened.folder, opened.service) as references,
+        open_readers(recipe, opened.folder, opened.service) as readers,
     ):
-        extras = Extras(opened, recipe, runners.judging, references)
-        policies = {policy.name: policy for policy in opened.policies}
-
-        def logprobs(name: str, spans: Sequence[Path], trajectories: Path) -> Mapping[str, Path]:
-            return extras.logprobs(policies[name], 0, spans, trajectories)
-
-        verdicts = partial(extras.verdicts, 0)
-        yield _Open(opened.folder, runners.chat, runners.evaluation, verdicts, logprobs)
+        parts = (*judges(opened.folder, recipe, runners.judging), *readers)
+        yield _Open(opened.folder, runners.chat, runners.evaluation, parts)
 
 
 @contextmanager
@@ -148,5 +132,5 @@ def _told(recipe: Recipe, run: str, said: Path) -> Iterator[_Open]:
         staying(folder),
         open_told_rollouts(folder, recipe, door) as runners,
     ):
-        verdicts = partial(judge_step, folder, recipe, runners.judging, 0)
-        yield _Open(folder, chat, runners.evaluation, verdicts, lambda *_: {}, stand_in)
+        parts = judges(folder, recipe, runners.judging)
+        yield _Open(folder, chat, runners.evaluation, parts, stand_in)

@@ -4,17 +4,17 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from adapters.errors import UserError
-from flows.recipe.recipe import Recipe
-from flows.runtime.eval_targets import EvalTarget, find_target
-from flows.runtime.evaluation import (
+from flows.opening.eval_targets import EvalTarget, find_target
+from flows.opening.evaluation import (
     EvaluationResult,
     reopen_evaluation,
     score_held_out,
     submit_held_out,
 )
-from flows.runtime.flow_runs import again_if_engine_dies, completed
-from flows.runtime.open_rollouts import open_rollouts
-from flows.runtime.open_run import open_run
+from flows.opening.flow_runs import again_if_engine_dies, completed
+from flows.opening.rollouts import open_rollouts
+from flows.opening.run import open_run
+from flows.recipe.recipe import Recipe
 from tasks.recording.scores import is_scored, read_evaluation
 from tasks.reports.rollouts import list_games
 from tasks.tracking.prefect_pages import publish_evaluations

@@ -26,9 +26,9 @@ from adapters.weights.network import (
     score,
     set_generation,
 )
+from flows.checkpoints.policies import recorded_steps
+from flows.checkpoints.serving import Weights, open_weights
 from flows.recipe.loading import read_lineage, read_recipe
-from flows.runtime.policies import recorded_steps
-from flows.runtime.serving import Weights, open_weights
 from tasks.checkpoints import Ledger
 from tasks.recovery.rebuilding import Rebuilder
 from tasks.reports.exports import (

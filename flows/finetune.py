@@ -8,11 +8,11 @@ teacher reads them once, too. The loss on held-out texts measures what was learn
 
 from prefect import flow
 
+from flows.checkpoints.binding import open_teacher
 from flows.learn_given import learn_given
+from flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
+from flows.opening.run import OpenRun
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.runtime.bound_checkpoints import open_teacher
-from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, name_of_run
-from flows.runtime.open_run import OpenRun
 from tasks.given.scores import LongerTexts, ask_teacher
 
 

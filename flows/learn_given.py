@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from adapters.calls import POLICY
 from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
+from flows.opening.checks import check_start
+from flows.opening.evaluation import EarlyEnd
+from flows.opening.flow_runs import RunSummary, end_run, name_of_run
+from flows.opening.run import OpenRun, open_run
+from flows.opening.step_records import begin_steps, measure_of, record_step
 from flows.recipe.given_examples import GivenRecipe
-from flows.runtime.checks import check_start
-from flows.runtime.evaluation import EarlyEnd
-from flows.runtime.flow_runs import RunSummary, end_run, name_of_run
-from flows.runtime.open_run import OpenRun, check_budget, measure_of, open_run, record_step
 from tasks.given.given import Given, bind_given, draw_given, score_given
 from tasks.metrics import StepFiles
 from tasks.storage.run_folder import folder_of
@@ -40,13 +41,11 @@ def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], No
 def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     """Train the policy of a run on the units of each step, and score what is due."""
     drawing, left, updater = recipe.drawing(), run.steps_left(), run.policies.main.updater
-    phases().enter(TRAINING)
+    begin_steps(run, TRAINING)
 
     def draw(step: int) -> Path:
         return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
 
-    run.tracking.follow()
-    check_budget(run)
     early_end = EarlyEnd(recipe, run.folder)
     score(run, recipe, given, left.start)
     early_end.look(left.start)

@@ -9,11 +9,11 @@ side the policy prefers measures what was learnt, not a reward.
 from prefect import flow
 
 from adapters.calls import POLICY
+from flows.checkpoints.binding import read_bound
 from flows.learn_given import learn_given
+from flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
+from flows.opening.run import OpenRun
 from flows.recipe.preferring import PreferRecipe
-from flows.runtime.bound_checkpoints import read_bound
-from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, name_of_run
-from flows.runtime.open_run import OpenRun
 from tasks.given.scores import score_references
 from tasks.references import Reference
 from tasks.settings.algorithm import BASE

@@ -6,16 +6,16 @@ correct for it, and metrics `kl_sample_train_…` measure it step by step.
 
 from prefect import flow
 
+from flows.checkpoints.forks import replay_run, share_end
+from flows.opening.checks import check_start
+from flows.opening.evaluation import HeldOutEvaluations
+from flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from flows.opening.parts import open_parts
+from flows.opening.pipeline import PlayedStep
+from flows.opening.rollouts import open_rollouts
+from flows.opening.run import open_run
 from flows.recipe.loading import count_steps
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import check_start
-from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.extras import open_extras
-from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
-from flows.runtime.forks import replay_run, share_end
-from flows.runtime.open_rollouts import open_rollouts
-from flows.runtime.open_run import open_run
-from flows.runtime.overlap import PlayedStep
 from flows.train import learn
 from tasks.storage.run_folder import folder_of
 
@@ -37,7 +37,7 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
     with (
         open_run(recipe, name, on_policy=False) as opened,
         open_rollouts(opened, recipe) as runners,
-        open_extras(opened, recipe, runners.judging) as extras,
+        open_parts(opened, recipe, runners.judging) as parts,
     ):
         folder = opened.folder
         share_end(folder_of(parent), folder, recipe.steps)  # again, if its record is gone
@@ -46,5 +46,5 @@ def replay(recipe: Recipe, parent: str, run: str | None = None) -> RunSummary:
             for step in opened.steps_left()
         )
         evaluations = HeldOutEvaluations(recipe, opened, runners, first=opened.end())
-        learn(opened, recipe, steps, evaluations, extras)
+        learn(opened, recipe, steps, evaluations, parts)
     return end_run(folder)

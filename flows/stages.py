@@ -14,21 +14,21 @@ from prefect import Flow, flow
 from pydantic import BaseModel
 
 from adapters.tinker.engines import engines_kept
+from flows.checkpoints.binding import read_step
 from flows.evaluate import evaluate_once
 from flows.finetune import finetune
-from flows.prefer import prefer
-from flows.recipe.loading import count_stages, count_steps
-from flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
-from flows.replay import replay
-from flows.runtime.bound_checkpoints import read_step
-from flows.runtime.checks import (
+from flows.opening.checks import (
     check_answering,
     check_plan,
     check_recipe,
     gone_children,
     is_finished,
 )
-from flows.runtime.flow_runs import completed, name_of_run, summarize_run
+from flows.opening.flow_runs import completed, name_of_run, summarize_run
+from flows.prefer import prefer
+from flows.recipe.loading import count_stages, count_steps
+from flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
+from flows.replay import replay
 from flows.server.deployed_runs import describe_failure
 from flows.train import train
 from tasks.recording.scores import headline, read_evaluation

@@ -14,6 +14,8 @@ from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
 from adapters.errors import UserError, counted
+from flows.opening.checks import check_plan, is_finished
+from flows.opening.flow_runs import completed, name_of_run
 from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
 from flows.recipe.plan import (
     Plan,
@@ -25,8 +27,6 @@ from flows.recipe.plan import (
 )
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.checks import check_plan, is_finished
-from flows.runtime.flow_runs import completed, name_of_run
 from flows.server.deployed_runs import (
     Deployment,
     cancel_deployed,

@@ -14,29 +14,23 @@ from pathlib import Path
 
 from prefect import flow
 
-from adapters.process.phases import CLOSING, EVALUATION, ROLLOUTS, phases
+from adapters.process.phases import ROLLOUTS
+from flows.opening.checks import check_start
+from flows.opening.evaluation import HeldOutEvaluations
+from flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from flows.opening.parts import StepPart, measure_parts, open_parts
+from flows.opening.pipeline import PlayedStep
+from flows.opening.rollouts import open_rollouts
+from flows.opening.run import OpenRun, open_run
+from flows.opening.step_records import Measure, begin_steps, measure_of, record_step
+from flows.opening.steps import play_steps
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import check_start
-from flows.runtime.evaluation import HeldOutEvaluations
-from flows.runtime.extras import Extras, open_extras
-from flows.runtime.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
-from flows.runtime.open_rollouts import open_rollouts
-from flows.runtime.open_run import (
-    Measure,
-    OpenRun,
-    check_budget,
-    measure_of,
-    open_run,
-    record_step,
-)
-from flows.runtime.overlap import Following, PlayedStep, draw_train_shard, play_steps
-from flows.runtime.policies import RunPolicy
 from tasks.datums import build_datums
 from tasks.metrics import StepFiles
 from tasks.rewards import compute_rewards
-from tasks.storage.run_folder import folder_of
+from tasks.storage.run_folder import RunFolder, folder_of
 from tasks.trajectories import assemble_trajectories
-from tasks.updates import PlannedUpdate, update_policy
+from tasks.updates import update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -53,11 +47,10 @@ def train(recipe: Recipe, run: str | None = None) -> RunSummary:
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as rollouts,
-        open_extras(opened, recipe, rollouts.judging) as extras,
+        open_parts(opened, recipe, rollouts.judging) as parts,
     ):
-        draw = partial(draw_train_shard, recipe, opened.folder)
-        steps = play_steps(opened, recipe, rollouts.training, draw)
-        learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, rollouts), extras)
+        steps = play_steps(opened, recipe, rollouts.training)
+        learn(opened, recipe, steps, HeldOutEvaluations(recipe, opened, rollouts), parts)
     return end_run(opened.folder)
 
 
@@ -66,74 +59,46 @@ def learn(
     recipe: Recipe,
     steps: Iterator[PlayedStep],
     evaluations: HeldOutEvaluations,
-    extras: Extras,
+    parts: Sequence[StepPart],
 ) -> None:
-    """Train the policies of a run on the rollouts of each step, and score what is due."""
-    spent = phases()
-    spent.enter(ROLLOUTS)
-    run.tracking.follow()
-    check_budget(run)
-    start = run.steps_left().start
-    evaluations.submit_due(start)
-    evaluations.decide(start - 1 - recipe.rollouts.lag)  # again, if its record is gone
-    for played in steps:
-        step, spans = played.step, played.spans
-        with spent.within(EVALUATION):
-            evaluations.decide(step - recipe.rollouts.lag)
-        measures = train_step(played, extras)
-        evaluations.submit_due(step + 1)
-        with spent.within(EVALUATION):
-            evaluations.score(step - recipe.rollouts.lag)
-        record_step(run, step, measures, extras.metrics(step, spans))
-    with spent.within(EVALUATION):
-        evaluations.score(run.end())
-    spent.enter(CLOSING)
+    """Train the policies of a run on the rollouts of each step.
 
-
-def train_step(played: PlayedStep, extras: Extras) -> dict[str, Measure]:
-    """Train each policy on the rollouts of a step; return the measure of each by its name.
-
-    The update of the next step follows at once if its rollouts end before this update has. While
-    the service computes, the step is measured, and the next shard is drawn.
+    While the service computes an update, the step is measured, the next shard is drawn, and the
+    next update is submitted if its rollouts have ended.
     """
-    at, step, measures = extras.run.folder, played.step, dict[str, Measure]()
-    smallest_group = extras.recipe.rollouts.min_group_size()
-    verdicts = extras.verdicts(step, played.spans)
-    for policy in extras.run.policies:
-        name = policy.name
-        files, trained = make_datums(extras, policy, step, played.spans, verdicts)
-        measures[name] = measure_of(policy, step, files, smallest_group)
-        if (following := played.following) is not None:
-            make = partial(make_following, extras, policy, step + 1, following)
-            policy.updater.plan(PlannedUpdate(step + 1, make, following.pending))
-        beside = [*filter(None, (measures[name], played.draw_next))]
-        # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
-        update_policy(at.update(name, step), policy.updater, step, trained, beside)
-    return measures
-
-
-def make_following(
-    extras: Extras, policy: RunPolicy, step: int, following: Following
-) -> list[Path] | None:
-    """Make the datums of a step that has begun; None if its rollouts have not ended well."""
-    spans = following.ended_spans()
-    return None if spans is None else make_datums(extras, policy, step, spans)[1]
+    make = partial(make_datums, run.folder, recipe, parts)
+    smallest = recipe.rollouts.min_group_size()
+    begin_steps(run, ROLLOUTS)
+    for played in evaluations.around(steps):
+        step, measures = played.step, dict[str, Measure]()
+        for policy in run.policies:
+            files = make(policy.name, step, played.spans)
+            measures[policy.name] = measure_of(policy, step, files, smallest)
+            played.plan_next(policy.updater, partial(make, policy.name))
+            # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
+            meanwhile = measures[policy.name], played.draw_next
+            path = run.folder.update(policy.name, step)
+            update_policy(path, policy.updater, step, files.trained(), meanwhile)
+        evaluations.follow(step)
+        record_step(run, step, measures, measure_parts(parts, step, played.spans))
 
 
 def make_datums(
-    extras: Extras,
-    policy: RunPolicy,
+    at: RunFolder,
+    recipe: Recipe,
+    parts: Sequence[StepPart],
+    name: str,
     step: int,
     spans: Sequence[Path],
-    verdicts: Path | None = None,
-) -> tuple[StepFiles, list[Path]]:
-    """Make what a policy is trained on at a step: return the step's files, and those of datums."""
-    at, recipe, name = extras.run.folder, extras.recipe, policy.name
-    query, credit = recipe.algorithm.rewards, recipe.credit()
-    trajectories = assemble_trajectories(at.trajectories(name, step), spans, policy.roles)
+) -> StepFiles:
+    """Make what the policy `name` is trained on at a step, from the rollouts' sealed batches."""
+    query, credit, roles = recipe.algorithm.rewards, recipe.credit(), recipe.policies()[name]
+    verdicts = next(filter(None, (part.verdicts(step, spans) for part in parts)), None)
+    trajectories = assemble_trajectories(at.trajectories(name, step), spans, roles)
     rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
-    logprobs = extras.logprobs(policy, step, spans, trajectories)
+    read = [part.logprobs(name, step, spans, trajectories) for part in parts]
+    logprobs = {source: path for of_part in read for source, path in of_part.items()}
     # Rewards become advantages, by `algorithm.advantage` (tasks/algorithm/advantages.py).
     datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs)
-    files = StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts)
-    return files, [datums, *extras.datums(policy, step)]
+    beside = [path for part in parts for path in part.datums(name, step)]
+    return StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts, beside=beside)

@@ -58,6 +58,12 @@ class StepFiles:
     """Measure of the step's checkpoint on held-out texts or pairs, if it was taken."""
     verdicts: Path | None = None
     """What a judge says of the step's rollouts, if there is one."""
+    beside: Sequence[Path] = ()
+    """Files of datums that are trained beside those of the rollouts."""
+
+    def trained(self) -> list[Path]:
+        """List the files of datums of the step."""
+        return [self.datums, *self.beside]
 
 
 def measure_step(

@@ -16,10 +16,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from flows.cli.commands import app
+from flows.opening.checks import check_recipe
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import FlowRecipe
-from flows.runtime.checks import check_recipe
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "datasets" / "README.md", *(ROOT / "docs").glob("*.md")]

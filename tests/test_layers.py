@@ -26,10 +26,11 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "runtime", "server", "diagnosis", "importing", "recipe"},
+        "cli": {MODULES, "opening", "checkpoints", "server", "diagnosis", "importing", "recipe"},
         "diagnosis": {"recipe"},
-        MODULES: {"runtime", "recipe", "server"},
-        "runtime": {"diagnosis", "recipe"},
+        MODULES: {"opening", "checkpoints", "recipe", "server"},
+        "opening": {"checkpoints", "diagnosis", "recipe"},
+        "checkpoints": {"diagnosis", "recipe"},
         "server": set(),
         "importing": {"recipe"},
         "recipe": set(),
@@ -162,7 +163,7 @@ FILE_ACCESS = {
 OUTSIDE_A_RUN = {
     "flows/recipe/loading.py",  # reads prefect.yaml
     "flows/cli/new_project.py",  # writes a project of the user's
-    "flows/runtime/forks.py",  # copies an engine's own files
+    "flows/checkpoints/forks.py",  # copies an engine's own files
     "tasks/recording/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
     "tasks/examples/rows.py",  # likewise

@@ -12,7 +12,7 @@ import pytest
 from prefect import Flow
 
 import ratchet
-from flows.runtime.flow_runs import RunSummary
+from flows.opening.flow_runs import RunSummary
 from tests.support.processes import ROOT
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address

@@ -16,8 +16,8 @@ from typing import TypedDict
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
+from flows.checkpoints.binding import find_start
 from flows.recipe.loading import read_recipe
-from flows.runtime.bound_checkpoints import find_start
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.recording.journal import read_journal
 from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span

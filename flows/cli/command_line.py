@@ -26,9 +26,9 @@ from tasks.storage.run_folder import folder_of, name_run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from flows.opening.flow_runs import RunSummary
     from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.run_recipe import RunRecipe
-    from flows.runtime.flow_runs import RunSummary
     from tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def train_with_bar(
     what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
     for while the servers load.
     """
-    from flows.runtime.checks import check_start, is_complete
+    from flows.opening.checks import check_start, is_complete
 
     folder = folder_of(run)
     if folder not in replaced and is_complete(folder, recipe):
@@ -88,7 +88,7 @@ def _end(run: "RunFolder", summary: "RunSummary | None", *, as_json: bool) -> No
 
     Without a `summary`, the run was complete before.
     """
-    from flows.runtime.flow_runs import summarize_run
+    from flows.opening.flow_runs import summarize_run
 
     ended = summary or summarize_run(run)
     spent = phases().describe()
@@ -168,11 +168,11 @@ def check_deployments(files: Sequence["Path"], name: str | None) -> None:
 
 def _check_deployed(flow: str, values: dict[str, Any], run: str) -> None:
     """Refuse (UserError) what would end a new run of a deployment's recipe before its steps."""
+    from flows.opening.checks import check_recipe, check_start
     from flows.recipe.loading import ENTRYPOINTS, TRAIN, changed_recipe, count_steps
     from flows.recipe.plan import StagesRecipe, SweepRecipe
     from flows.recipe.recipe import Recipe
     from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-    from flows.runtime.checks import check_recipe, check_start
     from flows.stages import check_stages
     from flows.sweep import check_sweep
 
@@ -208,9 +208,9 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
 
 def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "RunRecipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
+    from flows.opening.checks import check_recipe
     from flows.recipe.loading import changed_recipe, count_steps
     from flows.recipe.run_recipe import RunRecipe
-    from flows.runtime.checks import check_recipe
     from tasks.storage.manifest import recipe_of
 
     folder = folder_of(run)

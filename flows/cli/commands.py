@@ -224,7 +224,7 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    from flows.runtime.bound_checkpoints import CheckpointName
+    from flows.checkpoints.binding import CheckpointName
 
     named = CheckpointName.parse(forked := f"{run}@{at}" if at else run)
     named.check_whole(forked)
@@ -232,7 +232,7 @@ def fork(
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
-    from flows.runtime.forks import fork_run
+    from flows.checkpoints.forks import fork_run
 
     name = name or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -249,7 +249,7 @@ def replay(
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     recipe = load_checked_recipe(run, set_ or [])
-    from flows.runtime.forks import replay_run
+    from flows.checkpoints.forks import replay_run
 
     name = name or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -277,8 +277,8 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
+    from flows.opening.eval_targets import find_target
     from flows.recipe.loading import named_recipe
-    from flows.runtime.eval_targets import find_target
 
     recipe = named_recipe(name, set_ or [])
     find_target(recipe, run, checkpoint, model)
@@ -326,7 +326,7 @@ def dryrun(
         _write_report(record, broken=False, as_json=as_json)
         return
     whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
-    from flows.runtime.checks import check_start
+    from flows.opening.checks import check_start
 
     run = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
     folder = folder_of(run)

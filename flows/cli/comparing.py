@@ -72,7 +72,7 @@ def promote(
     name: Annotated[str, typer.Argument(help="The name that the checkpoint is to have.")],
 ) -> None:
     """Give a checkpoint a name, in place of the one that had it."""
-    from flows.runtime.bound_checkpoints import promote as record
+    from flows.checkpoints.binding import promote as record
     from tasks.storage.manifest import recipe_of
 
     promoted, before = record(checkpoint, name)

@@ -30,7 +30,7 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.runtime.serving import find_weights, serve_model, serve_until, stdin_closed
+    from flows.checkpoints.serving import find_weights, serve_model, serve_until, stdin_closed
 
     with serve_model(find_weights(model), port) as (endpoint, service):
         for variable, value in endpoint.variables().items():
@@ -69,7 +69,7 @@ def export(
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
     from adapters.project.publishing import check_push, push
-    from flows.runtime.serving import find_weights
+    from flows.checkpoints.serving import find_weights
 
     check_absent(out)
     model = None if push_to is None else check_push(push_to)

@@ -205,7 +205,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_no_flow_imports_the_hub_s_client_before_a_local_model_has_it_offline() -> None:
-    flows = "flows.train, flows.replay, flows.dryrun, flows.evaluate, flows.runtime.forks"
+    flows = "flows.train, flows.replay, flows.dryrun, flows.evaluate, flows.checkpoints.forks"
     program = f"import sys, {flows}; print('huggingface_hub' in sys.modules)"
     said = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert said == "False\n"

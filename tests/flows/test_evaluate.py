@@ -12,11 +12,11 @@ from adapters.calls import POLICY, Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
 from adapters.project.modules import load_agent_file
+from flows.checkpoints.binding import CheckpointName
 from flows.cli.commands import app
 from flows.evaluate import evaluate
+from flows.opening.eval_targets import EvalTarget
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import CheckpointName
-from flows.runtime.eval_targets import EvalTarget
 from flows.train import train
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.journal import Journal, read_journal
@@ -358,7 +358,7 @@ def test_a_recipe_of_another_agent_than_the_run_s_plays_its_own(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, other = small_recipe(), small_recipe(agent="tests.support.agents.unrewarded:play")
-    monkeypatch.setattr("flows.runtime.eval_targets.read_recipe", lambda _: made)
+    monkeypatch.setattr("flows.opening.eval_targets.read_recipe", lambda _: made)
     asked = made.model_copy(update={"evaluation": other.evaluation, "seed": 7})
     assert EvalTarget.find(asked, "one", 1, None).requested == made, "of its agent, the run's"
     assert EvalTarget.find(other, "one", 1, None).requested.agent == other.agent

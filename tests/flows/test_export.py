@@ -17,9 +17,9 @@ import flows.export
 from adapters.errors import UserError
 from adapters.tinker.bases import read_licence
 from adapters.weights.network import merge
+from flows.checkpoints.serving import find_weights, serve_model
 from flows.cli.commands import app
 from flows.export import ExportForm, export
-from flows.runtime.serving import find_weights, serve_model
 from tasks.reports.exports import Exported, ExportRefused, Parity
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe

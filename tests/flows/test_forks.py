@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
+from flows.checkpoints.forks import fork_run, replay_run
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import fork_run, replay_run
 from flows.train import train
 from tasks.doors.here import HeldBatch
 from tasks.recording.scores import read_evaluation

@@ -29,9 +29,9 @@ from flows.cli.new_project import (
     ProjectExists,
     write_project,
 )
+from flows.opening.checks import check_recipe
 from flows.recipe.loading import RecipeError, named_recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.checks import check_recipe
 from flows.server.prefect_server import POOL
 from tasks.settings.places import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door

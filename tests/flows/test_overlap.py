@@ -18,8 +18,8 @@ from adapters.project.modules import load_agent_file
 from adapters.tinker.live_policy import LivePolicy, UpdateResult
 from adapters.tinker.service import ServiceRefused
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
-from flows.runtime.open_rollouts import Spans
-from flows.runtime.overlap import steps_by_shard
+from flows.opening.rollouts import Spans
+from flows.opening.steps import steps_by_shard
 from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder

@@ -12,11 +12,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 from safetensors.numpy import load_file
 
+from flows.checkpoints.forks import fork_run
+from flows.checkpoints.policies import lora_seed
 from flows.evaluate import evaluate
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import fork_run
-from flows.runtime.policies import lora_seed
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.door.roles import CallsOf
+from flows.opening.checks import check_binding
 from flows.recipe.loading import RecipeError
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import differing
-from flows.runtime.checks import check_binding
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe

@@ -11,9 +11,9 @@ from adapters.calls import Sampling
 from adapters.door import serving
 from adapters.door.serving import choose_sampling
 from adapters.errors import UserError
+from flows.checkpoints.serving import find_weights, open_weights, serve_model
 from flows.cli.commands import app
-from flows.runtime.open_run import open_run
-from flows.runtime.serving import find_weights, open_weights, serve_model
+from flows.opening.run import open_run
 from tests.support.damages import delete_the_folder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies

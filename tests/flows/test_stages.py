@@ -13,10 +13,10 @@ from prefect.settings import PREFECT_API_URL
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
+from flows.checkpoints.binding import best_step, read_bound
 from flows.cli.existing_run import delete_runs, settle_from
 from flows.recipe.loading import changed_recipe, recipe_options
 from flows.recipe.plan import StagesRecipe
-from flows.runtime.bound_checkpoints import best_step, read_bound
 from flows.stages import check_stages, stages
 from tasks.reports.board.runs import runs_table
 from tasks.reports.page import write_report

@@ -22,7 +22,7 @@ from prefect.flow_engine import run_flow
 from pydantic import BaseModel
 
 from flows.evaluate import evaluate
-from flows.runtime.flow_runs import RunSummary, name_of_run
+from flows.opening.flow_runs import RunSummary, name_of_run
 from flows.train import train
 from tasks.tracking.prefect_pages import tag_flow_run
 from tests.support.runs.small_recipe import small_recipe

@@ -7,7 +7,7 @@ import pytest
 from adapters.errors import UserError
 from adapters.tracking.wandb import offline_folders
 from flows.cli.command_line import _closing_lines
-from flows.runtime.checks import check_tracker
+from flows.opening.checks import check_tracker
 from flows.train import train
 from tasks.reports.verification import find_damage
 from tasks.settings.run import Tracking
@@ -48,7 +48,7 @@ def test_a_training_without_a_key_is_kept_offline_whole(
 
 
 def test_the_error_for_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.runtime.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("flows.opening.checks.find_spec", lambda name: None)
     check_tracker(Tracking())
     with pytest.raises(UserError, match=r"wandb.*pip install 'ratchet-rl\[tracking\]'"):
         check_tracker(Tracking(project="p"))

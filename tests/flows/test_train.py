@@ -12,8 +12,8 @@ from adapters.errors import ServiceError
 from adapters.harness.agents import AgentError
 from flows.cli.command_line import UNTRAINED, train_with_bar
 from flows.evaluate import evaluate
-from flows.runtime.flow_runs import RunSummary
-from flows.runtime.open_run import open_run
+from flows.opening.flow_runs import RunSummary
+from flows.opening.run import open_run
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.examples.reading import DatasetError

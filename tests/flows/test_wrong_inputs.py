@@ -282,7 +282,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def large_libraries_are_imported() -> None:
     """Import LiteLLM, for which a role of its models waits, and Prefect, for which a fork does."""
     import_litellm()
-    importlib.import_module("flows.runtime.forks")
+    importlib.import_module("flows.checkpoints.forks")
 
 
 def refuse_to_start(*_: Any, **__: Any) -> None:

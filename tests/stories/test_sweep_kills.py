@@ -13,8 +13,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.opening.checks import is_finished
 from flows.recipe.plan import SweepRecipe
-from flows.runtime.checks import is_finished
 from flows.sweep import check_sweep, sweep
 from tasks.storage.files import write_text
 from tasks.storage.owners import Owner, last_owner

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runtime.bound_checkpoints import best_step, read_step
+from flows.checkpoints.binding import best_step, read_step
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.storage.files import Damaged, write_json
 from tasks.storage.run_folder import RunError, RunFolder

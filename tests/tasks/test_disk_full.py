@@ -20,9 +20,9 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from adapters.weights.adapter import Adapter, write_adapter
 from flows.cli.main import plain_errors
+from flows.opening.checks import check_run
+from flows.opening.run import staying
 from flows.recipe.loading import named_recipe
-from flows.runtime.checks import check_run
-from flows.runtime.open_run import staying
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span

@@ -7,9 +7,9 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import LoraSpec
+from flows.checkpoints.forks import fork_run
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.forks import fork_run
 from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from tasks.recording.step_log import read_metrics, record_metrics
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy

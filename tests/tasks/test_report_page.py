@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
+from flows.checkpoints.forks import fork_run
 from flows.cli.commands import app
-from flows.runtime.forks import fork_run
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.spans import Span
 from tasks.recording.step_log import record_metrics

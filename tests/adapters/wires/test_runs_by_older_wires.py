@@ -13,7 +13,7 @@ import pytest
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from adapters.tinker.service import Service
 from flows.diagnosis.of_run import read_diagnosis
-from flows.runtime import open_rollouts
+from flows.opening import rollouts
 from flows.train import train
 from tasks.doors.orders import DoorOrder
 from tasks.doors.processes import DoorProcesses
@@ -83,14 +83,14 @@ def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
 def test_a_run_whose_doors_ask_by_a_bridge_ends_with_the_weights_of_the_engine(
     engine: Address, root: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, processes = list[int](), open_rollouts.DoorProcesses
+    opened, processes = list[int](), rollouts.DoorProcesses
 
     def open_processes(order: DoorOrder, service: Service, number: int) -> DoorProcesses:
         opened.append(number)
         return processes(order, service, number)
 
-    monkeypatch.setattr(open_rollouts, "usable_cores", lambda: 8)
-    monkeypatch.setattr(open_rollouts, "DoorProcesses", open_processes)
+    monkeypatch.setattr(rollouts, "usable_cores", lambda: 8)
+    monkeypatch.setattr(rollouts, "DoorProcesses", open_processes)
     with older(engine.url, datums="json") as server:
         run = trained("by-doors", server.url, engine, root)
         assert contents(run, engine, server) == undisturbed

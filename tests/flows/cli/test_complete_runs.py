@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from adapters.process.phases import phases
 from flows.cli import command_line
 from flows.cli.commands import app
-from flows.runtime.checks import is_complete
+from flows.opening.checks import is_complete
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of

@@ -15,7 +15,7 @@ from flows.cli.command_line import _closing_lines
 from flows.cli.commands import app
 from flows.cli.comparing import _shown
 from flows.cli.main import show_trace
-from flows.runtime.flow_runs import RunSummary
+from flows.opening.flow_runs import RunSummary
 from tasks.evaluations import ScoredRollout, score_outcomes
 from tasks.recording.transcripts import read_transcripts
 from tasks.reports.dryruns import _list_spans, _show_best

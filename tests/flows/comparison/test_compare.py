@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from adapters.calls import Policy, Sampling
 from adapters.door.serving import OpenDoor
 from adapters.errors import UserError
+from flows.checkpoints.binding import CheckpointName, bind_checkpoints, promote
+from flows.checkpoints.serving import find_weights
 from flows.cli.commands import app
 from flows.compare import compare
+from flows.opening.eval_targets import EvalTarget
 from flows.recipe.loading import named_recipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import CheckpointName, bind_checkpoints, promote
-from flows.runtime.eval_targets import EvalTarget
-from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.comparison.comparisons import Comparison, NotBetter, most_different
 from tasks.comparison.promotions import (

@@ -7,11 +7,11 @@ import pytest
 
 from adapters.errors import UserError
 from flows.finetune import finetune
+from flows.opening.flow_runs import NOTHING, summarize_run
 from flows.prefer import prefer
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.flow_runs import NOTHING, summarize_run
 from tasks.examples.reading import DatasetError
 from tasks.storage.run_folder import folder_of
 from tests.support.runs.small_recipe import small_recipe

@@ -6,16 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.errors import UserError
+from flows.checkpoints.forks import fork_run, replay_run
 from flows.cli.commands import app
 from flows.compare import compare
 from flows.evaluate import evaluate
+from flows.opening.checks import is_complete
+from flows.opening.evaluation import EarlyEnd
+from flows.opening.flow_runs import RunSummary
 from flows.recipe.plan import SweepRecipe
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.checks import is_complete
-from flows.runtime.evaluation import EarlyEnd
-from flows.runtime.flow_runs import RunSummary
-from flows.runtime.forks import fork_run, replay_run
 from flows.sweep import sweep
 from flows.train import train
 from tasks.evaluations import ScoredRollout, score_outcomes

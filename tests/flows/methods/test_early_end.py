@@ -9,12 +9,12 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from flows.finetune import finetune
+from flows.opening.checks import is_complete
 from flows.prefer import prefer
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.preferring import PreferRecipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import is_complete
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.scores import is_scored

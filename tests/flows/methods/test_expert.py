@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from adapters.calls import POLICY
 from adapters.tinker.live_policy import Pass
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.checkpoints.forks import fork_run
+from flows.checkpoints.policies import recorded_steps
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.forks import fork_run
-from flows.runtime.policies import recorded_steps
 from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.recording.step_log import read_metrics

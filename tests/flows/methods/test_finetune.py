@@ -16,17 +16,17 @@ from typer.testing import CliRunner
 
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.checkpoints.forks import fork_run
+from flows.checkpoints.serving import find_weights
 from flows.cli.commands import app
 from flows.evaluate import evaluate
 from flows.finetune import finetune
+from flows.opening.eval_targets import EvalTarget
+from flows.opening.flow_runs import RunSummary, summarize_run
 from flows.recipe.finetuning import FinetuneRecipe
 from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from flows.recipe.plan import SweepRecipe
 from flows.recipe.run_recipe import FlowError
-from flows.runtime.eval_targets import EvalTarget
-from flows.runtime.flow_runs import RunSummary, summarize_run
-from flows.runtime.forks import fork_run
-from flows.runtime.serving import find_weights
 from flows.train import train
 from tasks.examples.reading import DatasetError
 from tasks.given.held_out import read_measure

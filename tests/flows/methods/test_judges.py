@@ -11,16 +11,16 @@ import pytest
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.checkpoints.forks import fork_run, replay_run
+from flows.checkpoints.policies import recorded_steps
 from flows.cli.dry_recipes import shrink
 from flows.debug import debug_rollout
 from flows.dryrun import dryrun
 from flows.evaluate import evaluate
+from flows.opening.flow_runs import summarize_run
 from flows.recipe.loading import read_lineage
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.flow_runs import summarize_run
-from flows.runtime.forks import fork_run, replay_run
-from flows.runtime.policies import recorded_steps
 from flows.train import train
 from tasks.judging import verdicts_of
 from tasks.recording.scores import read_evaluation

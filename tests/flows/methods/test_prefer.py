@@ -16,14 +16,14 @@ from prefect.settings import PREFECT_API_URL
 from adapters.calls import POLICY
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.checkpoints.forks import fork_run
 from flows.evaluate import evaluate
 from flows.finetune import finetune
+from flows.opening.checks import check_recipe
+from flows.opening.flow_runs import RunSummary
 from flows.prefer import prefer
 from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
 from flows.recipe.preferring import PreferRecipe
-from flows.runtime.checks import check_recipe
-from flows.runtime.flow_runs import RunSummary
-from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.algorithm.preferences import MISMATCHED, SIDES
 from tasks.datums import to_datums, units_of

@@ -8,13 +8,13 @@ import pytest
 from adapters.calls import POLICY
 from adapters.tinker.service import Service, ServiceFailed
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.checkpoints.binding import promote
+from flows.checkpoints.forks import fork_run
+from flows.checkpoints.serving import find_weights
 from flows.finetune import finetune
+from flows.opening.checks import check_start
+from flows.opening.run import open_run
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.runtime.bound_checkpoints import promote
-from flows.runtime.checks import check_start
-from flows.runtime.forks import fork_run
-from flows.runtime.open_run import open_run
-from flows.runtime.serving import find_weights
 from tasks.checkpoints import CheckpointError, Ledger
 from tasks.reports.verification import find_damage
 from tasks.storage.run_folder import RunFolder, folder_of

@@ -9,9 +9,9 @@ import duckdb
 import pytest
 
 from adapters.project.modules import load_agent_file
+from flows.checkpoints.binding import read_bound
 from flows.recipe.loading import named_recipe
 from flows.recipe.plan import StagesRecipe
-from flows.runtime.bound_checkpoints import read_bound
 from flows.stages import stages
 from tasks.examples.reading import read_examples
 from tasks.given.sides import read_sides

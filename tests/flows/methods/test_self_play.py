@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from adapters.calls import POLICY
+from flows.checkpoints.binding import CheckpointRefused, read_bound
+from flows.checkpoints.forks import fork_run
 from flows.debug import debug_rollout
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import CheckpointRefused, read_bound
-from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.checkpoints import policy_version
 from tasks.recording.spans import LLM, REWARD

@@ -10,18 +10,18 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from engine.state.registry import find_damaged_state
-from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.runtime.bound_checkpoints import (
+from flows.checkpoints.binding import (
     CheckpointRefused,
     best_step,
     bind_checkpoints,
     find_start,
     read_bound,
 )
-from flows.runtime.forks import fork_run
+from flows.checkpoints.forks import fork_run
+from flows.finetune import finetune
+from flows.recipe.finetuning import FinetuneRecipe
+from flows.recipe.recipe import Recipe
+from flows.replay import replay
 from flows.train import train
 from tasks.checkpoints import Ledger
 from tasks.recording.step_log import read_metrics

@@ -16,10 +16,10 @@ from adapters.errors import UserError
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import PatientSampler, connect
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
+from flows.checkpoints.binding import CheckpointRefused, open_teacher, read_bound
+from flows.checkpoints.forks import fork_run
 from flows.finetune import finetune
 from flows.recipe.finetuning import FinetuneRecipe
-from flows.runtime.bound_checkpoints import CheckpointRefused, open_teacher, read_bound
-from flows.runtime.forks import fork_run
 from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from tasks.examples.reading import DatasetError
 from tasks.examples.teachers import read_before

@@ -13,13 +13,13 @@ from adapters.calls import POLICY
 from adapters.clients.scoring_server import CannotScore
 from adapters.errors import UserError
 from adapters.project.modules import load_agent_file
+from flows.checkpoints.binding import CheckpointRefused
+from flows.checkpoints.forks import fork_run
 from flows.cli.dry_recipes import shrink
 from flows.dryrun import dryrun
+from flows.opening.checks import check_run, check_teachers
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
-from flows.runtime.bound_checkpoints import CheckpointRefused
-from flows.runtime.checks import check_run, check_teachers
-from flows.runtime.forks import fork_run
 from flows.train import train
 from tasks.recording.step_log import read_metrics
 from tasks.recovery.recorded_steps import TrainedPolicy

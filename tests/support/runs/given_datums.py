@@ -15,8 +15,9 @@ from prefect import flow
 
 from adapters.calls import POLICY
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.flow_runs import name_of_run
-from flows.runtime.open_run import measure_of, open_run, record_step
+from flows.opening.flow_runs import name_of_run
+from flows.opening.run import open_run
+from flows.opening.step_records import measure_of, record_step
 from tasks.checkpoints import Checkpoint, Ledger
 from tasks.datums import DATUM_SCHEMA
 from tasks.metrics import StepFiles

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from adapters.project.modules import load_module
+from flows.opening.checks import check_start
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import check_start
 from flows.train import train
 from tasks.algorithm import own_functions
 from tasks.algorithm.advantages import find_advantage

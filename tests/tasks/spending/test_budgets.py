@@ -21,9 +21,9 @@ from adapters.calls import POLICY
 from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.finetune import finetune
+from flows.opening.checks import check_run
 from flows.recipe.plan import StagesRecipe
 from flows.recipe.recipe import Recipe
-from flows.runtime.checks import check_run
 from flows.server.waiting_runs import resume_waiting
 from flows.stages import stages
 from flows.train import train

@@ -8,16 +8,18 @@ from pydantic import BaseModel
 
 from adapters.calls import Sampling
 from adapters.errors import counted
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.open_rollouts import (
+from adapters.process.phases import CLOSING, EVALUATION, phases
+from flows.opening.pipeline import PlayedStep
+from flows.opening.rollouts import (
     OpenRollouts,
     PlayedGroups,
     RolloutRunner,
     Spans,
     ask_judge,
 )
-from flows.runtime.open_run import OpenRun
+from flows.opening.run import OpenRun
+from flows.recipe.recipe import Recipe
+from flows.recipe.run_recipe import RunRecipe
 from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from tasks.given.held_out import read_measure
 from tasks.judging import draw_held_out, verdicts_of
@@ -77,7 +79,29 @@ class HeldOutEvaluations:
         self._next = first
         self._submitted: list[tuple[int, HeldOutShards]] = []
 
-    def submit_due(self, step: int) -> None:
+    def around(self, steps: Iterator[PlayedStep]) -> Iterator[PlayedStep]:
+        """Yield the steps, each when the scores before it have decided; score the rest at the end.
+
+        A step is followed (`follow`) once it is trained.
+        """
+        start = self._run.steps_left().start
+        self._submit_due(start)
+        self._decide(start - 1 - self._recipe.rollouts.lag)  # again, if its record is gone
+        for played in steps:
+            with phases().within(EVALUATION):
+                self._decide(played.step - self._recipe.rollouts.lag)
+            yield played
+        with phases().within(EVALUATION):
+            self._score(self._run.end())
+        phases().enter(CLOSING)
+
+    def follow(self, step: int) -> None:
+        """Submit what is due after a step, and score what has been played beside the steps."""
+        self._submit_due(step + 1)
+        with phases().within(EVALUATION):
+            self._score(step - self._recipe.rollouts.lag)
+
+    def _submit_due(self, step: int) -> None:
         """Submit evaluations due up to checkpoint `step` that are not submitted, nor on disk."""
         evaluation, steps = self._recipe.evaluation, self._run.end()
         if not self._recipe.holds_out():
@@ -90,18 +114,17 @@ class HeldOutEvaluations:
                 self._submitted.append((due, held_out))
         self._next = max(self._next, step + 1)
 
-    def decide(self, last: int) -> None:
+    def _decide(self, last: int) -> None:
         """Let the scores of checkpoints up to `last` decide where the run ends, if they may."""
         if self._recipe.stop.is_given:
-            self.score(last)
+            self._score(last)
             self._early_end.look(last)
 
-    def score(self, last: int) -> None:
+    def _score(self, last: int) -> None:
         """Wait for the submitted evaluations of checkpoints up to `last`, and score them."""
-        folder = self._run.folder
         while self._submitted and self._submitted[0][0] <= last:
             step, held_out = self._submitted.pop(0)
-            score_held_out(self._recipe, folder, self._runners, held_out, step)
+            score_held_out(self._recipe, self._run.folder, self._runners, held_out, step)
 
 
 def score_held_out(

@@ -8,9 +8,9 @@ from threading import Lock
 from adapters.calls import POLICY, Policy
 from adapters.tinker.live_policy import LoraSpec
 from adapters.tinker.service import Service
+from flows.checkpoints.binding import check_state, find_start
 from flows.diagnosis.of_run import keeps_optimizer, tolerance_of
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.bound_checkpoints import check_state, find_start
 from tasks.checkpoints import Ledger, policy_version
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.storage.manifest import ByStep

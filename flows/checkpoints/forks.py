@@ -11,10 +11,10 @@ from adapters.door.roles import answerers, policy_of
 from adapters.errors import counted
 from adapters.tinker.engines import saved_files
 from durable.files import link_or_copy
+from flows.checkpoints.binding import bind_checkpoints, carried_files
 from flows.recipe.loading import changed_recipe, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.bound_checkpoints import bind_checkpoints, carried_files
 from tasks.checkpoints import Ledger
 from tasks.recording.scores import is_scored
 from tasks.recording.step_log import read_metrics, record_metrics, steps_done

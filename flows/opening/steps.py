@@ -6,23 +6,21 @@ there when step s is asked for.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from flows.recipe.recipe import Recipe
-from flows.runtime.open_rollouts import (
+from flows.opening.pipeline import NextStep, PlayedStep
+from flows.opening.rollouts import (
     RolloutRunner,
     Spans,
     training_groups,
     wait_for_batches,
 )
-from flows.runtime.open_run import OpenRun
+from flows.opening.run import OpenRun
+from flows.recipe.recipe import Recipe
 from tasks.datums import datums_of_batch
-from tasks.rollouts import StepStopped, measure_yield
+from tasks.rollouts import measure_yield
 from tasks.settings.algorithm import CreditAssignment
 from tasks.settings.rollouts import Rollouts
 from tasks.shards import ShardSize, draw_shard
@@ -37,64 +35,15 @@ Steps = Iterator[tuple[int, Sequence[Spans], Sequence[Spans]]]
 """
 
 
-@dataclass(frozen=True)
-class Following:
-    """Rollouts of the next step, which has begun while an earlier one is trained.
-
-    `check` raises StepStopped if they have too few rewards.
-    """
-
-    batches: Sequence[Spans]
-    check: Callable[[Sequence[Path]], None]
-
-    def pending(self) -> list[Future[Any]]:
-        """Return what has not ended."""
-        played = [batch.wrapped_future for batch in self.batches]
-        return [future for future in played if not future.done()]
-
-    def ended_spans(self) -> list[Path] | None:
-        """Return the sealed spans if all have ended well, without waiting.
-
-        An error of the step is raised when its turn comes.
-        """
-        if self.pending():
-            return None
-        for batch in self.batches:
-            batch.wait()
-            if not batch.state.is_completed():
-                return None
-        spans = [batch.result() for batch in self.batches]
-        try:
-            self.check(spans)
-        except StepStopped:
-            return None
-        return spans
-
-
-@dataclass(frozen=True)
-class PlayedStep:
-    """A step whose rollouts have ended, with their sealed spans.
-
-    `following` is there if what the next step is trained on does not depend on the update of this
-    one. `draw_next` draws the next shard that is submitted, if there is one.
-    """
-
-    step: int
-    spans: Sequence[Path]
-    following: Following | None = None
-    draw_next: Callable[[], object] | None = None
-
-
-def play_steps(
-    run: OpenRun, recipe: Recipe, runner: RolloutRunner, draw: Callable[[int], Path]
-) -> Iterator[PlayedStep]:
+def play_steps(run: OpenRun, recipe: Recipe, runner: RolloutRunner) -> Iterator[PlayedStep]:
     """Yield the steps that are left.
 
-    Each step plays the shard that `draw` returns for it. If the rollouts stream, the
-    forward-backward pass of each batch is submitted when the batch has ended, in their order.
-    StepStopped ends a run if a step has too few rewards, or no answer of a policy.
+    If the rollouts stream, the forward-backward pass of each batch is submitted when the batch has
+    ended, in their order. StepStopped ends a run if a step has too few rewards, or no answer of a
+    policy.
     """
-    rollouts, groups, draw = recipe.rollouts, training_groups(recipe), cache(draw)
+    rollouts, groups = recipe.rollouts, training_groups(recipe)
+    draw = cache(partial(draw_train_shard, recipe, run.folder))
 
     def submit(step: int, checkpoint: int, number: int) -> Sequence[Spans]:
         return runner.submit_shard(draw(step), checkpoint, groups, number)
@@ -109,10 +58,9 @@ def play_steps(
                 break
             accumulate(run, step, batch.result(), recipe.credit())
         alone = not following or recipe.judge.judges  # a judge may be the policy after this step
-        ahead = None if alone else Following(following, runner.check)
+        ahead = None if alone else NextStep(step + 1, following, runner.check)
         spans, later = runner.wait_for(batches), step + rollouts.lag + 1
-        draw_next = partial(_draw_before, run.end, draw, later) if later < run.end() else None
-        yield PlayedStep(step, spans, ahead, draw_next)
+        yield PlayedStep(step, spans, ahead, partial(_draw_before, run.end, draw, later))
 
 
 def _draw_before(end: Callable[[], int], draw: Callable[[int], Path], step: int) -> None:

@@ -4,38 +4,31 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from threading import Event
 from typing import Any
 
-from prefect import get_run_logger
-
 from adapters.errors import UserError
-from adapters.process.phases import CLOSING, STARTING, phases
+from adapters.process.phases import STARTING, phases
 from adapters.redaction import public
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import damaged_weights, needs_engine
 from adapters.tinker.service import Service, connect
 from adapters.tracking.tracker import TrackedRun, Tracker
 from adapters.tracking.wandb import WandbTracker
-from durable.collector import settle_collector
-from flows.diagnosis.of_run import keeps_optimizer, probe_service
+from flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
+from flows.checkpoints.policies import RunPolicies, open_policies
+from flows.checkpoints.serving import open_checkpoints_of
+from flows.diagnosis.of_run import probe_service
+from flows.opening.checks import check_binding, check_run
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.bound_checkpoints import BoundCheckpoint, bind_checkpoints, carry_weights
-from flows.runtime.checks import check_binding, check_run
-from flows.runtime.flow_runs import wait_for_budget
-from flows.runtime.policies import RunPolicies, RunPolicy, open_policies
-from flows.runtime.serving import open_checkpoints_of
 from tasks.checkpoints import Ledger
 from tasks.doors.orders import ChatOrder, open_chat
-from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
-from tasks.recording.step_log import Metrics, record_metrics, steps_done
+from tasks.recording.step_log import steps_done
 from tasks.recovery.retention import Retention
-from tasks.reports.facts import ask_failures, read_facts
-from tasks.reports.progress import describe_step
+from tasks.reports.facts import read_facts
 from tasks.settings.run import Budget, Model
-from tasks.spending.budgets import WARNED_AT, measure_budget
 from tasks.spending.so_far import SpentSoFar
 from tasks.spending.work_log import WorkLog, run_id
 from tasks.storage.dotted_keys import flatten
@@ -44,7 +37,6 @@ from tasks.storage.manifest import bind_run
 from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
 from tasks.tracking.run_tracking import RunTracking
-from tasks.updates import read_update
 
 SPARE_CHECKPOINTS = 2
 """Checkpoints that a run needs beyond its lag: the newest, and that of a step that is resumed."""
@@ -251,86 +243,3 @@ def _track(recipe: RunRecipe, folder: RunFolder) -> RunTracking:
     if chosen.project is not None:
         openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts, run)
     return RunTracking(folder, openers, recipe.steps, recipe.lag)
-
-
-Measure = Callable[[], Metrics]
-"""Measures what a policy made of a step, the first time that it is called."""
-
-
-def measure_of(policy: RunPolicy, step: int, files: StepFiles, min_group_size: int = 1) -> Measure:
-    """Return the measure of what a policy made of a step, by all but its update."""
-    loss = policy.updater.recorded.methods.at(step).loss
-    return cache(partial(measure_step, files, policy.roles, min_group_size, loss))
-
-
-def record_step(
-    run: OpenRun,
-    step: int,
-    measures: Mapping[str, Measure],
-    extra: Mapping[str, float] | None = None,
-) -> None:
-    """Record the metrics of a step, which ends the step; log what was not trained on.
-
-    Checkpoints that nothing needs any more are deleted before that.
-
-    `measures` has each policy's. `extra` metrics are recorded too. A step whose rollouts another
-    run sampled costs nothing here.
-    """
-    with phases().within(CLOSING):
-        if step + 1 == run.end():
-            for policy in run.policies:
-                policy.updater.save_due_state()
-        _record_step(run, step, measures, extra or {})
-    check_budget(run)
-
-
-def _record_step(
-    run: OpenRun, step: int, measures: Mapping[str, Measure], extra: Mapping[str, float]
-) -> None:
-    metrics: Metrics = {**extra, **run.spending.since_last()}
-    for policy in run.policies:
-        measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
-        metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
-    _tell_untrained(run, step, metrics)
-    if run.retention is not None:
-        for policy in run.policies:
-            run.retention.delete_unneeded(policy.ledger, run.service)
-    run.folder.check_owner()
-    record_metrics(run.folder.metrics, step, metrics)
-    run.tracking.follow()
-    settle_collector()
-    get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))
-
-
-def check_budget(run: OpenRun) -> None:
-    """Say once that most of a run's budget is spent; if all is, with steps left, wait or stop."""
-    left = run.steps_left()
-    if left.start >= left.end():
-        return
-    spent = measure_budget(run.folder, run.budget)
-    if spent.share >= 1:
-        for policy in run.policies if keeps_optimizer(run.folder) else ():
-            policy.updater.keep_state()
-        wait_for_budget(run.folder, run.budget, spent.words)
-        check_budget(run)
-    elif spent.share >= WARNED_AT > measure_budget(run.folder, run.budget, but_last=True).share:
-        log.warning("%s has spent %s", run.folder.name, spent.words)
-
-
-def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
-    failed, rewarded = (int(metrics.get(f"rollouts/{end}", 0)) for end in ("failed", "ok"))
-    if failed:
-        log.warning(
-            "in step %d %d of %d rollouts failed, and train nothing. To see why: `%s`",
-            step,
-            failed,
-            failed + rewarded,
-            ask_failures(run.folder.name),
-        )
-    if metrics.get("judge/abstained") == 1:
-        log.warning(
-            "step %d was not trained: the judge has given no rollout a score. To see its answers: "
-            "`ratchet sql --run %s \"select step, said from calls where split = 'judge'\"`",
-            step,
-            run.folder.name,
-        )

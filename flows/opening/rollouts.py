@@ -25,9 +25,9 @@ from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import Lifeline
 from durable.cores import usable_cores
+from flows.checkpoints.binding import open_checkpoints
+from flows.opening.run import OpenRun
 from flows.recipe.recipe import Recipe
-from flows.runtime.bound_checkpoints import open_checkpoints
-from flows.runtime.open_run import OpenRun
 from tasks.doors.here import BatchDoor, DoorHere
 from tasks.doors.orders import DoorOrder, ServiceOrder
 from tasks.doors.processes import DoorProcesses

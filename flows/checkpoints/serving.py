@@ -19,9 +19,9 @@ from adapters.tinker.bases import check_base
 from adapters.tinker.engines import check_reachable, needs_engine
 from adapters.tinker.known_models import KNOWN
 from adapters.weights.adapter import is_adapter, is_model, read_base
+from flows.checkpoints.binding import CheckpointName
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.run_recipe import MOST_TOKENS
-from flows.runtime.bound_checkpoints import CheckpointName
 from tasks.settings.rollouts import Rollouts
 from tasks.settings.run import Model, ServicePatience
 from tasks.storage.files import is_full
@@ -123,7 +123,7 @@ def open_checkpoints_of(
 ) -> Iterator[tuple["Service", Callable[[str], "PolicyUpdater"]]]:
     """Open a run for its checkpoints; yield its service, and the updater of a policy by name."""
     from adapters.tinker.service import connect
-    from flows.runtime.policies import policy_updater
+    from flows.checkpoints.policies import policy_updater
 
     recipe, parent = read_recipe(run), parent_of(run)
     values, on_policy = recipe.model_dump(mode="json"), parent is None or parent["how"] != REPLAY

@@ -6,11 +6,11 @@ from typing import Self
 
 from adapters.calls import POLICY
 from adapters.errors import UserError
+from flows.checkpoints.binding import CheckpointName
+from flows.opening.checks import check_answering, check_recipe, check_start
 from flows.recipe.loading import count_steps, read_recipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe
-from flows.runtime.bound_checkpoints import CheckpointName
-from flows.runtime.checks import check_answering, check_recipe, check_start
 from tasks.checkpoints import Ledger
 from tasks.settings.algorithm import BASE
 from tasks.settings.run import Model, Tracking

@@ -21,6 +21,7 @@ from adapters.programs.commands import warn_of_shown_keys
 from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
 from adapters.tinker.bases import base_folder, check_base, check_template
 from adapters.tinker.engines import check_key, check_reachable
+from flows.checkpoints.binding import CheckpointRefused, bind_checkpoints
 from flows.recipe.loading import (
     RecipeError,
     changed_recipe,
@@ -31,7 +32,6 @@ from flows.recipe.loading import (
 from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
 from flows.recipe.recipe import Recipe
 from flows.recipe.run_recipe import RunRecipe, differing, without_free
-from flows.runtime.bound_checkpoints import CheckpointRefused, bind_checkpoints
 from tasks.algorithm.own_functions import check_source
 from tasks.checkpoints import Ledger
 from tasks.examples.teachers import choose_teacher, fill_reads
@@ -156,7 +156,7 @@ def check_child(
         if child.replayed is not None and not there:
             refuse_deleted([child.replayed], deleted)
             recipe = count_steps(child.recipe)
-            from flows.runtime.forks import check_replay  # imports reports
+            from flows.checkpoints.forks import check_replay  # imports reports
 
             check_replay(folder_of(child.replayed), recipe.model_dump(mode="json"))
         check_start(child.recipe, folder, deleted, awaited)
