@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 
-PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "sql.md").read_text(encoding="utf-8")
 FEWER = ("rollouts.groups", "rollouts.group_size", "evaluation.examples")
 RECIPE = small_recipe(
     steps=1,

@@ -1,6 +1,5 @@
 """A question about a run is asked of its journals and its Parquet files alike."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,8 @@ from adapters.rewards import Reward
 from tasks.recording.journal import Journal, seal
 from tasks.recording.spans import Span
 from tasks.recording.views import open_views
-from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, append_now, call, ended
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "sql.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.S)
 
 
 def batch(step: int) -> list[Span]:
@@ -99,19 +94,6 @@ def test_what_is_torn_off_does_not_count_and_what_is_damaged_is_refused(run: Run
     sealed.write_bytes(sealed.read_bytes()[:-9] + b"x" + sealed.read_bytes()[-8:])
     with pytest.raises(UserError, match=r"train-00000\.0\.parquet is damaged"):
         open_views([run], ["spans"])
-
-
-def test_the_snippet_of_the_document_runs(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_manifest(run, {"agent": "hello", "steps": 2, "dataset": {"path": __file__}}, "f00d")
-    root = run.path.parent / "root"
-    (root / "runs").mkdir(parents=True)
-    (root / "runs" / "hello").symlink_to(run.path)
-    monkeypatch.chdir(root)
-    assert len(SNIPPETS) == 1
-    exec(SNIPPETS[0], {})
-    assert "train-00001" in capsys.readouterr().out
 
 
 def test_the_view_of_spans_says_what_was_kept(run: RunFolder) -> None:
