@@ -32,7 +32,6 @@ from engine.state.checkpoints import (
     utc_now,
 )
 from engine.state.registry import Registry, RunRecord, SamplerRecord
-from engine.state.usage import UsageLog
 from engine.training.trainer import Trainer
 
 T = TypeVar("T")
@@ -64,7 +63,6 @@ class EngineCore:
         self.model = model
         self.registry = Registry(state, now)
         self.checkpoints = CheckpointStore(state, now)
-        self.usage = UsageLog(state, now)
         self.scheduler = Scheduler(model)
         self.futures = Futures()
         self.resident = ResidentWeights()

@@ -6,9 +6,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-RUN_KEY = "ratchet_run"
-"""Key, in a session's metadata, of the id of the run whose session it is."""
-
 _task: ContextVar[str] = ContextVar("task", default="")
 
 
@@ -40,10 +37,7 @@ class Work:
 
 
 class Meter(Protocol):
-    """Meter of a run: `run` is the run's id, which its sessions name."""
-
-    @property
-    def run(self) -> str: ...
+    """Meter of a run."""
 
     def asked(self, task: str, work: Work) -> str:
         """Record work before it is submitted; return the name of the record."""
@@ -57,8 +51,6 @@ class Meter(Protocol):
 @dataclass(frozen=True, slots=True)
 class Unmetered:
     """Meter that keeps nothing, of a process that only samples or of a service without a run."""
-
-    run: str = ""
 
     def asked(self, task: str, work: Work) -> str:
         return ""

@@ -35,7 +35,7 @@ from adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
-from adapters.tinker.metering import RUN_KEY, Meter, Unmetered, Work, current_task
+from adapters.tinker.metering import Meter, Unmetered, Work, current_task
 
 CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5
@@ -542,14 +542,10 @@ def server_at(url: str | None, key: str | None) -> Iterator[TinkerServer]:
 def open_session(
     server: TinkerServer, patience: float, meter: Meter = UNMETERED
 ) -> Iterator[Service]:
-    """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out.
-
-    The session's metadata has the id of the meter's run, so that a bill can be told apart by runs.
-    """
+    """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # and what failed
-    metadata = {RUN_KEY: meter.run} if meter.run else None
-    client = tinker.ServiceClient(metadata, base_url=server.url, api_key=server.key)
+    client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     service = Service(client, server, patience, meter)
     status: SessionEnd = "errored"
     try:

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from random import Random
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.interruptions.kill_report import (
     STOPPED,
-    TOKEN_COUNTS,
     VICTIMS,
     WORKER,
     Line,
@@ -36,8 +34,6 @@ from benchmarks.interruptions.kill_report import (
 from benchmarks.interruptions.killable_runs import Stalled, Training
 from benchmarks.interruptions.workloads import GIVEN, REAL, RECIPES, TAUGHT, TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
-from tasks.spending.statement import read_costs
-from tasks.storage.plan_record import child_runs
 from tasks.storage.run_folder import RunFolder
 
 STARTING = 0.2
@@ -171,21 +167,7 @@ def run_trial(harness: Harness, trial: Trial) -> None:
         first_token=compare_runs.seconds_to_first_token(run, training.started),
         differs=compare_runs.differing_parts(compare_runs.read_contents(run), reference.contents),
         **asdict(compare_runs.count_repetitions(run)),
-        **_count_tokens(run),
     )
-
-
-def _count_tokens(run: RunFolder) -> dict[str, int]:
-    """Count the tokens that were asked for in vain, and those that the run's ledger lacks."""
-    counted = Counter[str](dict.fromkeys(TOKEN_COUNTS, 0))
-    for part in child_runs(run) or [run]:
-        costs = read_costs(part, billed=True)
-        billed, answered = costs.billed or {}, costs.ledger.tokens(answered=True)
-        lost = sum(billed.values()) - sum(answered.values())
-        apart = sum(map(abs, (costs.unexplained or {}).values()))
-        now = (sum(billed.values()), lost, apart)
-        counted.update(dict(zip(TOKEN_COUNTS, now, strict=True)))
-    return dict(counted)
 
 
 def _kill_a_worker(

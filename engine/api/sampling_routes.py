@@ -86,14 +86,7 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
 
     async def work() -> Response:
         lora = await engine.weights_of(sampler)
-        result, answer = await answer_scored(engine, scored, lora)
-        engine.usage.add(
-            sampler.session_id,
-            prefill=len(decoded.prompt) - result.cached_tokens,
-            cached=result.cached_tokens + (decoded.num_samples - 1) * len(decoded.prompt),
-            sampled=sum(len(one.tokens) for one in result.sequences),
-        )
-        return protobuf_answer(answer)
+        return protobuf_answer(await answer_scored(engine, scored, lora))
 
     numbered = request.sampling_session_id is not None and request.seq_id is not None
     key = (sampler.sampler_id, request.seq_id) if numbered else None
@@ -246,7 +239,7 @@ def _integers(values: list[int] | list[float]) -> np.ndarray:
 
 async def answer_scored(
     engine: EngineCore, scored: ScoredRequest, lora: LoraWeights | None
-) -> tuple[SampleResult, bytes]:
+) -> bytes:
     """Sample, look up the requested log-probabilities, and encode the response."""
     request = scored.request
     if scored.needs_table:
@@ -260,7 +253,7 @@ async def answer_scored(
         tables = await _score_sampled(engine, scored, result, lora)
         for sequence, table in zip(message.sequences, tables, strict=True):
             sequence.topk_sampled_logprobs.CopyFrom(encode_table(*table))
-    return result, message.SerializeToString()
+    return message.SerializeToString()
 
 
 def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.ndarray) -> None:

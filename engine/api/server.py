@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from durable.collector import settle_collector, settle_while_idle
 from durable.connections import bounded_protocol
 from durable.wire.tensors import Malformed
-from engine.api import billing_routes, run_routes, sampling_routes, service_routes, training_routes
+from engine.api import run_routes, sampling_routes, service_routes, training_routes
 from engine.api.run_routes import SignedUrls
 from engine.core import EngineCore
 from engine.errors import RequestRefused
@@ -40,7 +40,6 @@ ROUTERS = (
     service_routes.router,
     training_routes.router,
     run_routes.router,
-    billing_routes.router,
 )
 
 

@@ -142,8 +142,6 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
         outputs, metrics = live_model.trainer.forward_backward(
             data, message.loss_fn, config, backward=not message.forward_only
         )
-        trained = sum(len(datum.tokens) for datum in data)
-        engine.usage.add(live_model.run.session_id, trained=trained)
         return protobuf_answer(conversion.encode_logprobs(outputs, metrics))
 
     return _submit_in_order(engine, live_model, message.seq_id or None, compute)

@@ -14,7 +14,6 @@ from engine.disk import Records, StoredRecord
 from engine.errors import Gone, RequestRefused
 from engine.model.lora import LoraConfig
 from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
-from engine.state.usage import USAGE, read_usage
 
 SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
 OWNER, PROJECT = "local", "local"
@@ -174,8 +173,6 @@ def find_damaged_state(state: Path) -> list[Path]:
     checkpoints, registry = Records(state / "checkpoints", CheckpointRecord), Registry(state)
     kept = (checkpoints, registry.sessions, registry.runs, registry.samplers)
     damaged = [path for records in kept for path in records.damaged]
-    if not read_usage(state / USAGE)[1]:
-        damaged.append(state / USAGE)
     for record in checkpoints.values():
         if record.expires_at is None:
             damaged += record.damaged(state / "tensors" / record.run / record.kind / record.folder)

@@ -187,24 +187,16 @@ def find(
 
 
 @app.command()
-def costs(
-    run: Run,
-    bill: Annotated[
-        bool, typer.Option("--bill", help="Ask the service for its own count, and compare.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def costs(run: Run, as_json: AsJson = False) -> None:
     """Show the tokens that a run has used, by purpose and kind, and their price."""
     from tasks.reports.costs import describe_costs
-    from tasks.spending.statement import read_costs
+    from tasks.spending.ledger import read_ledger
 
-    folder = folder_of(run)
-    parts = child_runs(folder) or _named([run])
-    statements = [read_costs(part, billed=bill) for part in parts]
+    ledgers = [read_ledger(part) for part in child_runs(folder_of(run)) or _named([run])]
     if as_json:
-        write_json([one.record() for one in statements])
+        write_json([one.record() for one in ledgers])
         return
-    show("\n\n".join(map(describe_costs, statements)))
+    show("\n\n".join(map(describe_costs, ledgers)))
 
 
 def _named(names: list[str] | None) -> list[RunFolder]:

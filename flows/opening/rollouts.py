@@ -287,9 +287,7 @@ def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]
     order = DoorOrder(
         run=run.folder.path,
         owner=None if owned is None else owned.owner,
-        service=ServiceOrder(
-            service.server.url, service.server.key, service.patience, service.meter.run
-        ),
+        service=ServiceOrder(service.server.url, service.server.key, service.patience),
         chat=run.chat_order(recipe.model),
         roles={role: str(who) for role, who in roles.items()},
         seed=seed,

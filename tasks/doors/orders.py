@@ -26,8 +26,6 @@ class ServiceOrder:
     url: str | None
     key: str | None = field(repr=False)
     patience: float
-    run: str = ""
-    """Id of the run, which the door's session names."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from adapters.door.door import Door
 from adapters.errors import EngineDied, PassingError
 from adapters.process.line_calls import LineCalls, take_streams, write_error
 from adapters.tinker.engines import TinkerServer
-from adapters.tinker.metering import Unmetered
 from adapters.tinker.service import PatientSampler, ServiceRefused, open_session
 from tasks.doors.here import BatchHere, DoorHere
 from tasks.doors.orders import AnswerOrder, DoorOrder, PolicyOrder, open_chat, read_order
@@ -86,7 +85,7 @@ class DoorProgram:
     def _begin(self, order: DoorOrder) -> str:
         asked = order.service
         server = TinkerServer(asked.url, asked.key, self._died, None)
-        session = open_session(server, asked.patience, Unmetered(asked.run))
+        session = open_session(server, asked.patience)
         self._service = self._opened.enter_context(session)
         chat = open_chat(self._service, order.chat)
         door = Door(chat, order.roles, order.seed, order.max_calls, order.listener, order.sent)

@@ -5,21 +5,16 @@ from collections.abc import Iterator
 
 from tasks.reports.tables import aligned
 from tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
-from tasks.spending.statement import Costs
 
 COST_COLUMNS = ("purpose", "role", "use", "requests", *TOKEN_KINDS, "USD")
 
 
-def describe_costs(costs: Costs) -> str:
-    """Return a run's costs as a table for a terminal, and what is left to say below it."""
-    rows = [*rows_by_purpose(costs.ledger)]
-    total = costs.ledger.tokens(answered=True)
-    rows.append(["all answered", None, None, None, *total.values(), _total(costs.ledger)])
-    if costs.billed is not None:
-        rows.append(["the service's count", None, None, None, *costs.billed.values(), costs.bill])
-        apart = [costs.billed[kind] - total[kind] for kind in TOKEN_KINDS]
-        rows.append(["counted beyond that", None, None, None, *apart, None])
-    return "\n".join([f"{costs.run}", aligned(COST_COLUMNS, rows), *_notes(costs)])
+def describe_costs(ledger: TokenLedger) -> str:
+    """Return a run's ledger as a table for a terminal, and what is left to say below it."""
+    total = ledger.tokens(answered=True)
+    rows = [*rows_by_purpose(ledger)]
+    rows.append(["all answered", None, None, None, *total.values(), _total(ledger)])
+    return "\n".join([ledger.run, aligned(COST_COLUMNS, rows), *_notes(ledger)])
 
 
 def rows_by_purpose(ledger: TokenLedger) -> Iterator[list[object]]:
@@ -42,18 +37,12 @@ def _total(ledger: TokenLedger) -> float | None:
     return None if None in known else sum(filter(None, known))
 
 
-def _notes(costs: Costs) -> Iterator[str]:
+def _notes(ledger: TokenLedger) -> Iterator[str]:
     """Yield sentences about what the table leaves open."""
-    ledger = costs.ledger
     if any(ledger.tokens(answered=False).values()):
         yield (
             "What was not answered may have been computed: its tokens are the most that it can be, "
             "and count in no sum."
-        )
-    if any(apart := (costs.unexplained or {}).values()):
-        yield (
-            f"The ledger does not explain {sum(map(abs, apart))} tokens of the service's count: "
-            "look whether another program has used a session of this run."
         )
     if ledger.prices is None:
         yield "The run's model has no price."

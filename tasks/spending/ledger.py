@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -50,6 +51,7 @@ class SpentTokens:
 class TokenLedger:
     """Ledger of a run: what it has spent, and the prices of its model if they are known."""
 
+    run: str
     rows: Sequence[SpentTokens]
     prices: Prices | None
 
@@ -69,6 +71,16 @@ class TokenLedger:
             return None
         return self.prices.cost(row.tokens)
 
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "run": self.run,
+            "rows": [{**asdict(row), "cost": self.cost_of(row)} for row in self.rows],
+            "tokens": self.tokens(answered=True),
+            "not_answered": self.tokens(answered=False),
+            "prices_of": self.prices.date if self.prices else None,
+        }
+
 
 def read_ledger(run: RunFolder) -> TokenLedger:
     """Read what a run has spent until now."""
@@ -76,7 +88,7 @@ def read_ledger(run: RunFolder) -> TokenLedger:
         [*read_calls(run), *read_scored(run)],
         key=lambda row: (row.purpose, row.role, -1 if row.step is None else row.step, row.use),
     )
-    return TokenLedger(rows, prices_of(recipe_of(run)["model"]["base"]))
+    return TokenLedger(run.name, rows, prices_of(recipe_of(run)["model"]["base"]))
 
 
 def read_calls(

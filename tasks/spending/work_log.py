@@ -24,7 +24,6 @@ class WorkLog:
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self.run = run_id(folder)
         self._opening = token_hex(4)
         self._log = follow(folder.work, list[JsonRow])
 

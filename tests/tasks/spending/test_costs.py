@@ -1,4 +1,4 @@
-"""The ledger of a run: its tokens by purpose, beside what the engine has counted."""
+"""The ledger of a run: its tokens by purpose and by use."""
 
 import json
 from contextlib import AbstractContextManager
@@ -11,16 +11,16 @@ from adapters.errors import UserError
 from adapters.tinker.prices import prices_of
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
-from flows.train import train
+from tasks.recording.spans import OURS
 from tasks.reports.costs import describe_costs
-from tasks.spending.ledger import REPEATED, UNANSWERED, USED, read_ledger
-from tasks.spending.statement import Costs, read_costs
-from tasks.storage.run_folder import RunFolder
+from tasks.spending.ledger import REPEATED, TOKEN_KINDS, UNANSWERED, USED, read_ledger
+from tasks.storage.manifest import write_manifest
+from tasks.storage.run_folder import RunFolder, folder_of
+from tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
-
-NONE = {"prompts": 0, "sampled": 0, "trained": 0}
+from tests.tasks.test_reports import ended, rollout, said, sealed
 
 
 def kept_near(**changes: object) -> Recipe:
@@ -31,11 +31,36 @@ def kept_near(**changes: object) -> Recipe:
 whole = fixture_of(kept_near())
 
 
-def test_the_ledger_of_a_run_is_what_its_engine_has_counted(whole: RunFolder) -> None:
-    costs = read_costs(whole, billed=True)
-    assert costs.billed == costs.ledger.tokens(answered=True)
-    assert costs.unexplained == NONE
-    assert costs.ledger.tokens(answered=False) == dict.fromkeys(costs.billed or (), 0)
+def used_by(run: RunFolder) -> dict[tuple[str, int | None], tuple[int, ...]]:
+    """Return by purpose and step the tokens of prompts, of answers and of training that were used.
+
+    How many of those of prompts were in a cache depends on the time.
+    """
+    return {
+        (row.purpose, row.step): (
+            row.tokens["prefill"] + row.tokens["cached"],
+            row.tokens["sampled"],
+            row.tokens["trained"],
+        )
+        for row in read_ledger(run).rows
+        if row.use == USED
+    }
+
+
+def test_the_ledger_of_a_run_has_the_tokens_of_its_files(whole: RunFolder) -> None:
+    used = used_by(whole)
+    for step in (0, 1):
+        spans = [read_table(path) for path in whole.path.glob(f"spans/train-{step:05d}.*")]
+        calls = [row for table in spans for row in table.to_pylist() if row["kind"] == "llm"]
+        prompts, answers = (
+            sum(len(row[f"{name}_token_ids"]) for row in calls) for name in ("prompt", "response")
+        )
+        assert used["rollouts", step] == (prompts, answers, 0)
+        datums = read_table(whole.datums("policy", step))["tokens"].to_pylist()
+        scored, asked, trained = used["updates", step]
+        assert trained == sum(map(len, datums))
+        assert (asked > 0) == (scored > 0)
+    assert read_ledger(whole).tokens(answered=False) == dict.fromkeys(TOKEN_KINDS, 0)
 
 
 def test_every_purpose_of_a_run_has_its_rows(whole: RunFolder) -> None:
@@ -51,13 +76,15 @@ def test_every_purpose_of_a_run_has_its_rows(whole: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("killed", [dying_in_update(1), dying_in_batch("train-00001.0")])
-def test_a_run_whose_engine_died_has_no_token_that_the_ledger_does_not_explain(
-    killed: AbstractContextManager[None], prefect_server: None, no_tinker: None, tmp_path: Path
+def test_a_run_whose_engine_died_has_used_the_tokens_of_one_that_nothing_disturbed(
+    killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
 ) -> None:
     run = die_and_go_on(kept_near(), killed, tmp_path)
-    costs = read_costs(run, billed=True)
-    assert costs.unexplained == NONE
-    assert {row.use for row in costs.ledger.rows} - {USED}
+    used, of_whole = used_by(run), used_by(whole)
+    again = [used.pop(("updates", 1)), of_whole.pop(("updates", 1))]
+    assert used == of_whole
+    assert again[0] >= again[1]  # the weights that were made again are compared with those before
+    assert {row.use for row in read_ledger(run).rows} - {USED}
 
 
 def test_an_update_that_was_made_again_is_repeated_or_was_not_answered(
@@ -68,22 +95,21 @@ def test_an_update_that_was_made_again_is_repeated_or_was_not_answered(
     assert uses & {REPEATED, UNANSWERED}
 
 
-def test_a_failed_rollouts_tokens_are_told_apart(
-    root: Path, prefect_server: None, no_tinker: None
-) -> None:
-    recipe = small_recipe(agent="tests.support.agents.mended_agent:play", steps=1)
-    (root / "broken").write_text("train-00000-0001-00")
-    train(recipe, run="one")
-    (root / "broken").unlink()
-    costs = read_costs(RunFolder(root / "one"), billed=True)
-    assert costs.unexplained == NONE
+def test_a_failed_rollouts_tokens_are_told_apart(root: Path) -> None:
+    taken = {"gen_ai_usage_input_tokens": 10, "gen_ai_usage_output_tokens": 4}
+    call = said("?", "yes", gen_ai_provider_name=OURS, attributes={"cached_tokens": 2}, **taken)
+    write_manifest(run := folder_of("one"), small_recipe().model_dump(mode="json"), "f00d")
+    won, lost = rollout(0, call, ended(1.0)), rollout(1, call, call | {"call": 1}, ended(None))
+    sealed(run.spans("train-00000.0"), won, lost)
+    assert {row.use: tuple(row.tokens.values()) for row in read_ledger(run).rows} == {
+        USED: (8, 2, 4, 0),
+        "failed": (16, 4, 8, 0),
+    }
 
 
-def test_costs_are_shown_by_purpose_with_what_the_service_counts(
-    whole: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_shown_by_purpose(whole: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(whole.path.parent))
-    shown = CliRunner().invoke(app, ["costs", "whole", "--bill"]).stdout.splitlines()
+    shown = CliRunner().invoke(app, ["costs", "whole"]).stdout.splitlines()
     assert shown[0] == "whole"
     assert {line.split()[0] for line in shown[2:6]} == {
         "evaluation",
@@ -91,11 +117,10 @@ def test_costs_are_shown_by_purpose_with_what_the_service_counts(
         "rollouts",
         "updates",
     }
-    assert shown[-2].split()[-5:-1] == ["0"] * 4
+    assert shown[-2].startswith("all answered")
     assert shown[-1] == "The run's model has no price."
     (record,) = json.loads(CliRunner().invoke(app, ["costs", "whole", "--json"]).stdout)
     assert record["tokens"] == read_ledger(whole).tokens(answered=True)
-    assert record["billed"] is None
 
 
 def test_a_known_price_makes_a_cost_and_a_missing_one_none(
@@ -117,8 +142,9 @@ def test_a_known_price_makes_a_cost_and_a_missing_one_none(
     monkeypatch.setenv("RATCHET_PRICES", str(newer))
     ledger = read_ledger(whole)
     assert {ledger.cost_of(row) for row in ledger.rows if row.purpose == "updates"} == {None}
-    said = describe_costs(Costs("whole", ledger, None, None))
-    assert said.endswith("The file of prices has none of trained tokens of the run's model.")
+    assert describe_costs(ledger).endswith(
+        "The file of prices has none of trained tokens of the run's model."
+    )
 
 
 def test_the_shipped_prices_have_the_models_of_the_service() -> None:
