@@ -49,7 +49,6 @@ UserError               an error that its user can mend
     FetchFailed         a model that could not be fetched
     PassingError        an error that may pass: the same work may succeed later
         ClusterFailed   a cluster that has lost a batch
-        DoorDied        a door's process, with its batches
         DoorUnreachable a worker to which the door does not answer
         ScoringFailed   a server that scores, or the way to it
         ServiceFailed   the network or the service

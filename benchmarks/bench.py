@@ -22,7 +22,7 @@ BENCHMARKS: dict[str, Sequence[Sequence[str]]] = {
     "engine.speed": [("--rounds", "5", "--cores", "1")],
     "engine.shared_prefixes": [("--rounds", "5", "--cores", "1")],
     "durability": [()],
-    "doors.load": [("--rounds", "2", "--agents", "openai")],
+    "door.load": [("--rounds", "2", "--agents", "openai")],
     "places": [()],
     "recording.assembly": [()],
     "growth.long_runs": [("--recorded", "20", "10000")],

@@ -34,7 +34,7 @@ from flows.checkpoints.binding import carried_files, open_checkpoints
 from flows.recipe.loading import read_lineage, read_recipe
 from flows.recipe.recipe import Recipe
 from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
-from tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
+from tasks.recording.recorder import RecordedRollout, describe_end, find_rollout
 from tasks.recording.spans import end_spans, scored_names
 from tasks.settings.rollouts import Judge
 from tasks.storage.names import EXAMINER, JUDGE, parse_rollout

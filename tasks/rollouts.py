@@ -8,19 +8,19 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from adapters.door.batches import SampledBy
+from adapters.door.batches import OpenBatch, SampledBy
+from adapters.door.door import Door
 from adapters.errors import UserError, counted
 from adapters.player_protocol import PlaySettings
 from adapters.process.event_loop import run_event_loop
 from adapters.tinker.service import Lifeline
-from tasks.doors.here import BatchDoor, HeldBatch
-from tasks.doors.recorder import BatchOrder
-from tasks.recording.journal import copy_without, read_journal, seal
+from tasks.recording.journal import Journal, copy_without, read_journal, seal
+from tasks.recording.recorder import JournalRecorder
 from tasks.recording.spans import ERROR, LLM, REWARD, cause_of
 from tasks.recording.turns import ANSWER
 from tasks.storage.batch_plans import BatchPlan
@@ -49,7 +49,7 @@ class RolloutHost:
     def __init__(
         self,
         run: RunFolder,
-        door: BatchDoor,
+        door: Door,
         lifeline: Lifeline,
         settings: PlaySettings,
         *,
@@ -57,18 +57,14 @@ class RolloutHost:
     ) -> None:
         self.run = run
         self.lifeline = lifeline
+        self.settings = settings
+        self.judged = judged
         self._door = door
-        self._settings = settings
-        self._judged = judged
         self._cancels: set[Callable[[], None]] = set()
         self._cancelled = False
 
-    def hold(self, plan: BatchPlan, shard: Path) -> HeldBatch:
-        """Have a door open the journal of a batch."""
-        return self._door.hold(BatchOrder(plan, shard, self._settings, self._judged))
-
-    def play(self, batch: HeldBatch, play: Play) -> None:
-        """Open a batch and have it played; EngineDied if the engine dies meanwhile."""
+    def play(self, batch: OpenBatch, play: Play) -> None:
+        """Open a batch at the door and have it played; EngineDied if the engine dies meanwhile."""
         run_event_loop(self._play_while_alive(batch, play))
 
     def cancel(self) -> None:
@@ -78,7 +74,7 @@ class RolloutHost:
             with suppress(RuntimeError):  # the batch has ended, and closed its event loop
                 cancel()
 
-    async def _play_while_alive(self, batch: HeldBatch, play: Play) -> None:
+    async def _play_while_alive(self, batch: OpenBatch, play: Play) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
@@ -89,20 +85,18 @@ class RolloutHost:
         try:
             if self._cancelled:
                 raise asyncio.CancelledError
-            await self.lifeline.while_alive(_play(batch, play))
+            what = f"the rollouts of {batch.name}"
+            await self.lifeline.while_alive(self._play(batch, play), what)
         finally:
             self._cancels.discard(cancel)
 
-
-async def _play(batch: HeldBatch, play: Play) -> None:
-    opening = batch.start()
-    try:
-        await play(opening.address, batch.name, opening.token)
-    except Exception:
-        await asyncio.wrap_future(batch.settle())  # no sampled call is lost
-        raise
-    finally:
-        batch.stop()
+    async def _play(self, batch: OpenBatch, play: Play) -> None:
+        with self._door.opened(batch) as token:
+            try:
+                await play(self._door.address, batch.name, token)
+            except Exception:
+                await asyncio.wrap_future(self._door.settle(batch))  # no sampled call is lost
+                raise
 
 
 @durable
@@ -114,19 +108,24 @@ def collect_rollouts(
     sampled_by: Callable[[], SampledBy],
     play: Play,
 ) -> None:
-    """Play what is left of a batch, and seal its journal into Parquet."""
-    with closing(host.hold(plan, shard)) as batch:
-        if not batch.state().finished:
-            batch.answer_by(sampled_by())
-        while not batch.state().finished:
-            try:
-                host.play(batch, play)
-            except UserError as error:
-                host.lifeline.check()
-                raise batch.state().fault or error from error
-            if (state := batch.state()).stuck and state.fault is not None:
-                raise state.fault
-    seal(host.run.journal(plan.name), path)
+    """Play what is left of a batch, and seal its journal into Parquet.
+
+    TakenOver if the run has another owner by now.
+    """
+    run, lifeline = host.run, host.lifeline
+    with Journal(run.journal(plan.name)) as journal:
+        recorder = JournalRecorder(run, lifeline, plan, shard, journal, judged=host.judged)
+        if not recorder.finished:
+            batch = OpenBatch(plan.name, recorder, sampled_by(), host.settings)
+            while not recorder.finished:
+                try:
+                    host.play(batch, play)
+                except UserError as error:
+                    lifeline.check()
+                    raise recorder.fault or error from error
+                if recorder.stuck and recorder.fault is not None:
+                    raise recorder.fault
+    seal(run.journal(plan.name), path)
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def two_cores() -> Iterator[None]:
-    """Show the tests a machine of two cores, where a run's door is in the flow's own process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def kept_engines() -> Iterator[None]:
     """Have the tests' own runs share engines, since the start of one takes three seconds."""
     from adapters.tinker.engines import engines_kept

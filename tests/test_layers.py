@@ -37,7 +37,6 @@ ARROWS = {
     },
     "tasks": {
         MODULES: {
-            "doors",
             "recording",
             "storage",
             "settings",
@@ -45,7 +44,6 @@ ARROWS = {
             "examples",
             "comparison",
         },
-        "doors": {"recording", "storage"},
         "settings": {"algorithm", "examples", "storage"},
         "recording": {"storage"},
         "comparison": {"recording", "storage"},

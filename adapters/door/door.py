@@ -9,11 +9,12 @@ import asyncio
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +36,7 @@ from adapters.door.role_calls import (
 )
 from adapters.door.roles import CallsOf
 from adapters.errors import UserError
+from adapters.harness.players_door import BatchRefused, PlayersDoor
 from adapters.network.addresses import Listener
 from adapters.network.app_server import ANY_PORT
 from adapters.player_protocol import (
@@ -54,6 +56,8 @@ from adapters.player_protocol import (
     write_record,
 )
 from adapters.rendering.chat import Chat
+
+T = TypeVar("T")
 
 WRONG_KEY = "The API key does not open this path; use the one the agent was started with."
 
@@ -100,6 +104,12 @@ class Door(ChatApi):
         finally:
             del self._open[batch.name]
             self.settle(batch)
+
+    def near(
+        self, _address: str, batch: str, token: str
+    ) -> AbstractAsyncContextManager[PlayersDoor]:
+        """Open the door for a batch to a player of the same process."""
+        return nullcontext(NearDoor(self, batch, token))
 
     def settle(self, batch: OpenBatch) -> Future[None]:
         """End the attempts of a batch; the future is done when their calls are recorded."""
@@ -229,3 +239,41 @@ async def end_attempt(batch: OpenBatch, attempt: Attempt, told: bytes) -> None:
     except UNRECORDED_ERRORS as error:
         text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
         raise Refused(500, text, code=NOT_RECORDED) from error
+
+
+class NearDoor:
+    """The door as a player of the same process asks it: by calls on the door's own event loop.
+
+    What is told passes through the same records as by HTTP, so that a player cannot change what
+    the door holds.
+    """
+
+    def __init__(self, door: Door, batch: str, token: str) -> None:
+        self._door, self._batch, self._token = door, batch, token
+
+    async def begin(self) -> BegunBatch:
+        return read_record(BegunBatch, await self._ask(begin_batch))
+
+    async def waited(self, rollout_id: str, attempt: int) -> WaitedTime:
+        async def wait(batch: OpenBatch) -> bytes:
+            return write_record(WaitedTime(batch.attempt(rollout_id, attempt).seconds_waited()))
+
+        return read_record(WaitedTime, await self._ask(wait))
+
+    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
+        async def tell(batch: OpenBatch) -> None:
+            await end_attempt(batch, batch.attempt(rollout_id, attempt), write_record(end))
+
+        await self._ask(tell)
+
+    async def _ask(self, work: Callable[[OpenBatch], Awaitable[T]]) -> T:
+        """Work on the door's loop, to the end even if the player leaves meanwhile."""
+
+        async def ask() -> T:
+            return await work(self._door.find_batch(self._batch, self._token))
+
+        asked = asyncio.run_coroutine_threadsafe(ask(), self._door.server.loop)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(asked))
+        except Refused as refused:
+            raise BatchRefused(refused.message) from refused

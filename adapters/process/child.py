@@ -12,7 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from select import POLLIN, poll
@@ -92,10 +92,6 @@ class ChildProcess:
             if running_clock().seconds() > until:
                 return None
         return self._answers.readline()
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the program's lines until it has ended."""
-        return iter(self._answers.readline, b"")
 
     def take_stderr(self) -> IO[bytes]:
         """Return the program's stderr; its reader closes it, and can read on after `end`."""

@@ -48,9 +48,8 @@ class Meter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Unmetered:
-    """Meter that keeps nothing, of a process that only samples or of a service without a run."""
+    """Meter that keeps nothing, of a service without a run."""
 
     def asked(self, task: str, work: Work) -> str:
         return ""

@@ -177,21 +177,10 @@ class PatientSampler:
         with self._reopening:
             before = self.path
             if self.client is refused:
-                self._open_again()
+                opened = self.reopen()
+                self.client, self.path = opened.client, opened.path
                 return self.path != before
             return True
-
-    def path_after(self, refused: str) -> str:
-        """Return the path of the weights after a refusal: another one if they were made again."""
-        with self._reopening:
-            if self.path == refused:
-                self._open_again()
-            return self.path
-
-    def _open_again(self) -> None:
-        if self.reopen is not None:
-            opened = self.reopen()
-            self.client, self.path = opened.client, opened.path
 
     async def sample(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams

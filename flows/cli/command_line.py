@@ -14,11 +14,9 @@ from adapters.process.phases import phases
 from adapters.process.terminal import hanging, say, table_width, write_json
 from adapters.tinker.engines import engine_begun
 from adapters.tracking.wandb import unsynced_folder
-from durable.cores import usable_cores
 from flows.cli.existing_run import delete_runs
 from flows.cli.signals import explaining
 from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
-from tasks.doors.begun import doors_begun
 from tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from tasks.storage.plan_record import read_plan
 from tasks.storage.run_folder import folder_of, name_run
@@ -69,8 +67,7 @@ def train_with_bar(
         _end(folder, None, as_json=as_json)
         return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    doors = recipe.doors(usable_cores())
-    with server_begun(), engine_begun(recipe.model.base), doors_begun(doors):
+    with server_begun(), engine_begun(recipe.model.base):
         check_prefect()
         delete_runs(replaced)
         with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:

@@ -16,7 +16,6 @@ from adapters.calls import Policy, Sampling
 from adapters.door.backends import create_backends
 from adapters.door.batches import PlaySettings, SampledBy
 from adapters.door.door import Door
-from adapters.door.near_door import near
 from adapters.door.stand_in import StandInDoor
 from adapters.errors import counted
 from adapters.harness.player import play_batch
@@ -24,13 +23,9 @@ from adapters.network.addresses import Listener
 from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
 from adapters.rendering.chat import Chat
 from adapters.tinker.service import Lifeline
-from durable.cores import usable_cores
 from flows.checkpoints.binding import open_checkpoints
 from flows.opening.run import OpenRun
 from flows.recipe.recipe import Recipe
-from tasks.doors.here import BatchDoor, DoorHere
-from tasks.doors.orders import DoorOrder, ServiceOrder
-from tasks.doors.processes import DoorProcesses
 from tasks.judging import check_verdicts
 from tasks.rollouts import (
     Play,
@@ -179,8 +174,10 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     places = playing + evaluating
     run.unusable.set()
     concurrency, chat = _concurrency(rollouts, places), run.chat(recipe.model)
+    backends, listener = create_backends(recipe.answerers, recipe.seed), door_listener(rollouts)
+    sent = recipe.sent_calls()
     with (
-        _open_doors(run, recipe, chat) as door,
+        Door(chat, backends, recipe.seed, rollouts.max_calls, listener, sent) as door,
         _player(rollouts, places, door) as play,
         ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
         ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
@@ -212,11 +209,11 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
 def open_told_rollouts(run: RunFolder, recipe: Recipe, door: StandInDoor) -> Iterator[OpenRollouts]:
     """Play the rollouts of a run at a door with a stand-in: no service is asked, none can die."""
     rollouts, lifeline = recipe.rollouts, Lifeline(Future())
-    play = partial(play_batch, reach=partial(near, door))
+    play = partial(play_batch, reach=door.near)
     judged = partial(check_rewards, most_failed=rollouts.most_failed)
     with door, ThreadPoolTaskRunner[Path](max_workers=rollouts.batches) as tasks:
-        concurrency, here = _concurrency(rollouts, rollouts.batches), DoorHere(door, run, lifeline)
-        hosts = _hosts(run, lifeline, recipe, here, concurrency)
+        concurrency = _concurrency(rollouts, rollouts.batches)
+        hosts = _hosts(run, lifeline, recipe, door, concurrency)
 
         def runner(host: RolloutHost, check: Callable[[Sequence[Path]], None]) -> RolloutRunner:
             return RolloutRunner(host, tasks, play, lambda _: {}, check)
@@ -253,7 +250,7 @@ def _cancelled_by_errors(hosts: Hosts) -> Iterator[None]:
 
 
 def _hosts(
-    run: RunFolder, lifeline: Lifeline, recipe: Recipe, door: BatchDoor, concurrency: int
+    run: RunFolder, lifeline: Lifeline, recipe: Recipe, door: Door, concurrency: int
 ) -> Hosts:
     """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
     judge, examiner = recipe.judge, recipe.evaluation.judge
@@ -271,32 +268,6 @@ def _hosts(
         host_of(judged=judge.judges or examiner.judges),
         host_of(examiner),
     )
-
-
-@contextmanager
-def _open_doors(run: OpenRun, recipe: Recipe, chat: Chat) -> Iterator[BatchDoor]:
-    """Open a run's doors in processes of their own, or else one door in this process."""
-    rollouts, seed = recipe.rollouts, recipe.seed
-    roles, listener = create_backends(recipe.answerers, seed), door_listener(rollouts)
-    number, sent = recipe.doors(usable_cores()), recipe.sent_calls()
-    if not number:
-        with Door(chat, roles, seed, rollouts.max_calls, listener, sent) as door:
-            yield DoorHere(door, run.folder, run.service)
-        return
-    owned, service = run.folder.ownership, run.service
-    order = DoorOrder(
-        run=run.folder.path,
-        owner=None if owned is None else owned.owner,
-        service=ServiceOrder(service.server.url, service.server.key, service.patience),
-        chat=run.chat_order(recipe.model),
-        roles={role: str(who) for role, who in roles.items()},
-        seed=seed,
-        max_calls=rollouts.max_calls,
-        listener=listener,
-        sent=sent,
-    )
-    with DoorProcesses(order, service, number) as doors:
-        yield doors
 
 
 def _concurrency(rollouts: Rollouts, batches: int) -> int:
@@ -326,10 +297,9 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
 
 
 @contextmanager
-def _player(rollouts: Rollouts, places: int, door: BatchDoor) -> Iterator[Play]:
+def _player(rollouts: Rollouts, places: int, door: Door) -> Iterator[Play]:
     if rollouts.runner == "threads":
-        here = isinstance(door, DoorHere)
-        yield partial(play_batch, reach=partial(near, door.door)) if here else play_batch
+        yield partial(play_batch, reach=door.near)
         return
     from adapters.harness.dask_cluster import open_cluster  # Dask is an extra
 

@@ -24,7 +24,6 @@ from flows.opening.checks import check_binding, check_run
 from flows.recipe.loading import read_lineage
 from flows.recipe.run_recipe import RunRecipe
 from tasks.checkpoints import Ledger
-from tasks.doors.orders import ChatOrder, open_chat
 from tasks.recording.step_log import steps_done
 from tasks.recovery.retention import Retention
 from tasks.reports.facts import read_facts
@@ -70,11 +69,8 @@ class OpenRun:
 
     def chat(self, model: Model) -> Chat:
         """Return the chat of the model that is trained, by the tokenizer of the service."""
-        return open_chat(self.service, self.chat_order(model))
-
-    def chat_order(self, model: Model) -> ChatOrder:
-        sampler = self.ledger.at(0).sampler
-        return ChatOrder(sampler, model.base, model.renderer, model.thinking)
+        tokenizer = self.service.tokenizer(self.ledger.at(0).sampler, model.base)
+        return Chat(tokenizer, model.renderer, self.service.context(model.base), model.thinking)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ from adapters.door.roles import (
     check_role,
     checkpoint_of,
     earlier_of,
-    is_untrained,
     policy_of,
 )
 from adapters.process.program import name_program
@@ -43,10 +42,6 @@ HELD_OUT = {"path", "test_split", "splits", "held_out"}
 COMMAND = "command:"
 PROGRAMS = ("command", "forks", "resident")
 """Kinds of agents that are the command line of a program."""
-
-CORES_OF_A_DOOR = 4
-"""Cores of a machine for each process that answers calls; the others are the agents', the engine's
-and the flow's."""
 
 
 class Recipe(RunRecipe):
@@ -231,22 +226,6 @@ class Recipe(RunRecipe):
 
     def sampling(self) -> Sampling:
         return self.rollouts.sampling()
-
-    def doors(self, cores: int) -> int:
-        """Return how many processes answer calls, no more than batches are played at a time.
-
-        Two cores are the flow's and the engine's. Only what saved weights answer can leave the
-        flow's process: no function of the user's, and no model of LiteLLM. A door whose URL is
-        given is one.
-        """
-        rollouts = self.rollouts
-        saved = all(policy_of(who) or is_untrained(who) for who in self.answerers.values())
-        if cores <= 2 or not saved:
-            return 0
-        if rollouts.door is not None:
-            return 1
-        batches = rollouts.batches * (rollouts.lag + 1)
-        return min(batches, max(1, cores // CORES_OF_A_DOOR))
 
     def measures(self) -> list[str]:
         evaluation = self.evaluation

@@ -165,10 +165,6 @@ class RunRecipe(FlowRecipe, ABC):
         """Return the sampling with which a checkpoint is served."""
         return Rollouts(max_tokens=MOST_TOKENS).sampling()
 
-    def doors(self, cores: int) -> int:
-        """Return how many processes answer calls on a machine of so many cores; 0 is the flow's."""
-        return 0
-
     def measures(self) -> list[str]:
         """List what a run may be chosen by; the first is the default."""
         return []

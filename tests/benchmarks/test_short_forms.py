@@ -31,9 +31,9 @@ SHORT = {
         "The gradient differs by",
     ),
     "durability": (("--rounds", "1", "--rollouts", "8"), "### 40 spans of a mean prompt"),
-    "doors.load": (
-        ("--rollouts", "4", "--calls", "2", "--batches", "2", "--rounds", "1", "--doors", "0", "1"),
-        "| a door apart |",
+    "door.load": (
+        ("--rollouts", "4", "--calls", "2", "--batches", "2", "--rounds", "1"),
+        "| socket |",
     ),
     "places": (("--rounds", "1", "--rollouts", "4"), "| a place, and its reward |"),
     "bench": (("--only", "recording.assembly", "--", "--spans", "40"), "| seal spans, 25 turns"),

@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from adapters.calls import POLICY
+from adapters.door.batches import OpenBatch
 from flows.checkpoints.forks import fork_run, replay_run
 from flows.cli.commands import app
 from flows.recipe.recipe import Recipe
 from flows.replay import replay
 from flows.train import train
-from tasks.doors.here import HeldBatch
 from tasks.recording.scores import read_evaluation
 from tasks.recording.step_log import read_metrics
 from tasks.reports.facts import describe_origin
@@ -38,7 +38,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the names of the batches that are sampled from now on."""
     batches, play = [], RolloutHost.play
 
-    def collect_names(server: RolloutHost, batch: HeldBatch, how: Play) -> None:
+    def collect_names(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         batches.append(batch.name)
         play(server, batch, how)
 

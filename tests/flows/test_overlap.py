@@ -22,8 +22,9 @@ from flows.opening.rollouts import Spans
 from flows.opening.steps import steps_by_shard
 from flows.train import train
 from tasks.recording.step_log import read_metrics
+from tasks.rollouts import RolloutHost
 from tasks.storage.run_folder import RunFolder
-from tests.support.door.played_batch import host_at, service_without_engine
+from tests.support.door.played_batch import service_without_engine
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update
@@ -160,7 +161,7 @@ def test_a_batch_that_begins_after_the_others_were_cancelled_is_not_played(
         played.append(given)
 
     settings = PlaySettings("hello", [POLICY], 4, 60)
-    server = host_at(open_door, RunFolder(tmp_path), service_without_engine(), settings)
+    server = RolloutHost(RunFolder(tmp_path), open_door, service_without_engine(), settings)
     no_batch: Any = None
     server.cancel()
     with pytest.raises(asyncio.CancelledError):

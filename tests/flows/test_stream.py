@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from adapters.calls import POLICY
+from adapters.door.batches import OpenBatch
 from adapters.tinker.live_policy import LivePolicy, LoraSpec, Pass
 from benchmarks.interruptions.compare_runs import state_folder
 from flows.train import train
 from tasks.checkpoints import Ledger
-from tasks.doors.here import HeldBatch
 from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from tasks.rollouts import Play, RolloutHost
 from tasks.storage.run_folder import RunFolder
@@ -44,7 +44,7 @@ def whole(
         accumulate(live, step, asked)
         passes += 1
 
-    def wait_for_the_pass(server: RolloutHost, batch: HeldBatch, how: Play) -> None:
+    def wait_for_the_pass(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         name, _, number = batch.name.partition(".")
         if name.startswith("train-") and int(number) == BATCHES - 1:
             before = int(name[-5:]) * BATCHES

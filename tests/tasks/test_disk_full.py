@@ -26,7 +26,7 @@ from flows.recipe.loading import named_recipe
 from tasks.recording import journal as journals
 from tasks.recording.journal import Journal, JournalError, read_journal
 from tasks.recording.spans import call_span
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage import files
 from tasks.storage.files import appearing_folder
 from tasks.storage.manifest import write_manifest
@@ -34,7 +34,7 @@ from tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tasks.storage.tables import read_table
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
-from tests.support.door.played_batch import BATCH, PAIRS, Stage, host_at, open_stage, write_examples
+from tests.support.door.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
 from tests.support.processes import wait_until
 from tests.tasks.test_journal import append_now, call
 from tests.tasks.test_recorded import EXAMPLE, talks
@@ -190,7 +190,7 @@ def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(
     settings = PlaySettings(f"{talks.__module__}:{talks.__name__}", ["policy"], 2, 5)
     freeing = free_later(fill(small_disk), lambda: time.sleep(7))
     with Door(stage.chat, {}, run_seed=0) as door:
-        server = host_at(door, journals_on, stage.service, settings)
+        server = RolloutHost(journals_on, door, stage.service, settings)
         collect_rollouts.make(rest.spans(BATCH), shard, PAIRS, server, stage.sampled_by, play_batch)
     freeing.join()
     rows = read_table(rest.spans(BATCH)).to_pylist()

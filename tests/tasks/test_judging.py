@@ -9,7 +9,7 @@ import pytest
 from adapters.player_protocol import RolloutEnd
 from adapters.rewards import read_reward
 from tasks.judging import shown_sets
-from tasks.recording.recorded_rollouts import describe_end
+from tasks.recording.recorder import describe_end
 from tasks.recording.spans import end_spans, scored_names
 from tasks.settings.rollouts import Judge
 

@@ -14,10 +14,10 @@ from adapters.harness.player import play_batch
 from adapters.player_protocol import Failure, PlaySettings
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import Journal, read_journal
-from tasks.recording.recorded_rollouts import recorded_calls
+from tasks.recording.recorder import recorded_calls
 from tasks.recording.spans import Span
 from tasks.recording.step_log import Metrics
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
 from tasks.trajectories import assemble_trajectories
@@ -27,7 +27,6 @@ from tests.support.door.played_batch import (
     PAIRS,
     SHARD,
     Stage,
-    host_at,
     open_stage,
     write_examples,
 )
@@ -86,7 +85,7 @@ def collect(stage: Stage) -> Collect:
         sampled_by = SampledBy({POLICY: Policy(stage.sampler, version)}, SAMPLING)
         settings = PlaySettings(f"{agent.__module__}:{agent.__name__}", [POLICY], 2, 30.0)
         with Door(stage.chat, {}, run_seed=0) as door:
-            server = host_at(door, run, stage.service, settings)
+            server = RolloutHost(run, door, stage.service, settings)
             collect_rollouts.make(
                 run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch
             )

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from adapters.calls import CallId, Completion, Message, Request, Usage
 from adapters.door.batches import RolloutEnd
 from adapters.door.role_calls import SAMPLER_REFUSED
-from adapters.player_protocol import Failure, PlaySettings
+from adapters.player_protocol import Failure
 from adapters.rewards import Reward
 from adapters.tinker.service import ServiceRefused
-from tasks.doors.recorder import BatchOrder, JournalRecorder
 from tasks.recording.journal import Journal, read_journal, read_spans, seal
+from tasks.recording.recorder import JournalRecorder
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -39,28 +39,25 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
     run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2)
     shard = write_examples(run, [{"number": 0}])
     refused, other = [name for name, _ in plan.examples(shard)]
-    order = BatchOrder(plan, shard, PlaySettings("", [], 1, 1.0), judged=False)
     unanswered = Failure(SAMPLER_REFUSED, "the service reads no such request")
     failure = Failure("BadRequestError", "no")
     end = RolloutEnd(failure, 0.1, refused, unanswered=unanswered)
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(run, service_without_engine(), order, journal)
+        recorder = JournalRecorder(run, service_without_engine(), plan, shard, journal)
         asyncio.run(recorder.ended(end))
         usage = None if by_service else Usage(1, 1, cost=None)
         asyncio.run(recorder.answered(answered(other, usage)))
         ends = [span for span in read_journal(journal.path) if span["kind"] == "error"]
         assert len(ends) == by_service
-        state = recorder.state()
-        assert state.stuck != by_service
-        assert isinstance(state.fault, ServiceRefused)
-        assert "reads no such request" in str(state.fault)
+        assert recorder.stuck != by_service
+        assert isinstance(recorder.fault, ServiceRefused)
+        assert "reads no such request" in str(recorder.fault)
 
 
 def record_ends(run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: set[str]) -> None:
     """Report the ends of the rollouts that are left, all at once, in an order."""
-    batch = BatchOrder(plan, run.shard(SHARD), PlaySettings("", [], 1, 1.0), judged=False)
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(run, service_without_engine(), batch, journal)
+        recorder = JournalRecorder(run, service_without_engine(), plan, run.shard(SHARD), journal)
         attempt, planned = recorder.plan()
         left = {rollout.id for rollout in planned}
 
@@ -72,7 +69,7 @@ def record_ends(run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: s
             await asyncio.gather(*(report(name) for name in order if name in left))
 
         asyncio.run(report_all())
-        assert recorder.state().finished
+        assert recorder.finished
 
 
 @settings(max_examples=25)

@@ -25,6 +25,7 @@ from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_versio
 from tasks.datums import DATUM_SCHEMA
 from tasks.recovery.rebuilding import ProbeError
 from tasks.recovery.recorded_steps import TrainedPolicy
+from tasks.rollouts import RolloutHost
 from tasks.settings.optimizer import Optimizer
 from tasks.storage.files import Damaged
 from tasks.storage.run_folder import RunFolder
@@ -34,7 +35,6 @@ from tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import credited, recorded_steps
 from tests.support.damages import delete_the_folder, flip
 from tests.support.door.opened_door import CHAT
-from tests.support.door.played_batch import host_at
 from tests.support.servers.engine_server import Address, connected
 
 STEPS = 4
@@ -474,7 +474,7 @@ def test_prefect_does_not_look_into_what_changes_while_a_task_begins(
 ) -> None:
     settings = PlaySettings("hello", [POLICY], 4, 60)
     with Door(CHAT, {}, run_seed=0) as door:
-        server = host_at(door, RunFolder(tmp_path), connection, settings)
+        server = RolloutHost(RunFolder(tmp_path), door, connection, settings)
         updater, seen = make_updater(), list[object]()
         visit_collection([server, updater], seen.append, return_data=False)
     assert seen[-2:] == [server, updater]

@@ -28,7 +28,7 @@ from adapters.door.door import Door
 from adapters.harness.player import play_batch
 from adapters.player_protocol import PlaySettings
 from tasks.recording.journal import read_journal
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.run_folder import RunFolder
 from tests.support.door.opened_door import (
     ASK,
@@ -43,7 +43,6 @@ from tests.support.door.opened_door import (
 from tests.support.door.played_batch import (
     BATCH,
     PAIRS,
-    host_at,
     service_without_engine,
     write_examples,
 )
@@ -370,7 +369,7 @@ def test_the_journal_has_the_tokens_that_an_agent_of_litellm_got(tmp_path: Path)
     policy: Any = Policy(sampler, "v0")
     settings = PlaySettings(f"{__name__}:{asks_litellm.__name__}", [POLICY], 4, 60.0)
     with Door(CHAT, {}, run_seed=0) as door:
-        server = host_at(door, run, service_without_engine(), settings)
+        server = RolloutHost(run, door, service_without_engine(), settings)
         sampled_by = SampledBy({POLICY: policy}, SAMPLING)
         collect_rollouts.make(
             run.spans(BATCH), shard, PAIRS, server, lambda: sampled_by, play_batch

@@ -21,7 +21,7 @@ from adapters.player_protocol import PlaySettings
 from tasks.metrics import StepFiles, measure_step
 from tasks.recording.journal import read_journal, seal
 from tasks.recording.spans import Span
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.storage.tables import read_table
@@ -31,7 +31,6 @@ from tests.support.door.opened_door import Opened, opened_batch
 from tests.support.door.played_batch import (
     BATCH,
     SHARD,
-    host_at,
     service_without_engine,
     write_examples,
 )
@@ -137,7 +136,7 @@ def collect(tmp_path: Path) -> Collect:
         with Door(CHAT, backends, run_seed=0, sent=sent) as door:
             asked = [role for role in door.roles if role not in {calls.role for calls in sent}]
             settings = PlaySettings(name, asked, concurrency=1, timeout_seconds=60.0)
-            server = host_at(door, run, service_without_engine(), settings)
+            server = RolloutHost(run, door, service_without_engine(), settings)
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
             collect_rollouts.make(

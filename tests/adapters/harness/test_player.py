@@ -20,7 +20,6 @@ from adapters.calls import POLICY, Policy
 from adapters.clients.libraries import tls
 from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
 from adapters.door.door import Door
-from adapters.door.near_door import near
 from adapters.harness.player import Reach, play_batch
 from adapters.harness.players_door import BatchRefused, door_at
 from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
@@ -213,7 +212,7 @@ def test_a_timeout_counts_only_the_agent_s_own_time(
 @pytest.fixture(params=["by HTTP", "by calls"])
 def reach(request: pytest.FixtureRequest, open_door: Door) -> Reach:
     """How a player asks the door."""
-    return door_at if request.param == "by HTTP" else partial(near, open_door)
+    return door_at if request.param == "by HTTP" else open_door.near
 
 
 def test_a_player_that_is_superseded_is_refused_and_records_no_end(

@@ -11,12 +11,8 @@ import psutil
 import pytest
 
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from adapters.tinker.service import Service
 from flows.diagnosis.of_run import read_diagnosis
-from flows.opening import rollouts
 from flows.train import train
-from tasks.doors.orders import DoorOrder
-from tasks.doors.processes import DoorProcesses
 from tasks.recording.step_log import read_metrics
 from tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
@@ -78,23 +74,6 @@ def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
         assert server.seen["forward_backward"] > 1
         sdk = {"json": "0.24", "protobuf": "0.25"}[datums]
         assert read_diagnosis(run)["wire"].measured.endswith(f"the wire of SDK {sdk}")
-
-
-def test_a_run_whose_doors_ask_by_a_bridge_ends_with_the_weights_of_the_engine(
-    engine: Address, root: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, processes = list[int](), rollouts.DoorProcesses
-
-    def open_processes(order: DoorOrder, service: Service, number: int) -> DoorProcesses:
-        opened.append(number)
-        return processes(order, service, number)
-
-    monkeypatch.setattr(rollouts, "usable_cores", lambda: 8)
-    monkeypatch.setattr(rollouts, "DoorProcesses", open_processes)
-    with older(engine.url, datums="json") as server:
-        run = trained("by-doors", server.url, engine, root)
-        assert contents(run, engine, server) == undisturbed
-    assert opened == [1]
 
 
 def test_a_run_whose_bridge_is_killed_loads_its_state_and_ends_with_the_same_weights(

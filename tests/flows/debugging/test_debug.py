@@ -19,7 +19,7 @@ from adapters.errors import UserError
 from flows.cli.commands import app
 from flows.debug import RequestDiffers, Rerun, debug_rollout
 from tasks.checkpoints import Checkpoint, Ledger
-from tasks.recording.recorded_rollouts import find_rollout
+from tasks.recording.recorder import find_rollout
 from tasks.storage.manifest import write_manifest
 from tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.played_batch import Stage, open_stage

@@ -15,7 +15,6 @@ from adapters.player_protocol import PlaySettings
 from adapters.rendering.chat import Chat
 from adapters.tinker.engines import TinkerServer
 from adapters.tinker.service import PatientSampler, Service
-from tasks.doors.here import DoorHere
 from tasks.recording.journal import read_journal
 from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.batch_plans import BatchPlan
@@ -55,7 +54,7 @@ class Stage:
         name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
         settings = PlaySettings(name, [POLICY], 4, timeout_seconds)
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
-            server = host_at(door, run, self.service, settings)
+            server = RolloutHost(run, door, self.service, settings)
             collect_rollouts.make(
                 run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch
             )
@@ -63,11 +62,6 @@ class Stage:
 
     def sampled_by(self) -> SampledBy:
         return SampledBy({POLICY: Policy(self.sampler, "00000")}, SAMPLING)
-
-
-def host_at(door: Door, run: RunFolder, service: Service, settings: PlaySettings) -> RolloutHost:
-    """Return the host of a run's rollouts at a door of this process."""
-    return RolloutHost(run, DoorHere(door, run, service), service, settings)
 
 
 def write_examples(run: RunFolder, examples: Sequence[dict[str, Any]]) -> Path:

@@ -22,7 +22,7 @@ from tasks.rollouts import Play, RolloutHost, collect_rollouts
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.files import write_rows
 from tasks.storage.run_folder import RunFolder
-from tests.support.door.played_batch import SHARD, ends, host_at, service_without_engine
+from tests.support.door.played_batch import SHARD, ends, service_without_engine
 from tests.support.door.stand_in import CHAT, StandIn, turn
 
 AGENT = "tests.support.agents.dask_agents:talks"
@@ -85,7 +85,7 @@ class PlayedShard:
     @property
     def server(self) -> RolloutHost:
         """The run's side of the rollouts, behind which there is no engine."""
-        return host_at(self.door, self.run, service_without_engine(), self._settings)
+        return RolloutHost(self.run, self.door, service_without_engine(), self._settings)
 
     def play(self, play: Play) -> list[Span]:
         """Play all batches side by side; return the spans of their journals."""

@@ -17,12 +17,12 @@ from adapters.harness.player import Batch
 from adapters.player_protocol import BEGIN, END, PlaySettings
 from adapters.rendering.chat import Chat
 from tasks.recording.journal import read_spans
-from tasks.rollouts import collect_rollouts
+from tasks.rollouts import RolloutHost, collect_rollouts
 from tasks.storage.batch_plans import BatchPlan
 from tasks.storage.run_folder import RunFolder
 from tasks.trajectories import trajectories_of
 from tests.support.door.door_batches import bearer
-from tests.support.door.played_batch import SHARD, host_at, service_without_engine, write_examples
+from tests.support.door.played_batch import SHARD, service_without_engine, write_examples
 
 RUN_SEED = 11
 MOST_CALLS = 200
@@ -117,7 +117,7 @@ class RecordedRollouts:
 
         with Door(chat, {}, RUN_SEED) as door:
             settings = PlaySettings("", [POLICY], concurrency=1, timeout_seconds=0)
-            server = host_at(door, run, service_without_engine(), settings)
+            server = RolloutHost(run, door, service_without_engine(), settings)
             parquet = run.spans(plan.name)
             collect_rollouts.make(parquet, shard, plan, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from tenacity import stop_after_attempt
 
+from adapters.door.batches import OpenBatch
 from adapters.errors import EngineDied
 from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
 from flows.train import train
-from tasks.doors.here import HeldBatch
 from tasks.rollouts import Play, RolloutHost
 
 
@@ -21,7 +21,7 @@ def dying_in_batch(name: str) -> Iterator[None]:
     """Kill a run's engine as soon as the batch is to be played for the first time."""
     play, killed = RolloutHost.play, list[int]()
 
-    def die(server: RolloutHost, batch: HeldBatch, how: Play) -> None:
+    def die(server: RolloutHost, batch: OpenBatch, how: Play) -> None:
         if batch.name == name and not killed:
             killed.append(_kill_engine(server.lifeline))
         play(server, batch, how)
