@@ -12,7 +12,6 @@ UserError               an error that its user can mend
     ProjectExists       a file that a new project would replace
     NoKind              a kind of new project
     AgentError          an agent's name
-    NameTaken           a module that is called as a package of Ratchet's
     NoCommand           an agent's command line
     NoCage              a cage that this machine cannot make
     NoEnvironment       an environment's name
@@ -64,7 +63,7 @@ UserError               an error that its user can mend
 import difflib
 from collections.abc import Iterable, Sequence
 
-from adapters.redaction import redact
+from ratchet.adapters.redaction import redact
 
 
 class UserError(Exception):

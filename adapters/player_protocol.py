@@ -23,8 +23,8 @@ from pydantic import (
     ValidationError,
 )
 
-from adapters.calls import Example, JsonObject
-from adapters.rewards import Reward, read_reward
+from ratchet.adapters.calls import Example, JsonObject
+from ratchet.adapters.rewards import Reward, read_reward
 
 BATCH = "/batch/{batch}"
 BEGIN = BATCH + "/begin"

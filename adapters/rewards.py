@@ -7,7 +7,7 @@ from numbers import Complex, Number, Real
 from statistics import fmean
 from typing import Any, SupportsFloat
 
-from adapters.calls import POLICY, JsonObject
+from ratchet.adapters.calls import POLICY, JsonObject
 
 NEEDED = (
     "a finite number is needed, or for each role a number or a list with one for each of its calls"

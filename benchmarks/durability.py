@@ -24,14 +24,6 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
-from adapters.clients.current_rollout import Endpoint
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import BEGIN, PlaySettings
-from adapters.rendering.chat import Chat
-from adapters.tinker.service import connect
 from benchmarks.measuring import (
     Comparison,
     Took,
@@ -43,9 +35,17 @@ from benchmarks.measuring import (
 )
 from benchmarks.peers.turns import TURNS, Turn, make_turns
 from benchmarks.recording.turn_spans import make_span
-from engine.model.base_models import find
-from tasks.recording.journal import Journal
-from tasks.recording.spans import begun_span, call_span
+from ratchet.adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import BEGIN, PlaySettings
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.service import connect
+from ratchet.engine.model.base_models import find
+from ratchet.tasks.recording.journal import Journal
+from ratchet.tasks.recording.spans import begun_span, call_span
 
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / ".venv-agentlightning" / "bin" / "python"

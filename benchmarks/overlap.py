@@ -12,13 +12,13 @@ from statistics import fmean, median
 
 import pyarrow.parquet as pq
 
-from adapters.calls import POLICY
 from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table, paired_ratio
 from benchmarks.pictures.learning import read_held_out
-from tasks.recording.step_log import read_metrics
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 
 LAST = 3
 """Steps over which the reward at the end is averaged."""

@@ -14,12 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import load_agent
-from adapters.harness.player import play_in
-from adapters.places.cage import BUBBLEWRAP
-from adapters.places.place import Place
-from adapters.rewards import Reward
 from benchmarks.measuring import (
     Comparison,
     Took,
@@ -28,8 +22,14 @@ from benchmarks.measuring import (
     note,
     time_in_turns,
 )
-from durable.cores import usable_cores
-from tasks.settings.places import PlaceOfRollouts
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.harness.player import play_in
+from ratchet.adapters.places.cage import BUBBLEWRAP
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.rewards import Reward
+from ratchet.durable.cores import usable_cores
+from ratchet.tasks.settings.places import PlaceOfRollouts
 
 AGENT = "command:sh -c 'echo 1'"
 NOWHERE = {"policy": Endpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")}

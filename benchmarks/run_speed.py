@@ -27,9 +27,6 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, CallId
-from adapters.project.modules import load_agent_file
-from adapters.rendering.chat import Chat
 from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.timelines import (
     PAUSES,
@@ -40,11 +37,14 @@ from benchmarks.timelines import (
     read_run_timeline,
     rollout_times,
 )
-from engine.model.base_models import find
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from tasks.shards import choose_examples
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY, CallId
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.engine.model.base_models import find
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.shards import choose_examples
+from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PROBE = ROOT / "benchmarks" / "pause_probe"
@@ -162,7 +162,7 @@ def _plan_group(chat: Chat, identity: str, name: str, recipe: Recipe) -> dict[st
 @contextmanager
 def start_engine(state: Path) -> Iterator[dict[str, str]]:
     """Start a new engine; yield the environment variables of its clients."""
-    command = [sys.executable, "-m", "engine", "--state", str(state), "--exit-with-stdin"]
+    command = [sys.executable, "-m", "ratchet.engine", "--state", str(state), "--exit-with-stdin"]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -194,7 +194,7 @@ def run_ratchet(folder: Path, settings: Sequence[str], service: dict[str, str]) 
     """Run `ratchet train`. The rounds share Prefect's database, which the first makes."""
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = ["flows.cli.main", "train", "hello", "--run", RUN, *overrides]
+    command = ["ratchet.flows.cli.main", "train", "hello", "--run", RUN, *overrides]
     variables = {**service, **where, **probed(folder)}
     return read_run_timeline(RunFolder(folder / RUN), *run_module(command, variables))
 

@@ -9,10 +9,10 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from tasks.recording.spans import LLM, REWARD
-from tasks.recording.step_log import read_metrics
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.recording.spans import LLM, REWARD
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def read_bare_timeline(report: Path, started: float, whole: float) -> Timeline:
 PAUSES = "pauses.jsonl"
 """File that processes with the probe of `pause_probe/` write into the folder of a round."""
 PROCESSES = {
-    "flows.cli.main": "flow",
+    "ratchet.flows.cli.main": "flow",
     "engine-of-ratchet": "engine",
-    "flows.server.embedded_program": "Prefect's server",
+    "ratchet.flows.server.embedded_program": "Prefect's server",
 }
 """Part of a process's command → what it is called."""
 

@@ -1,4 +1,4 @@
-"""The command `python -m engine`: a server of the Tinker API on this machine."""
+"""The command `python -m ratchet.engine`: a server of the Tinker API on this machine."""
 
 import argparse
 import faulthandler
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from durable.collector import settle_collector
-from durable.cores import usable_cores
-from engine.disk import lock_state
-from engine.errors import RequestRefused
-from engine.model import base_models
+from ratchet.durable.collector import settle_collector
+from ratchet.durable.cores import usable_cores
+from ratchet.engine.disk import lock_state
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model import base_models
 
 if TYPE_CHECKING:  # torch takes seconds
-    from engine.model.language_model import LanguageModel
+    from ratchet.engine.model.language_model import LanguageModel
 
 logger = logging.getLogger("engine")
 
@@ -190,8 +190,8 @@ def _serve_folder(
     with listen(options.host, options.port) as listener, lock_state(state):
         _add_to_cache(base)
         _load_libraries()
-        from engine.api.server import run
-        from engine.core import EngineCore
+        from ratchet.engine.api.server import run
+        from ratchet.engine.core import EngineCore
 
         engine = EngineCore(base, load(), state)
         host, port = listener.getsockname()[:2]
@@ -199,7 +199,7 @@ def _serve_folder(
 
 
 def _load(options: ServeOptions) -> "LanguageModel":
-    from engine.api.server import load_model
+    from ratchet.engine.api.server import load_model
 
     base = base_models.find(options.base_model)
     return load_model(base, options.device, options.threads, options.dtype)
@@ -254,7 +254,7 @@ class Orders:
 
 def verify(state: Path) -> int:
     """Print the damaged files of a state folder, one a line; return the exit status."""
-    from engine.state.registry import find_damaged_state  # torch takes seconds
+    from ratchet.engine.state.registry import find_damaged_state  # torch takes seconds
 
     damaged = find_damaged_state(state)
     for path in damaged:
@@ -268,7 +268,7 @@ def _load_libraries() -> None:
     A fifth of them would be the garbage collector's, which looks for garbage among the modules.
     """
     gc.disable()
-    import engine.api.server  # noqa: F401
+    import ratchet.engine.api.server  # noqa: F401
 
     settle_collector()
     gc.enable()

@@ -9,13 +9,13 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
-from engine.errors import NotFound, RequestRefused
-from engine.futures import Futures
-from engine.model.base_models import BaseModel
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights
-from engine.sampling.scheduler import ResidentWeights, Scheduler
-from engine.state.checkpoints import (
+from ratchet.engine.errors import NotFound, RequestRefused
+from ratchet.engine.futures import Futures
+from ratchet.engine.model.base_models import BaseModel
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.sampling.scheduler import ResidentWeights, Scheduler
+from ratchet.engine.state.checkpoints import (
     EXTERNAL,
     SAMPLER,
     TRAINING,
@@ -31,8 +31,8 @@ from engine.state.checkpoints import (
     save_optimizer,
     utc_now,
 )
-from engine.state.registry import Registry, RunRecord, SamplerRecord
-from engine.training.trainer import Trainer
+from ratchet.engine.state.registry import Registry, RunRecord, SamplerRecord
+from ratchet.engine.training.trainer import Trainer
 
 T = TypeVar("T")
 

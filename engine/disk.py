@@ -9,8 +9,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from durable.files import lock_file, sealed, sync, unsealed, write_file
-from engine.errors import NotFound, RequestRefused
+from ratchet.durable.files import lock_file, sealed, sync, unsealed, write_file
+from ratchet.engine.errors import NotFound, RequestRefused
 
 log = logging.getLogger(__name__)
 

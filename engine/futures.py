@@ -10,7 +10,7 @@ from uuid import uuid4, uuid5
 
 from fastapi import Response
 
-from engine.errors import Gone, RequestRefused
+from ratchet.engine.errors import Gone, RequestRefused
 
 logger = logging.getLogger(__name__)
 

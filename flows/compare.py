@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from prefect import flow
 from prefect.runtime import flow_run
 
-from adapters.errors import UserError, did_you_mean
-from adapters.tinker.engines import engines_kept
-from flows.evaluate import evaluate_once
-from flows.opening.eval_targets import EvalTarget, find_target
-from flows.opening.flow_runs import completed
-from flows.recipe.recipe import Recipe
-from tasks.comparison.comparisons import (
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.tinker.engines import engines_kept
+from ratchet.flows.evaluate import evaluate_once
+from ratchet.flows.opening.eval_targets import EvalTarget, find_target
+from ratchet.flows.opening.flow_runs import completed
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.comparison.comparisons import (
     ComparedTarget,
     Comparison,
     ExampleRow,
@@ -19,10 +19,10 @@ from tasks.comparison.comparisons import (
     read_played,
     write_comparison,
 )
-from tasks.recording.scores import read_evaluation
-from tasks.storage.manifest import read_manifest
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import folder_of
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import folder_of
 
 
 @flow(name="compare", flow_run_name=lambda: f"compare {' '.join(flow_run.parameters['targets'])}")

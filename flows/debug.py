@@ -12,33 +12,39 @@ from pdb import post_mortem
 from tempfile import TemporaryDirectory
 from typing import Self, cast
 
-from adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
-from adapters.door.backends import Backend, RecordedBackend, create_backends
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
-from adapters.door.door import Door
-from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import Answer
-from adapters.errors import UserError, counted
-from adapters.harness.alone import play_alone
-from adapters.player_protocol import Outcome, PlaySettings
-from adapters.process.event_loop import run_event_loop
-from adapters.process.terminal import show
-from adapters.rendering.chat import Chat
-from adapters.rewards import Reward
-from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_files
-from adapters.tinker.service import Service, connect
-from adapters.weights.network import load_tokenizer
-from durable.files import link_or_copy
-from flows.checkpoints.binding import carried_files, open_checkpoints
-from flows.recipe.loading import read_lineage, read_recipe
-from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Checkpoint, Ledger, is_version_of, policy_version, sampled_step
-from tasks.recording.recorder import RecordedRollout, describe_end, find_rollout
-from tasks.recording.spans import end_spans, scored_names
-from tasks.settings.rollouts import Judge
-from tasks.storage.names import EXAMINER, JUDGE, parse_rollout
-from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
+from ratchet.adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
+from ratchet.adapters.door.backends import Backend, RecordedBackend, create_backends
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.policy_backend import PolicyBackend
+from ratchet.adapters.door.role_calls import Answer
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.harness.alone import play_alone
+from ratchet.adapters.player_protocol import Outcome, PlaySettings
+from ratchet.adapters.process.event_loop import run_event_loop
+from ratchet.adapters.process.terminal import show
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rewards import Reward
+from ratchet.adapters.tinker.bases import name_for_clients
+from ratchet.adapters.tinker.engines import LOCAL, needs_engine, prepare_base, saved_files
+from ratchet.adapters.tinker.service import Service, connect
+from ratchet.adapters.weights.network import load_tokenizer
+from ratchet.durable.files import link_or_copy
+from ratchet.flows.checkpoints.binding import carried_files, open_checkpoints
+from ratchet.flows.recipe.loading import read_lineage, read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.checkpoints import (
+    Checkpoint,
+    Ledger,
+    is_version_of,
+    policy_version,
+    sampled_step,
+)
+from ratchet.tasks.recording.recorder import RecordedRollout, describe_end, find_rollout
+from ratchet.tasks.recording.spans import end_spans, scored_names
+from ratchet.tasks.settings.rollouts import Judge
+from ratchet.tasks.storage.names import EXAMINER, JUDGE, parse_rollout
+from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 
 OTHER_PROCESSES = ("command:", "forks:", "resident:", "verifiers:")
 """Prefixes of agents whose code runs in another process."""

@@ -8,33 +8,33 @@ from pathlib import Path
 from prefect import flow
 from pydantic import BaseModel
 
-from adapters.door.backends import create_backends
-from adapters.door.roles import roles_of_policies
-from adapters.door.stand_in import StandIn, StandInDoor, read_turns
-from adapters.rendering.chat import Chat
-from adapters.tinker.token_texts import find_context, open_tokenizer
-from flows.opening.checks import check_start
-from flows.opening.flow_runs import name_of_run
-from flows.opening.parts import StepPart, judges, open_readers
-from flows.opening.rollouts import (
+from ratchet.adapters.door.backends import create_backends
+from ratchet.adapters.door.roles import roles_of_policies
+from ratchet.adapters.door.stand_in import StandIn, StandInDoor, read_turns
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.token_texts import find_context, open_tokenizer
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.opening.flow_runs import name_of_run
+from ratchet.flows.opening.parts import StepPart, judges, open_readers
+from ratchet.flows.opening.rollouts import (
     RolloutRunner,
     open_rollouts,
     open_told_rollouts,
     training_groups,
 )
-from flows.opening.run import open_run, staying
-from flows.recipe.recipe import Recipe
-from flows.train import make_datums
-from tasks.evaluations import score_spans
-from tasks.recording.transcripts import read_transcripts
-from tasks.reports.dryruns import LearnedFrom, describe_dryrun
-from tasks.reports.programs import Played
-from tasks.settings.run import Model
-from tasks.shards import ShardSize, draw_shard
-from tasks.storage.manifest import bind_run
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.tracking.prefect_pages import publish_tag
+from ratchet.flows.opening.run import open_run, staying
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import make_datums
+from ratchet.tasks.evaluations import score_spans
+from ratchet.tasks.recording.transcripts import read_transcripts
+from ratchet.tasks.reports.dryruns import LearnedFrom, describe_dryrun
+from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.settings.run import Model
+from ratchet.tasks.shards import ShardSize, draw_shard
+from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.tracking.prefect_pages import publish_tag
 
 
 class DryRun(BaseModel, frozen=True):

@@ -3,21 +3,21 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from adapters.errors import UserError
-from flows.opening.eval_targets import EvalTarget, find_target
-from flows.opening.evaluation import (
+from ratchet.adapters.errors import UserError
+from ratchet.flows.opening.eval_targets import EvalTarget, find_target
+from ratchet.flows.opening.evaluation import (
     EvaluationResult,
     reopen_evaluation,
     score_held_out,
     submit_held_out,
 )
-from flows.opening.flow_runs import again_if_engine_dies, completed
-from flows.opening.rollouts import open_rollouts
-from flows.opening.run import open_run
-from flows.recipe.recipe import Recipe
-from tasks.recording.scores import is_scored, read_evaluation
-from tasks.reports.rollouts import list_games
-from tasks.tracking.prefect_pages import publish_evaluations
+from ratchet.flows.opening.flow_runs import again_if_engine_dies, completed
+from ratchet.flows.opening.rollouts import open_rollouts
+from ratchet.flows.opening.run import open_run
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.recording.scores import is_scored, read_evaluation
+from ratchet.tasks.reports.rollouts import list_games
+from ratchet.tasks.tracking.prefect_pages import publish_evaluations
 
 
 def _name_of_target() -> str:

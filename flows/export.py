@@ -7,13 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import TEMPLATE
-from adapters.tinker.bases import is_here, read_licence, read_origin
-from adapters.tinker.engines import LOCAL, prepare_base
-from adapters.tinker.live_policy import fetch_weights
-from adapters.weights.adapter import Adapter, read_adapter, write_adapter
-from adapters.weights.network import (
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
+from ratchet.adapters.tinker.bases import is_here, read_licence, read_origin
+from ratchet.adapters.tinker.engines import LOCAL, prepare_base
+from ratchet.adapters.tinker.live_policy import fetch_weights
+from ratchet.adapters.weights.adapter import Adapter, read_adapter, write_adapter
+from ratchet.adapters.weights.network import (
     Dtype,
     check_fit,
     head_of,
@@ -26,12 +26,12 @@ from adapters.weights.network import (
     score,
     set_generation,
 )
-from flows.checkpoints.policies import recorded_steps
-from flows.checkpoints.serving import Weights, open_weights
-from flows.recipe.loading import read_lineage, read_recipe
-from tasks.checkpoints import Ledger
-from tasks.recovery.rebuilding import Rebuilder
-from tasks.reports.exports import (
+from ratchet.flows.checkpoints.policies import recorded_steps
+from ratchet.flows.checkpoints.serving import Weights, open_weights
+from ratchet.flows.recipe.loading import read_lineage, read_recipe
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recovery.rebuilding import Rebuilder
+from ratchet.tasks.reports.exports import (
     Exported,
     ExportRefused,
     Form,
@@ -40,15 +40,15 @@ from tasks.reports.exports import (
     render_card,
     sequences_of,
 )
-from tasks.storage.files import appearing_folder, write_text
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.files import appearing_folder, write_text
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from adapters.tinker.live_policy import LivePolicy
-    from adapters.tinker.service import PatientSampler, Service
-    from adapters.weights.network import Network
+    from ratchet.adapters.tinker.live_policy import LivePolicy
+    from ratchet.adapters.tinker.service import PatientSampler, Service
+    from ratchet.adapters.weights.network import Network
 
 TOLERANCE, SERVICE_TOLERANCE = 1e-4, 0.1
 """Allowed differences of log-probabilities: on this machine's engine, which computes in float32,

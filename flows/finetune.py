@@ -8,12 +8,12 @@ teacher reads them once, too. The loss on held-out texts measures what was learn
 
 from prefect import flow
 
-from flows.checkpoints.binding import open_teacher
-from flows.learn_given import learn_given
-from flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
-from flows.opening.run import OpenRun
-from flows.recipe.finetuning import FinetuneRecipe
-from tasks.given.scores import LongerTexts, ask_teacher
+from ratchet.flows.checkpoints.binding import open_teacher
+from ratchet.flows.learn_given import learn_given
+from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.tasks.given.scores import LongerTexts, ask_teacher
 
 
 @flow(name="finetune", flow_run_name=name_of_run)

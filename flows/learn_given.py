@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.calls import POLICY
-from adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
-from flows.opening.checks import check_start
-from flows.opening.evaluation import EarlyEnd
-from flows.opening.flow_runs import RunSummary, end_run, name_of_run
-from flows.opening.run import OpenRun, open_run
-from flows.opening.step_records import begin_steps, measure_of, record_step
-from flows.recipe.given_examples import GivenRecipe
-from tasks.given.given import Given, bind_given, draw_given, score_given
-from tasks.metrics import StepFiles
-from tasks.storage.run_folder import folder_of
-from tasks.updates import PlannedUpdate, update_policy
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.opening.evaluation import EarlyEnd
+from ratchet.flows.opening.flow_runs import RunSummary, end_run, name_of_run
+from ratchet.flows.opening.run import OpenRun, open_run
+from ratchet.flows.opening.step_records import begin_steps, measure_of, record_step
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.tasks.given.given import Given, bind_given, draw_given, score_given
+from ratchet.tasks.metrics import StepFiles
+from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.updates import PlannedUpdate, update_policy
 
 R = TypeVar("R", bound=GivenRecipe)
 

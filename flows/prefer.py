@@ -8,15 +8,15 @@ side the policy prefers measures what was learnt, not a reward.
 
 from prefect import flow
 
-from adapters.calls import POLICY
-from flows.checkpoints.binding import read_bound
-from flows.learn_given import learn_given
-from flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
-from flows.opening.run import OpenRun
-from flows.recipe.preferring import PreferRecipe
-from tasks.given.scores import score_references
-from tasks.references import Reference
-from tasks.settings.algorithm import BASE
+from ratchet.adapters.calls import POLICY
+from ratchet.flows.checkpoints.binding import read_bound
+from ratchet.flows.learn_given import learn_given
+from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.tasks.given.scores import score_references
+from ratchet.tasks.references import Reference
+from ratchet.tasks.settings.algorithm import BASE
 
 
 @flow(name="prefer", flow_run_name=name_of_run)

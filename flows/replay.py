@@ -6,18 +6,18 @@ correct for it, and metrics `kl_sample_train_…` measure it step by step.
 
 from prefect import flow
 
-from flows.checkpoints.forks import replay_run, share_end
-from flows.opening.checks import check_start
-from flows.opening.evaluation import HeldOutEvaluations
-from flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
-from flows.opening.parts import open_parts
-from flows.opening.pipeline import PlayedStep
-from flows.opening.rollouts import open_rollouts
-from flows.opening.run import open_run
-from flows.recipe.loading import count_steps
-from flows.recipe.recipe import Recipe
-from flows.train import learn
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.checkpoints.forks import replay_run, share_end
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.opening.evaluation import HeldOutEvaluations
+from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from ratchet.flows.opening.parts import open_parts
+from ratchet.flows.opening.pipeline import PlayedStep
+from ratchet.flows.opening.rollouts import open_rollouts
+from ratchet.flows.opening.run import open_run
+from ratchet.flows.recipe.loading import count_steps
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import learn
+from ratchet.tasks.storage.run_folder import folder_of
 
 
 @flow(name="replay", flow_run_name=name_of_run)

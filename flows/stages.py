@@ -13,29 +13,29 @@ from typing import Any
 from prefect import Flow, flow
 from pydantic import BaseModel
 
-from adapters.tinker.engines import engines_kept
-from flows.checkpoints.binding import read_step
-from flows.evaluate import evaluate_once
-from flows.finetune import finetune
-from flows.opening.checks import (
+from ratchet.adapters.tinker.engines import engines_kept
+from ratchet.flows.checkpoints.binding import read_step
+from ratchet.flows.evaluate import evaluate_once
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.checks import (
     check_answering,
     check_plan,
     check_recipe,
     gone_children,
     is_finished,
 )
-from flows.opening.flow_runs import completed, name_of_run, summarize_run
-from flows.prefer import prefer
-from flows.recipe.loading import count_stages, count_steps
-from flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
-from flows.replay import replay
-from flows.server.deployed_runs import describe_failure
-from flows.train import train
-from tasks.recording.scores import headline, read_evaluation
-from tasks.recording.step_log import steps_done
-from tasks.storage.plan_record import ChildResult, PlanRecord, read_plan, write_plan
-from tasks.storage.run_folder import folder_of
-from tasks.tracking.prefect_pages import publish_stages
+from ratchet.flows.opening.flow_runs import completed, name_of_run, summarize_run
+from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.loading import count_stages, count_steps
+from ratchet.flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
+from ratchet.flows.replay import replay
+from ratchet.flows.server.deployed_runs import describe_failure
+from ratchet.flows.train import train
+from ratchet.tasks.recording.scores import headline, read_evaluation
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, read_plan, write_plan
+from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.tracking.prefect_pages import publish_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer, "replay": replay}
 

@@ -13,11 +13,11 @@ from typing import Any
 from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
-from adapters.errors import UserError, counted
-from flows.opening.checks import check_plan, is_finished
-from flows.opening.flow_runs import completed, name_of_run
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
-from flows.recipe.plan import (
+from ratchet.adapters.errors import UserError, counted
+from ratchet.flows.opening.checks import check_plan, is_finished
+from ratchet.flows.opening.flow_runs import completed, name_of_run
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
+from ratchet.flows.recipe.plan import (
     Plan,
     PlannedRun,
     SweepRecipe,
@@ -25,22 +25,22 @@ from flows.recipe.plan import (
     as_overrides,
     name_child,
 )
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.server.deployed_runs import (
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.server.deployed_runs import (
     Deployment,
     cancel_deployed,
     check_under_way,
     choose_deployment,
     train_deployed,
 )
-from flows.stages import PlanSummary, train_in_turn, train_plan
-from tasks.given.held_out import read_measure
-from tasks.recording.scores import headline, read_evaluation
-from tasks.recording.step_log import steps_done
-from tasks.storage.manifest import differences, recipe_of
-from tasks.storage.plan_record import ChildResult, PlanRecord
-from tasks.storage.run_folder import RunError, folder_of
+from ratchet.flows.stages import PlanSummary, train_in_turn, train_plan
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.recording.scores import headline, read_evaluation
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.storage.manifest import differences, recipe_of
+from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord
+from ratchet.tasks.storage.run_folder import RunError, folder_of
 
 
 def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:

@@ -14,23 +14,23 @@ from pathlib import Path
 
 from prefect import flow
 
-from adapters.process.phases import ROLLOUTS
-from flows.opening.checks import check_start
-from flows.opening.evaluation import HeldOutEvaluations
-from flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
-from flows.opening.parts import StepPart, measure_parts, open_parts
-from flows.opening.pipeline import PlayedStep
-from flows.opening.rollouts import open_rollouts
-from flows.opening.run import OpenRun, open_run
-from flows.opening.step_records import Measure, begin_steps, measure_of, record_step
-from flows.opening.steps import play_steps
-from flows.recipe.recipe import Recipe
-from tasks.datums import build_datums
-from tasks.metrics import StepFiles
-from tasks.rewards import compute_rewards
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.trajectories import assemble_trajectories
-from tasks.updates import update_policy
+from ratchet.adapters.process.phases import ROLLOUTS
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.opening.evaluation import HeldOutEvaluations
+from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
+from ratchet.flows.opening.parts import StepPart, measure_parts, open_parts
+from ratchet.flows.opening.pipeline import PlayedStep
+from ratchet.flows.opening.rollouts import open_rollouts
+from ratchet.flows.opening.run import OpenRun, open_run
+from ratchet.flows.opening.step_records import Measure, begin_steps, measure_of, record_step
+from ratchet.flows.opening.steps import play_steps
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.datums import build_datums
+from ratchet.tasks.metrics import StepFiles
+from ratchet.tasks.rewards import compute_rewards
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.trajectories import assemble_trajectories
+from ratchet.tasks.updates import update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)

@@ -3,8 +3,8 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from adapters.process.terminal import say
-from flows.server.prefect_startup import quiet_prefect
+from ratchet.adapters.process.terminal import say
+from ratchet.flows.server.prefect_startup import quiet_prefect
 
 
 def main() -> None:

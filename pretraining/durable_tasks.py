@@ -13,7 +13,6 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from durable.files import appearing_folder
 from pretraining import tokenizer as tokenizers
 from pretraining import training_loop
 from pretraining.corpora.conversation import Conversation
@@ -21,9 +20,10 @@ from pretraining.corpora.mixture import LAST_SHARES, Shares, examined_corpora, s
 from pretraining.exams import Answerer, play_exams
 from pretraining.model_card import render_card
 from pretraining.training_loop import Shape, TrainingState
-from tasks.storage.durability import durable
-from tasks.storage.files import write_text
-from tasks.storage.logs import append_line
+from ratchet.durable.files import appearing_folder
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.logs import append_line
 
 MAX_ANSWER_TOKENS = 48
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from engine.model.language_model import LanguageModel
-from engine.sampling.requests import SampleRequest
-from engine.sampling.scheduler import Scheduler
 from pretraining.corpora.conversation import Conversation, Exam
 from pretraining.tokenizer import render
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.sampling.requests import SampleRequest
+from ratchet.engine.sampling.scheduler import Scheduler
 
 
 class Answerer:

@@ -2,26 +2,22 @@
 
 A recipe has a name in prefect.yaml, or is a YAML file; `train`, `replay` and `evaluate` are Prefect
 flows that take it. `Run` opens what they left on disk, while it is being trained too. Every error
-that a user can mend is a `UserError`, whose tree `adapters.errors` describes.
+that a user can mend is a `UserError`, whose tree `ratchet.adapters.errors` describes.
 """
 
-import flows
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-if not hasattr(flows, "check_packages"):
-    raise ImportError(
-        f"Python finds {flows.__file__} in place of Ratchet's own package 'flows'; rename yours, "
-        "or take its folder from the front of Python's path (PYTHONPATH, `python -m`)"
-    )
-
-from adapters.errors import UserError
-from flows.evaluate import evaluate
-from flows.recipe.loading import named_recipe as recipe
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from ratchet.run import Run, runs
-from tasks.checkpoints import Checkpoint
-from tasks.recording.scores import Score
+if TYPE_CHECKING:
+    from ratchet.adapters.errors import UserError
+    from ratchet.flows.evaluate import evaluate
+    from ratchet.flows.recipe.loading import named_recipe as recipe
+    from ratchet.flows.recipe.recipe import Recipe
+    from ratchet.flows.replay import replay
+    from ratchet.flows.train import train
+    from ratchet.run import Run, runs
+    from ratchet.tasks.checkpoints import Checkpoint
+    from ratchet.tasks.recording.scores import Score
 
 __all__ = [
     "Checkpoint",
@@ -35,3 +31,23 @@ __all__ = [
     "runs",
     "train",
 ]
+_HOMES = {
+    "Checkpoint": "tasks.checkpoints:Checkpoint",
+    "Recipe": "flows.recipe.recipe:Recipe",
+    "Run": "run:Run",
+    "Score": "tasks.recording.scores:Score",
+    "UserError": "adapters.errors:UserError",
+    "evaluate": "flows.evaluate:evaluate",
+    "recipe": "flows.recipe.loading:named_recipe",
+    "replay": "flows.replay:replay",
+    "runs": "run:runs",
+    "train": "flows.train:train",
+}
+"""Name of the library → the module that has it, which is imported when the name is first used."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute)

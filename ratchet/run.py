@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.calls import POLICY
-from flows.recipe.loading import read_recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.recording.scores import Score, read_evaluation
-from tasks.recording.step_log import Metrics, read_metrics
-from tasks.recording.transcripts import Transcript, read_transcripts
-from tasks.recording.views import VIEWS, Views, open_views
-from tasks.reports.page import write_report
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.flows.recipe.loading import read_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.recording.scores import Score, read_evaluation
+from ratchet.tasks.recording.step_log import Metrics, read_metrics
+from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
+from ratchet.tasks.recording.views import VIEWS, Views, open_views
+from ratchet.tasks.reports.page import write_report
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from tasks.storage.files import JsonRow
-from tasks.storage.owners import OwnedLog, Ownership
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.storage.files import JsonRow
+from ratchet.tasks.storage.owners import OwnedLog, Ownership
 
 INTENT, SAVED, DELETED, GONE = "intent", "saved", "deleted", "gone"
 

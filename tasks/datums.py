@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import tinker
 
-from adapters.calls import POLICY
-from tasks.algorithm.loss import Columns
-from tasks.algorithm.losses import complete_of, loss_of
-from tasks.algorithm.settings import Settings
-from tasks.rewards import Credit, assign_credit, rewards_of
-from tasks.settings.algorithm import Algorithm, CreditAssignment
-from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, read_table, write_table
-from tasks.trajectories import TOKEN_LISTS, trajectories_of
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.algorithm.loss import Columns
+from ratchet.tasks.algorithm.losses import complete_of, loss_of
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.rewards import Credit, assign_credit, rewards_of
+from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
+from ratchet.tasks.trajectories import TOKEN_LISTS, trajectories_of
 
 DATUM_SCHEMA = pa.schema(
     [

@@ -8,13 +8,27 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
-from tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain, interval_of, pass_at
-from tasks.recording.scores import JUDGED, SCORES, Estimate, Score, Spent, headline, read_evaluation
-from tasks.storage.durability import durable
-from tasks.storage.files import is_written, verified, write_json
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside, select
+from ratchet.tasks.comparison.statistics import (
+    Gain,
+    find_gain,
+    find_unpaired_gain,
+    interval_of,
+    pass_at,
+)
+from ratchet.tasks.recording.scores import (
+    JUDGED,
+    SCORES,
+    Estimate,
+    Score,
+    Spent,
+    headline,
+    read_evaluation,
+)
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import is_written, verified, write_json
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import query_beside, select
 
 T = TypeVar("T")
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import JsonObject
-from adapters.rewards import MEASURE
-from tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
-from tasks.recording.step_log import COST
-from tasks.recording.transcripts import Transcript, read_transcripts
-from tasks.rollouts import StepStopped, check_rewards
-from tasks.settings.rollouts import Judge
-from tasks.shards import ShardRow
-from tasks.storage.durability import durable
-from tasks.storage.files import verified, write_rows
-from tasks.storage.names import parse_rollout
-from tasks.storage.tables import query_beside, read_table, select, write_table
+from ratchet.adapters.calls import JsonObject
+from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
+from ratchet.tasks.recording.step_log import COST
+from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
+from ratchet.tasks.rollouts import StepStopped, check_rewards
+from ratchet.tasks.settings.rollouts import Judge
+from ratchet.tasks.shards import ShardRow
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import verified, write_rows
+from ratchet.tasks.storage.names import parse_rollout
+from ratchet.tasks.storage.tables import query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
 

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from adapters.calls import POLICY
-from adapters.rewards import MEASURE
-from tasks.algorithm.advantages import is_uniform
-from tasks.algorithm.loss import Columns
-from tasks.algorithm.losses import complete_of, loss_of
-from tasks.algorithm.settings import Settings
-from tasks.checkpoints import sampled_step
-from tasks.datums import columns_of
-from tasks.recording.step_log import COST, Metrics
-from tasks.references import TEACHER
-from tasks.rewards import read_verdicts, rewards_of
-from tasks.storage.files import is_written, read_json, verified
-from tasks.storage.tables import arrays, flat_values, query_beside, read_table, select
-from tasks.trajectories import TRAINED_ROLES
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.algorithm.advantages import is_uniform
+from ratchet.tasks.algorithm.loss import Columns
+from ratchet.tasks.algorithm.losses import complete_of, loss_of
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.checkpoints import sampled_step
+from ratchet.tasks.datums import columns_of
+from ratchet.tasks.recording.step_log import COST, Metrics
+from ratchet.tasks.references import TEACHER
+from ratchet.tasks.rewards import read_verdicts, rewards_of
+from ratchet.tasks.storage.files import is_written, read_json, verified
+from ratchet.tasks.storage.tables import arrays, flat_values, query_beside, read_table, select
+from ratchet.tasks.trajectories import TRAINED_ROLES
 
 QUERY = query_beside(__file__)
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from adapters.calls import Refused
-from adapters.errors import UserError
-from adapters.rendering.chat import Chat
-from tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
-from tasks.shards import read_shard
-from tasks.storage.durability import durable
-from tasks.storage.files import verified
-from tasks.storage.names import group_name
-from tasks.storage.tables import arrays, query_beside, read_table, select, write_table
+from ratchet.adapters.calls import Refused
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.names import group_name
+from ratchet.tasks.storage.tables import arrays, query_beside, read_table, select, write_table
 
 QUERY = query_beside(__file__)
 REFERENCE_SCHEMA = pa.schema(

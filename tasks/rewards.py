@@ -16,18 +16,18 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tasks.algorithm.advantages import (
+from ratchet.tasks.algorithm.advantages import (
     Earned,
     estimate_advantages,
     find_advantage,
     rollouts_of,
 )
-from tasks.algorithm.divergences import find_estimator
-from tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
-from tasks.references import reference_logprobs
-from tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
-from tasks.storage.durability import durable
-from tasks.storage.tables import arrays, flat_values, read_table, write_table
+from ratchet.tasks.algorithm.divergences import find_estimator
+from ratchet.tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
+from ratchet.tasks.references import reference_logprobs
+from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.tables import arrays, flat_values, read_table, write_table
 
 CreditUnit = Literal["rollout", "call", "token"]
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from adapters.door.batches import OpenBatch, SampledBy
-from adapters.door.door import Door
-from adapters.errors import UserError, counted
-from adapters.player_protocol import PlaySettings
-from adapters.process.event_loop import run_event_loop
-from adapters.tinker.service import Lifeline
-from tasks.recording.journal import Journal, copy_without, read_journal, seal
-from tasks.recording.recorder import JournalRecorder
-from tasks.recording.spans import ERROR, LLM, REWARD, cause_of
-from tasks.recording.turns import ANSWER
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.durability import durable
-from tasks.storage.files import appearing, is_written, verified
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import flat_values, query_beside, read_table, select
+from ratchet.adapters.door.batches import OpenBatch, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.process.event_loop import run_event_loop
+from ratchet.adapters.tinker.service import Lifeline
+from ratchet.tasks.recording.journal import Journal, copy_without, read_journal, seal
+from ratchet.tasks.recording.recorder import JournalRecorder
+from ratchet.tasks.recording.spans import ERROR, LLM, REWARD, cause_of
+from ratchet.tasks.recording.turns import ANSWER
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import appearing, is_written, verified
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import flat_values, query_beside, read_table, select
 
 Play = Callable[[str, str, str], Awaitable[None]]
 """Plays a batch: the door's address, the batch's name, and the batch's token."""

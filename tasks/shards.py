@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tasks.examples.passes import Order, shuffle_pass
-from tasks.examples.reading import Example, Source
-from tasks.storage.durability import durable
-from tasks.storage.files import read_rows, write_rows
+from ratchet.tasks.examples.passes import Order, shuffle_pass
+from ratchet.tasks.examples.reading import Example, Source
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import read_rows, write_rows
 
 
 class ShardRow(Example):

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from adapters.calls import POLICY
-from tasks.recording.turns import Turns, read_turns
-from tasks.storage.durability import durable
-from tasks.storage.tables import ROWS_A_GROUP, arrays, query_beside, select, write_parts
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.recording.turns import Turns, read_turns
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.tables import ROWS_A_GROUP, arrays, query_beside, select, write_parts
 
 TRAJECTORY_QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 from tinker import AdamParams, Datum
 
-from adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
-from tasks.algorithm.divergences import DIVERGENCE
-from tasks.algorithm.losses import service_loss
-from tasks.algorithm.settings import Settings
-from tasks.settings.algorithm import Divergence
-from tasks.settings.given import Expert
-from tasks.settings.optimizer import Optimizer
+from ratchet.adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
+from ratchet.tasks.algorithm.divergences import DIVERGENCE
+from ratchet.tasks.algorithm.losses import service_loss
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.settings.algorithm import Divergence
+from ratchet.tasks.settings.given import Expert
+from ratchet.tasks.settings.optimizer import Optimizer
 
 Units = Sequence[Sequence[Datum]]
 """Datums of a file, in units that are never split between optimizer steps."""

@@ -15,24 +15,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from adapters.errors import UserError
-from adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
-from adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.datums import columns_of, to_datums
-from tasks.metrics import (
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
+from ratchet.adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.datums import columns_of, to_datums
+from ratchet.tasks.metrics import (
     DATUM_LOGPROBS,
     measure_divergence,
     measure_loss,
     name_expert,
     sum_logprobs,
 )
-from tasks.recording.step_log import Metrics
-from tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
-from tasks.recovery.recorded_steps import FIRST_LOGPROBS, Evidence, RecordedSteps, StepDatums
-from tasks.storage.durability import durable
-from tasks.storage.files import read_json, write_json
-from tasks.storage.tables import read_table
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
+from ratchet.tasks.recovery.recorded_steps import (
+    FIRST_LOGPROBS,
+    Evidence,
+    RecordedSteps,
+    StepDatums,
+)
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import read_json, write_json
+from ratchet.tasks.storage.tables import read_table
 
 MOST_SCORED = 4
 """Datums of a step that are scored."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from durable.collector import settle_collector
+from ratchet.durable.collector import settle_collector
 
 if TYPE_CHECKING:
-    from adapters.door.door import Door
+    from ratchet.adapters.door.door import Door
     from tests.support.door.opened_door import Opened
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
@@ -53,7 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def kept_engines() -> Iterator[None]:
     """Have the tests' own runs share engines, since the start of one takes three seconds."""
-    from adapters.tinker.engines import engines_kept
+    from ratchet.adapters.tinker.engines import engines_kept
 
     with engines_kept():
         yield

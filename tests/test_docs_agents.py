@@ -20,16 +20,16 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.door.door import Door
-from adapters.harness.agents import load_agent
-from adapters.process.program import CommandFailed
-from adapters.rewards import Reward
-from flows.cli.new_project import AGENT, write_project
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from flows.server.prefect_server import POOL
-from tasks.examples.reading import Source
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.process.program import CommandFailed
+from ratchet.adapters.rewards import Reward
+from ratchet.flows.cli.new_project import AGENT, write_project
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.server.prefect_server import POOL
+from ratchet.tasks.examples.reading import Source
 from tests.support.agents.placed_batch import play_in_places
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 from tests.support.processes import ROOT
@@ -109,7 +109,7 @@ def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
     with (project / "prefect.yaml").open("a") as file:
         file.write(f"\n{stanza}")
     subprocess.run(
-        [sys.executable, "-m", "flows.cli.main", "deploy"],
+        [sys.executable, "-m", "ratchet.flows.cli.main", "deploy"],
         cwd=project,
         env={
             **os.environ,

@@ -15,11 +15,11 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from flows.cli.commands import app
-from flows.opening.checks import check_recipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowRecipe
+from ratchet.flows.cli.commands import app
+from ratchet.flows.opening.checks import check_recipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import FlowRecipe
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "datasets" / "README.md", *(ROOT / "docs").glob("*.md")]

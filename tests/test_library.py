@@ -12,7 +12,7 @@ import pytest
 from prefect import Flow
 
 import ratchet
-from flows.opening.flow_runs import RunSummary
+from ratchet.flows.opening.flow_runs import RunSummary
 from tests.support.processes import ROOT
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
@@ -83,8 +83,8 @@ def test_the_page_s_snippet_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("summary")
 def test_the_recipe_of_a_run_is_read_by_a_process_that_imports_nothing_else() -> None:
     script = (
-        "from flows.recipe.loading import read_recipe\n"
-        "from tasks.storage.run_folder import folder_of\n"
+        "from ratchet.flows.recipe.loading import read_recipe\n"
+        "from ratchet.tasks.storage.run_folder import folder_of\n"
         "print(read_recipe(folder_of('read')).flow)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -6,7 +6,7 @@ A new key takes the place of another one, or shows by a measurement in docs/ wha
 import ast
 import re
 
-from flows.recipe.loading import recipe_options
+from ratchet.flows.recipe.loading import recipe_options
 from tests.test_layers import ROOT, nodes_of
 
 LAYERS = ("flows", "tasks", "adapters", "engine", "durable", "ratchet")

@@ -8,8 +8,8 @@ from typing import TypedDict
 
 import httpx
 
-from adapters.calls import Refused
-from adapters.clients.libraries import tls
+from ratchet.adapters.calls import Refused
+from ratchet.adapters.clients.libraries import tls
 
 
 class Endpoint(TypedDict):

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 
 import openai
 
-from adapters.calls import Message, Refused, Tool, ToolCall, Usage
-from adapters.clients.libraries import keep_silent
-from adapters.errors import UserError
-from adapters.network.addresses import check_listener, check_place
+from ratchet.adapters.calls import Message, Refused, Tool, ToolCall, Usage
+from ratchet.adapters.clients.libraries import keep_silent
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import check_listener, check_place
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse

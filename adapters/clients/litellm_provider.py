@@ -7,9 +7,9 @@ from litellm.llms.custom_llm import CustomLLM, CustomLLMError
 from litellm.types.utils import ModelResponse, ModelResponseStream
 from litellm.utils import custom_llm_setup
 
-from adapters.calls import Refused
-from adapters.clients.current_rollout import ask_role, await_role
-from adapters.clients.litellm import import_litellm
+from ratchet.adapters.calls import Refused
+from ratchet.adapters.clients.current_rollout import ask_role, await_role
+from ratchet.adapters.clients.litellm import import_litellm
 
 PROVIDER = "ratchet"
 CAN = (

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import openai
 
-from adapters.errors import PassingError, UserError
-from adapters.network.addresses import REACH_SECONDS
+from ratchet.adapters.errors import PassingError, UserError
+from ratchet.adapters.network.addresses import REACH_SECONDS
 
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
 """Environment variable with the key of the teachers' service, if that is not the run's."""

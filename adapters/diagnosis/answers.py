@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 from tinker import TrainingClient
 
-from adapters.diagnosis.bench import (
+from ratchet.adapters.diagnosis.bench import (
     PROMPT,
     ROUGH,
     TARGETS,

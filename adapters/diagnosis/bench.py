@@ -14,9 +14,9 @@ import tinker
 from tinker import AdamParams, APIFuture, Datum, ModelInput, TensorData, TrainingClient
 from tinker.types import ForwardBackwardOutput, LossFnType
 
-from adapters.tinker.bases import name_for_clients
-from adapters.tinker.metering import Work
-from adapters.tinker.service import PatientSampler, Service, ServiceRefused, open_session
+from ratchet.adapters.tinker.bases import name_for_clients
+from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.service import PatientSampler, Service, ServiceRefused, open_session
 
 Verdict = Literal["offers", "lacks", "LIES", "unknown"]
 """What is found of a service: it does what is asked; it refuses it, or says nothing; it takes it

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tinker
 
-from adapters.diagnosis.answers import (
+from ratchet.adapters.diagnosis.answers import (
     probe_clip,
     probe_grad_clip,
     probe_likeliest,
@@ -14,12 +14,17 @@ from adapters.diagnosis.answers import (
     probe_seeds,
     probe_targets,
 )
-from adapters.diagnosis.bench import Bench, Finding, NoClient, total
-from adapters.diagnosis.saved_weights import probe_end, probe_sampler, probe_state, probe_ttl
-from adapters.errors import PassingError
-from adapters.tinker.bases import name_for_clients
-from adapters.tinker.metering import Work
-from adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open_session
+from ratchet.adapters.diagnosis.bench import Bench, Finding, NoClient, total
+from ratchet.adapters.diagnosis.saved_weights import (
+    probe_end,
+    probe_sampler,
+    probe_state,
+    probe_ttl,
+)
+from ratchet.adapters.errors import PassingError
+from ratchet.adapters.tinker.bases import name_for_clients
+from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open_session
 
 MOST_SECONDS = 60.0
 """Time for all probes; those that it does not suffice for are not asked."""

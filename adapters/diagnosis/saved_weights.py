@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 from tinker import TrainingClient
 
-from adapters.diagnosis.bench import (
+from ratchet.adapters.diagnosis.bench import (
     PROMPT,
     ROUGH,
     TARGETS,
@@ -17,7 +17,7 @@ from adapters.diagnosis.bench import (
     continued,
     datum,
 )
-from adapters.tinker.service import SDK_ERRORS, Service, ServiceRefused, translate_error
+from ratchet.adapters.tinker.service import SDK_ERRORS, Service, ServiceRefused, translate_error
 
 EXACT = 1e-4
 """Most difference of the log-probabilities of a sampler and a trainer that compute alike; it is the

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Choice,
     Completion,
     Format,
@@ -17,8 +17,8 @@ from adapters.calls import (
     ToolCall,
     ToolFunction,
 )
-from adapters.dialects.field_rules import Api, check_fields, find_hints
-from adapters.dialects.fields import (
+from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
+from ratchet.adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
@@ -32,9 +32,9 @@ from adapters.dialects.fields import (
     write_named,
     write_token_ids,
 )
-from adapters.dialects.tool_types import check_some_left, find_function
-from adapters.rendering.chat import Chat, stop_string
-from adapters.rendering.messages import create_tool_call, read_tool
+from ratchet.adapters.dialects.tool_types import check_some_left, find_function
+from ratchet.adapters.rendering.chat import Chat, stop_string
+from ratchet.adapters.rendering.messages import create_tool_call, read_tool
 
 MODE_OF_CHOICE = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from adapters.dialects.fields import Fields, bad_field
-from adapters.yaml_text import read_yaml
+from ratchet.adapters.dialects.fields import Fields, bad_field
+from ratchet.adapters.yaml_text import read_yaml
 
 
 class Api(StrEnum):

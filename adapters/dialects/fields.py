@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
-from adapters.rendering.messages import json_type, read_content
-from adapters.rendering.renderer_names import SWITCHES
+from ratchet.adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
+from ratchet.adapters.rendering.messages import json_type, read_content
+from ratchet.adapters.rendering.renderer_names import SWITCHES
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Choice,
     Completion,
     Format,
@@ -18,8 +18,8 @@ from adapters.calls import (
     Thinking,
     Tool,
 )
-from adapters.dialects.field_rules import Api, check_fields, find_hints
-from adapters.dialects.fields import (
+from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
+from ratchet.adapters.dialects.fields import (
     NUMBER,
     Fields,
     bad_field,
@@ -28,9 +28,9 @@ from adapters.dialects.fields import (
     check_offered,
     write_data,
 )
-from adapters.dialects.tool_types import check_some_left
-from adapters.rendering.chat import Chat
-from adapters.rendering.messages import create_tool_call, json_type, parse_text, read_tool
+from ratchet.adapters.dialects.tool_types import check_some_left
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import create_tool_call, json_type, parse_text, read_tool
 
 GENERATION = "generationConfig"
 SAMPLED_BY = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "seed": "seed"}

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from adapters.calls import Choice, JsonObject, Message, Refused, Request, Tool
+from ratchet.adapters.calls import Choice, JsonObject, Message, Refused, Request, Tool
 
 if TYPE_CHECKING:
-    from adapters.rendering.chat import Chat
+    from ratchet.adapters.rendering.chat import Chat
 
 
 def instruction_of(request: Request) -> str:

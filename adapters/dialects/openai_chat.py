@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from adapters.calls import Completion, JsonObject, Message, Refused, Request
-from adapters.dialects.field_rules import Api, check_fields, find_hints
-from adapters.dialects.fields import (
+from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request
+from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
+from ratchet.adapters.dialects.fields import (
     DONE,
     RETURN_TOKEN_IDS,
     Fields,
@@ -16,7 +16,7 @@ from adapters.dialects.fields import (
     write_prompt_token_ids,
     write_response_token_ids,
 )
-from adapters.dialects.openai_fields import (
+from ratchet.adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
     read_effort,
@@ -24,8 +24,8 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
-from adapters.rendering.chat import Chat
-from adapters.rendering.messages import read_message, read_tool
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import read_message, read_tool
 
 __all__ = [
     "answer",

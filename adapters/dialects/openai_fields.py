@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Choice,
     Completion,
     Format,
@@ -12,8 +12,8 @@ from adapters.calls import (
     Thinking,
     Tool,
 )
-from adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
-from adapters.rendering.chat import Chat
+from ratchet.adapters.dialects.fields import Fields, bad_field, bad_request, check_offered, type_of
+from ratchet.adapters.rendering.chat import Chat
 
 CHOICE_MODES = ("auto", "none", "required")
 NUMBERS: dict[str, tuple[float, float]] = {

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
-from adapters.calls import Completion, JsonObject, Message, Refused, Request
-from adapters.dialects.field_rules import Api, check_fields, find_hints
-from adapters.dialects.fields import (
+from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request
+from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
+from ratchet.adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
     Fields,
     bad_field,
@@ -18,7 +18,7 @@ from adapters.dialects.fields import (
     write_named,
     write_token_ids,
 )
-from adapters.dialects.openai_fields import (
+from ratchet.adapters.dialects.openai_fields import (
     check_sampling,
     read_choice,
     read_effort,
@@ -26,7 +26,7 @@ from adapters.dialects.openai_fields import (
     write_error,
     write_logprobs,
 )
-from adapters.dialects.openai_tools import (
+from ratchet.adapters.dialects.openai_tools import (
     CALLS,
     OUTPUTS,
     PARTS,
@@ -37,7 +37,7 @@ from adapters.dialects.openai_tools import (
     tools_named,
     write_call,
 )
-from adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.chat import Chat
 
 __all__ = ["answer", "read", "stream", "wait", "write_error", "write_late_error"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from adapters.calls import JsonObject, Request, Tool, ToolCall
-from adapters.dialects.field_rules import Api
-from adapters.dialects.fields import Fields, bad_field, read_text, type_of
-from adapters.dialects.tool_types import TYPES, check_some_left, find_function
-from adapters.rendering.messages import create_tool_call, parse_text, read_tool
+from ratchet.adapters.calls import JsonObject, Request, Tool, ToolCall
+from ratchet.adapters.dialects.field_rules import Api
+from ratchet.adapters.dialects.fields import Fields, bad_field, read_text, type_of
+from ratchet.adapters.dialects.tool_types import TYPES, check_some_left, find_function
+from ratchet.adapters.rendering.messages import create_tool_call, parse_text, read_tool
 
 PLAIN, CUSTOM, NAMESPACE = "function", "custom", "namespace"
 OF_FUNCTION = ("description", "parameters", "strict")

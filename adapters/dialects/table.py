@@ -8,11 +8,11 @@ from typing import Protocol
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from adapters.calls import PATHS, Completion, JsonObject, Refused, Request
-from adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from adapters.dialects.google_generate import GenerateContent
-from adapters.redaction import redact
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import PATHS, Completion, JsonObject, Refused, Request
+from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from ratchet.adapters.dialects.google_generate import GenerateContent
+from ratchet.adapters.redaction import redact
+from ratchet.adapters.rendering.chat import Chat
 
 
 class Dialect(Protocol):

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.calls import Tool, ToolFunction
-from adapters.dialects.field_rules import Api
-from adapters.dialects.fields import bad_field
-from adapters.yaml_text import read_yaml
+from ratchet.adapters.calls import Tool, ToolFunction
+from ratchet.adapters.dialects.field_rules import Api
+from ratchet.adapters.dialects.fields import bad_field
+from ratchet.adapters.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, slots=True)

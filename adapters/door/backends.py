@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Begun,
     CallId,
     Completion,
@@ -21,15 +21,15 @@ from adapters.calls import (
     Sampling,
     Usage,
 )
-from adapters.clients import litellm
-from adapters.clients.litellm import LONGEST_SECONDS, Reply
-from adapters.dialects.fields import Fields
-from adapters.dialects.openai_fields import to_chat_fields
-from adapters.door.role_calls import Answer, Memory, request_sha
-from adapters.door.roles import FUNCTION, is_untrained, policy_of
-from adapters.errors import UserError
-from adapters.harness.agents import contained
-from adapters.project.modules import load_module
+from ratchet.adapters.clients import litellm
+from ratchet.adapters.clients.litellm import LONGEST_SECONDS, Reply
+from ratchet.adapters.dialects.fields import Fields
+from ratchet.adapters.dialects.openai_fields import to_chat_fields
+from ratchet.adapters.door.role_calls import Answer, Memory, request_sha
+from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness.agents import contained
+from ratchet.adapters.project.modules import load_module
 
 Backend = Callable[[Example], Answer]
 """Creates what answers the calls of a role in a rollout of this example."""

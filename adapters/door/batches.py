@@ -15,9 +15,17 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from adapters.calls import CallId, Completion, Example, Policy, Refused, RefusedCall, Sampling
-from adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
-from adapters.player_protocol import (
+from ratchet.adapters.calls import (
+    CallId,
+    Completion,
+    Example,
+    Policy,
+    Refused,
+    RefusedCall,
+    Sampling,
+)
+from ratchet.adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
+from ratchet.adapters.player_protocol import (
     NOT_BEGUN,
     OVER,
     Failure,
@@ -25,8 +33,8 @@ from adapters.player_protocol import (
     RolloutEnd,
     shorten_message,
 )
-from adapters.process.running_clock import RunningClock, running_clock
-from adapters.rendering.chat import Chat
+from ratchet.adapters.process.running_clock import RunningClock, running_clock
+from ratchet.adapters.rendering.chat import Chat
 
 MOST_REFUSALS = 100
 """Refused calls of a role that an attempt records, since a client may repeat one for ever."""

@@ -17,12 +17,12 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from adapters.calls import CallId, Completion, Refused
-from adapters.calls import Request as ChatRequest
-from adapters.dialects import openai_chat
-from adapters.dialects.fields import bad_request, refuse_constant
-from adapters.dialects.google_generate import GenerateContent
-from adapters.dialects.table import (
+from ratchet.adapters.calls import CallId, Completion, Refused
+from ratchet.adapters.calls import Request as ChatRequest
+from ratchet.adapters.dialects import openai_chat
+from ratchet.adapters.dialects.fields import bad_request, refuse_constant
+from ratchet.adapters.dialects.google_generate import GenerateContent
+from ratchet.adapters.dialects.table import (
     DIALECTS,
     GOOGLE,
     VERBS,
@@ -33,13 +33,13 @@ from adapters.dialects.table import (
     write_refusal,
     write_response,
 )
-from adapters.door.format_checks import FormatChecks
-from adapters.door.late_streams import LateStream
-from adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
-from adapters.network.addresses import Listener
-from adapters.network.app_server import ANY_PORT, AppServer
-from adapters.process.event_loop import run_aside
-from adapters.rendering.chat import Chat, check_length
+from ratchet.adapters.door.format_checks import FormatChecks
+from ratchet.adapters.door.late_streams import LateStream
+from ratchet.adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.network.app_server import ANY_PORT, AppServer
+from ratchet.adapters.process.event_loop import run_aside
+from ratchet.adapters.rendering.chat import Chat, check_length
 
 WORD_SECONDS = 10.0
 """Seconds after which a client whose answer is streamed is told that it is being sampled."""

@@ -19,27 +19,34 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from adapters.calls import POLICY, CallId, Completion, Refused
-from adapters.calls import Request as ChatRequest
-from adapters.clients.litellm import PASSED_FIELDS
-from adapters.dialects.fields import bad_request
-from adapters.door.backends import Backend
-from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.chat_api import ChatApi, ServedModel, check_key, read_body, read_number, token_of
-from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import (
+from ratchet.adapters.calls import POLICY, CallId, Completion, Refused
+from ratchet.adapters.calls import Request as ChatRequest
+from ratchet.adapters.clients.litellm import PASSED_FIELDS
+from ratchet.adapters.dialects.fields import bad_request
+from ratchet.adapters.door.backends import Backend
+from ratchet.adapters.door.batches import Attempt, OpenBatch
+from ratchet.adapters.door.chat_api import (
+    ChatApi,
+    ServedModel,
+    check_key,
+    read_body,
+    read_number,
+    token_of,
+)
+from ratchet.adapters.door.policy_backend import PolicyBackend
+from ratchet.adapters.door.role_calls import (
     UNRECORDED_ERRORS,
     Answer,
     Memory,
     RequestMeta,
     left_out_fields,
 )
-from adapters.door.roles import CallsOf
-from adapters.errors import UserError
-from adapters.harness.players_door import BatchRefused, PlayersDoor
-from adapters.network.addresses import Listener
-from adapters.network.app_server import ANY_PORT
-from adapters.player_protocol import (
+from ratchet.adapters.door.roles import CallsOf
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness.players_door import BatchRefused, PlayersDoor
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.network.app_server import ANY_PORT
+from ratchet.adapters.player_protocol import (
     BEGIN,
     END,
     NOT_BEGUN,
@@ -55,7 +62,7 @@ from adapters.player_protocol import (
     rollout_key,
     write_record,
 )
-from adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.chat import Chat
 
 T = TypeVar("T")
 

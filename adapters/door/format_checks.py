@@ -13,10 +13,10 @@ from typing import NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ReferencingError, ValidationError
 
-from adapters.calls import Choice, Format, JsonObject, Message, Request
-from adapters.dialects.fields import bad_field, refuse_constant
-from adapters.dialects.instructions import choice_outcome
-from adapters.process.child import LimitedChild, LimitMet, answer_questions
+from ratchet.adapters.calls import Choice, Format, JsonObject, Message, Request
+from ratchet.adapters.dialects.fields import bad_field, refuse_constant
+from ratchet.adapters.dialects.instructions import choice_outcome
+from ratchet.adapters.process.child import LimitedChild, LimitMet, answer_questions
 
 LONGEST_CHECK = 1.0
 """Bound on the processor time of a check, in seconds."""
@@ -35,7 +35,7 @@ class FormatChecks:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "formats")
-        self._child = LimitedChild("adapters.door.format_checks", MOST_MEMORY)
+        self._child = LimitedChild("ratchet.adapters.door.format_checks", MOST_MEMORY)
 
     def close(self) -> None:
         """Wait for the check under way, and end the process."""

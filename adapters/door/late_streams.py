@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from starlette.responses import Response, StreamingResponse
 
-from adapters.calls import Completion, Refused, Request
-from adapters.dialects.table import Dialect, name_response
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import Completion, Refused, Request
+from ratchet.adapters.dialects.table import Dialect, name_response
+from ratchet.adapters.rendering.chat import Chat
 
 Answering = asyncio.Future[list[Completion]]
 

@@ -8,8 +8,17 @@ from datetime import UTC, datetime
 import tinker
 from tinker import ModelInput, SamplingParams
 
-from adapters.calls import Begun, CallId, Completion, Message, Policy, Refused, Request, Sampling
-from adapters.door.role_calls import (
+from ratchet.adapters.calls import (
+    Begun,
+    CallId,
+    Completion,
+    Message,
+    Policy,
+    Refused,
+    Request,
+    Sampling,
+)
+from ratchet.adapters.door.role_calls import (
     SAMPLER_FORBIDDEN,
     SAMPLER_REFUSED,
     SAMPLER_UNAVAILABLE,
@@ -18,9 +27,9 @@ from adapters.door.role_calls import (
     chat_of,
     request_sha,
 )
-from adapters.errors import EngineDied, PassingError, UserError
-from adapters.process.event_loop import run_aside
-from adapters.rendering.chat import Chat, check_length, too_long
+from ratchet.adapters.errors import EngineDied, PassingError, UserError
+from ratchet.adapters.process.event_loop import run_aside
+from ratchet.adapters.rendering.chat import Chat, check_length, too_long
 
 EMPTY_ANSWER = " ?"
 """The text sent for an empty answer: several clients crash on such an answer, or ask again without

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Begun,
     CallId,
     Completion,
@@ -28,12 +28,12 @@ from adapters.calls import (
     Sampling,
     Tool,
 )
-from adapters.dialects.fields import bad_field
-from adapters.dialects.instructions import extend_told, instruction_of, render_told
-from adapters.errors import UserError, counted
-from adapters.player_protocol import Failure
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import NoRenderer
+from ratchet.adapters.dialects.fields import bad_field
+from ratchet.adapters.dialects.instructions import extend_told, instruction_of, render_told
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import NoRenderer
 
 How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
 """How the tokens of an earlier call were found for a prompt, or why they were not."""

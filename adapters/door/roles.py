@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from random import Random
 from typing import Any
 
-from adapters.calls import POLICY, Request
+from ratchet.adapters.calls import POLICY, Request
 
 FUNCTION = "function:"
 ANOTHER = f"{POLICY}:"

@@ -7,14 +7,14 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from adapters.calls import POLICY, Begun, CallId, Completion, Policy, Sampling
-from adapters.calls import Request as ChatRequest
-from adapters.dialects.fields import NUMBER, Fields
-from adapters.door.chat_api import ChatApi, ServedModel, check_key, token_of
-from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import CallSequence, Memory
-from adapters.network.addresses import Listener
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import POLICY, Begun, CallId, Completion, Policy, Sampling
+from ratchet.adapters.calls import Request as ChatRequest
+from ratchet.adapters.dialects.fields import NUMBER, Fields
+from ratchet.adapters.door.chat_api import ChatApi, ServedModel, check_key, token_of
+from ratchet.adapters.door.policy_backend import PolicyBackend
+from ratchet.adapters.door.role_calls import CallSequence, Memory
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.rendering.chat import Chat
 
 API_PREFIX = "/v1"
 

@@ -14,19 +14,28 @@ from typing import Any, cast
 import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY, CallId, Completion, Message, Policy, Refused, Request, ToolCall
-from adapters.dialects.fields import refuse_constant
-from adapters.door.backends import Backend
-from adapters.door.batches import Attempt, OpenBatch
-from adapters.door.door import Door
-from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import Answer, Memory, chat_of
-from adapters.door.roles import CallsOf
-from adapters.errors import UserError, counted, did_you_mean, listed
-from adapters.process.event_loop import run_aside
-from adapters.rendering.answers import FOLLOWING
-from adapters.rendering.chat import Chat
-from adapters.rendering.messages import json_type, read_call
+from ratchet.adapters.calls import (
+    POLICY,
+    CallId,
+    Completion,
+    Message,
+    Policy,
+    Refused,
+    Request,
+    ToolCall,
+)
+from ratchet.adapters.dialects.fields import refuse_constant
+from ratchet.adapters.door.backends import Backend
+from ratchet.adapters.door.batches import Attempt, OpenBatch
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.policy_backend import PolicyBackend
+from ratchet.adapters.door.role_calls import Answer, Memory, chat_of
+from ratchet.adapters.door.roles import CallsOf
+from ratchet.adapters.errors import UserError, counted, did_you_mean, listed
+from ratchet.adapters.process.event_loop import run_aside
+from ratchet.adapters.rendering.answers import FOLLOWING
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import json_type, read_call
 
 SAID = "said"
 """Version of a policy for which a stand-in speaks."""

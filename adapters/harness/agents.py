@@ -8,29 +8,35 @@ from collections.abc import Callable, Collection
 from traceback import format_exception_only
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from adapters.calls import Example
-from adapters.clients.current_rollout import Endpoint, Roles, rollout_context
-from adapters.clients.libraries import (
+from ratchet.adapters.calls import Example
+from ratchet.adapters.clients.current_rollout import Endpoint, Roles, rollout_context
+from ratchet.adapters.clients.libraries import (
     build_client_models,
     keep_silent,
     release_responses,
     share_contexts,
 )
-from adapters.places.place import Place
-from adapters.process.event_loop import call_in_thread
-from adapters.project.modules import PLAY, AgentError, load_agent_file, load_module, no_agent
-from adapters.rewards import BETTER, Reward, read_reward, reward_verdict
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.event_loop import call_in_thread
+from ratchet.adapters.project.modules import (
+    PLAY,
+    AgentError,
+    load_agent_file,
+    load_module,
+    no_agent,
+)
+from ratchet.adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 
 ROLES_KEY = "roles"
 PLACE_KEY = "place"
 
 AGENT_KINDS = {
-    "command": "adapters.programs.commands",
-    "forks": "adapters.programs.forks",
-    "gem": "adapters.harness.gem",
-    "judge": "adapters.harness.judges",
-    "resident": "adapters.programs.residents",
-    "verifiers": "adapters.harness.verifiers",
+    "command": "ratchet.adapters.programs.commands",
+    "forks": "ratchet.adapters.programs.forks",
+    "gem": "ratchet.adapters.harness.gem",
+    "judge": "ratchet.adapters.harness.judges",
+    "resident": "ratchet.adapters.programs.residents",
+    "verifiers": "ratchet.adapters.harness.verifiers",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""

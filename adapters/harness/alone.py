@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.harness.agents import contained_task
-from adapters.harness.player import Batch, failure_of, load_for_roles
-from adapters.harness.players_door import door_at
-from adapters.places.filling import fill
-from adapters.places.place import Place
-from adapters.places.scoring import score
-from adapters.player_protocol import Outcome
-from adapters.process.program import MORE_VARIABLES
+from ratchet.adapters.harness.agents import contained_task
+from ratchet.adapters.harness.player import Batch, failure_of, load_for_roles
+from ratchet.adapters.harness.players_door import door_at
+from ratchet.adapters.places.filling import fill
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.places.scoring import score
+from ratchet.adapters.player_protocol import Outcome
+from ratchet.adapters.process.program import MORE_VARIABLES
 
 HOOK = "ratchet_breakpoint"
 """Module that a Python program finds by its `PYTHONPATH`, and its `breakpoint()` by its name."""

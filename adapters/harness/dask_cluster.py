@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import SecretStr
 
-from adapters.errors import PassingError, UserError
-from adapters.harness.agents import in_thread
-from adapters.harness.player import play_batch
-from adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
-from adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
-from adapters.process.open_files import raise_limit
-from adapters.process.running_clock import Wait
-from durable.cores import usable_cores
+from ratchet.adapters.errors import PassingError, UserError
+from ratchet.adapters.harness.agents import in_thread
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
+from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
+from ratchet.adapters.process.open_files import raise_limit
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.durable.cores import usable_cores
 
 try:
     import dask.config

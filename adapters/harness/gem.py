@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, Example
-from adapters.errors import did_you_mean
-from adapters.harness.verifiers import NoEnvironment, split_name
+from ratchet.adapters.calls import POLICY, Example
+from ratchet.adapters.errors import did_you_mean
+from ratchet.adapters.harness.verifiers import NoEnvironment, split_name
 
 SEED = "seed"
 """The column of an example that determines the game."""

@@ -15,12 +15,17 @@ def main() -> None:
         os.dup2(2, 1)
         sys.path[:] = given["path"]
 
-        from adapters.harness.agents import contained_task
-        from adapters.harness.player import load_for_roles, play_to_end
-        from adapters.places.place import Place
-        from adapters.player_protocol import Outcome, encode_json, read_record, write_outcome
-        from adapters.process.event_loop import run_event_loop
-        from adapters.programs.lasting import kill_programs
+        from ratchet.adapters.harness.agents import contained_task
+        from ratchet.adapters.harness.player import load_for_roles, play_to_end
+        from ratchet.adapters.places.place import Place
+        from ratchet.adapters.player_protocol import (
+            Outcome,
+            encode_json,
+            read_record,
+            write_outcome,
+        )
+        from ratchet.adapters.process.event_loop import run_event_loop
+        from ratchet.adapters.programs.lasting import kill_programs
 
         endpoints = given["endpoints"]
         place = given["place"] and read_record(Place, given["place"].encode())

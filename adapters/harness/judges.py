@@ -17,7 +17,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from adapters.project.modules import AgentError
+from ratchet.adapters.project.modules import AgentError
 
 Scores = dict[str, float | list[float]]
 """Id of a rollout → its score, or the parts that sum to its score; or the name of a measure."""

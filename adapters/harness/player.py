@@ -19,15 +19,15 @@ from traceback import TracebackException, extract_tb
 from types import ModuleType
 from typing import TypeVar
 
-from adapters.calls import POLICY, Example
-from adapters.clients.current_rollout import Endpoint, Roles
-from adapters.clients.libraries import when_imported
-from adapters.harness.agents import AgentExit, Play, contained_task, load_agent
-from adapters.harness.players_door import PlayersDoor, door_at
-from adapters.places.filling import fill, leave
-from adapters.places.place import Place
-from adapters.places.scoring import score
-from adapters.player_protocol import (
+from ratchet.adapters.calls import POLICY, Example
+from ratchet.adapters.clients.current_rollout import Endpoint, Roles
+from ratchet.adapters.clients.libraries import when_imported
+from ratchet.adapters.harness.agents import AgentExit, Play, contained_task, load_agent
+from ratchet.adapters.harness.players_door import PlayersDoor, door_at
+from ratchet.adapters.places.filling import fill, leave
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.places.scoring import score
+from ratchet.adapters.player_protocol import (
     ROLE,
     BegunRollout,
     Failure,
@@ -39,15 +39,15 @@ from adapters.player_protocol import (
     shorten_message,
     write_record,
 )
-from adapters.process.event_loop import cancel_and_wait, watch_event_loop
-from adapters.process.open_files import OutOfFiles, check_files
-from adapters.process.program import CommandFailed, Program, mask, running_program
-from adapters.process.running_clock import running_clock
-from adapters.rewards import Reward
-from durable.collector import settle_collector
-from durable.cores import usable_cores
+from ratchet.adapters.process.event_loop import cancel_and_wait, watch_event_loop
+from ratchet.adapters.process.open_files import OutOfFiles, check_files
+from ratchet.adapters.process.program import CommandFailed, Program, mask, running_program
+from ratchet.adapters.process.running_clock import running_clock
+from ratchet.adapters.rewards import Reward
+from ratchet.durable.collector import settle_collector
+from ratchet.durable.cores import usable_cores
 
-ISOLATED_PROGRAM = "adapters.harness.isolated_program"
+ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
 
 
 @asynccontextmanager
@@ -290,7 +290,7 @@ def _provide(roles: tuple[str, ...]) -> None:
     """Have LiteLLM know the roles whenever an agent imports LiteLLM, which takes seconds."""
 
     def provide_roles(_: ModuleType) -> None:
-        from adapters.clients.litellm_provider import provide
+        from ratchet.adapters.clients.litellm_provider import provide
 
         provide(roles)
 

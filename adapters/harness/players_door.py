@@ -7,9 +7,9 @@ from typing import Protocol
 
 import httpx
 
-from adapters.clients.libraries import tls
-from adapters.errors import UserError
-from adapters.player_protocol import (
+from ratchet.adapters.clients.libraries import tls
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.player_protocol import (
     BEGIN,
     END,
     WAITED,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from adapters.calls import JsonObject
-from adapters.errors import UserError
-from adapters.programs.residents import resident
+from ratchet.adapters.calls import JsonObject
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.programs.residents import resident
 
 
 class NoEnvironment(UserError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from adapters.errors import UserError
+from ratchet.adapters.errors import UserError
 
 REACH_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"

@@ -11,11 +11,11 @@ from errno import EADDRINUSE
 import uvicorn
 from starlette.types import ASGIApp
 
-from adapters.errors import UserError
-from adapters.network.addresses import Certificate, Listener
-from adapters.process.event_loop import run_event_loop
-from durable.collector import settle_collector
-from durable.connections import bounded_protocol
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import Certificate, Listener
+from ratchet.adapters.process.event_loop import run_event_loop
+from ratchet.durable.collector import settle_collector
+from ratchet.durable.connections import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""

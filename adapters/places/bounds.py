@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from adapters.errors import counted
-from adapters.places.place import Place, PlaceError
-from adapters.process.event_loop import cancel_and_wait
-from adapters.process.program import Program
+from ratchet.adapters.errors import counted
+from ratchet.adapters.places.place import Place, PlaceError
+from ratchet.adapters.process.event_loop import cancel_and_wait
+from ratchet.adapters.process.program import Program
 
 LOOK_SECONDS = 0.2
 """Time between two looks at the processes of a cage."""

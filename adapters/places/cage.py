@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from adapters.clients.current_rollout import Roles
-from adapters.clients.libraries import tls
-from adapters.errors import UserError
-from adapters.places.place import (
+from ratchet.adapters.clients.current_rollout import Roles
+from ratchet.adapters.clients.libraries import tls
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.places.place import (
     CAGED,
     CAGED_PORT,
     HOME,
@@ -30,7 +30,7 @@ from adapters.places.place import (
     Place,
     PlaceError,
 )
-from adapters.process.event_loop import cancel_and_wait
+from ratchet.adapters.process.event_loop import cancel_and_wait
 
 BUBBLEWRAP = "bwrap"
 

@@ -10,12 +10,12 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from threading import Lock
 
-from adapters.calls import Example
-from adapters.places.place import HOME, TESTS, WORK, Place, PlaceError
-from adapters.player_protocol import Failure, Outcome
-from adapters.project.modules import locate
-from adapters.redaction import quote
-from durable.files import appearing_folder
+from ratchet.adapters.calls import Example
+from ratchet.adapters.places.place import HOME, TESTS, WORK, Place, PlaceError
+from ratchet.adapters.player_protocol import Failure, Outcome
+from ratchet.adapters.project.modules import locate
+from ratchet.adapters.redaction import quote
+from ratchet.durable.files import appearing_folder
 
 TEXTS, FOLDER, REPOSITORY, COMMIT = "files", "folder", "repository", "commit"
 """Columns of an example that say what its place holds."""

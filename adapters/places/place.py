@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from adapters.calls import Example
-from adapters.clients.current_rollout import Endpoint, Roles, role_variables
-from adapters.player_protocol import PlaceSettings, Record
-from adapters.process.program import CommandFailed, program_environment
+from ratchet.adapters.calls import Example
+from ratchet.adapters.clients.current_rollout import Endpoint, Roles, role_variables
+from ratchet.adapters.player_protocol import PlaceSettings, Record
+from ratchet.adapters.process.program import CommandFailed, program_environment
 
 WORK, HOME, TEMPORARY, SCORE = "work", "home", "tmp", "score"
 CAGED = Path("/place")

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL
 
-from adapters.clients.current_rollout import Roles
-from adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
-from adapters.places.cage import caged, has_begun
-from adapters.places.place import Place
-from adapters.process.program import Program, running_program
+from ratchet.adapters.clients.current_rollout import Roles
+from ratchet.adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
+from ratchet.adapters.places.cage import caged, has_begun
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.program import Program, running_program
 
 MARKED_END = """trap ': > "$0"' EXIT; shopt -s execfail 2>/dev/null"""
 LIMITED = ("/bin/sh", "-c", f'{MARKED_END}; ulimit -f "$1" && shift && exec "$@"')

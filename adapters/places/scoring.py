@@ -14,12 +14,12 @@ import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
-from adapters.places.bounds import BeyondBounds
-from adapters.places.filling import lay_tests
-from adapters.places.place import Place, PlaceError
-from adapters.places.running import program_in
-from adapters.process.program import Program
-from adapters.rewards import Reward, read_reward
+from ratchet.adapters.places.bounds import BeyondBounds
+from ratchet.adapters.places.filling import lay_tests
+from ratchet.adapters.places.place import Place, PlaceError
+from ratchet.adapters.places.running import program_in
+from ratchet.adapters.process.program import Program
+from ratchet.adapters.rewards import Reward, read_reward
 
 REPORT = "REPORT"
 """Variable of the reward command: the file for a report of tests in JUnit's XML."""

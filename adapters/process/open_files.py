@@ -10,7 +10,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapters.errors import UserError
+from ratchet.adapters.errors import UserError
 
 LIMIT = resource.RLIMIT_NOFILE
 

@@ -14,9 +14,9 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TypeVar
 
-from adapters.errors import UserError
-from adapters.process.child import end_with_this_process, has_ended, tell_status
-from adapters.process.open_files import users_limit
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.child import end_with_this_process, has_ended, tell_status
+from ratchet.adapters.process.open_files import users_limit
 
 PASSED_VARIABLES = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"

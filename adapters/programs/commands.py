@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
-from adapters.calls import Example
-from adapters.clients.current_rollout import Roles, role_variables
-from adapters.places.place import Place, names_column
-from adapters.places.running import program_in
-from adapters.process.program import (
+from ratchet.adapters.calls import Example
+from ratchet.adapters.clients.current_rollout import Roles, role_variables
+from ratchet.adapters.places.place import Place, names_column
+from ratchet.adapters.places.running import program_in
+from ratchet.adapters.process.program import (
     CommandFailed,
     Program,
     program_environment,

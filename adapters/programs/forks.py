@@ -17,18 +17,18 @@ from functools import cache
 from pathlib import Path
 from weakref import finalize
 
-from adapters.calls import Example
-from adapters.clients.current_rollout import Roles
-from adapters.places.place import Place
-from adapters.process.program import (
+from ratchet.adapters.calls import Example
+from ratchet.adapters.clients.current_rollout import Roles
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.program import (
     NoCommand,
     Program,
     program_environment,
     split_words,
     start_program,
 )
-from adapters.programs.commands import answer_of, started
-from adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
+from ratchet.adapters.programs.commands import answer_of, started
+from ratchet.adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
 
 SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server", "client"))
 

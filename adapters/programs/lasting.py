@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Generic, TypeVar
 
-from adapters.process.event_loop import RunningLoop
-from adapters.process.program import Program
+from ratchet.adapters.process.event_loop import RunningLoop
+from ratchet.adapters.process.program import Program
 
 T = TypeVar("T")
 ProgramT = TypeVar("ProgramT", bound=Program)

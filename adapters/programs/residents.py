@@ -12,10 +12,10 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from adapters.calls import Example, JsonObject
-from adapters.clients.current_rollout import Roles
-from adapters.places.place import Place
-from adapters.process.program import (
+from ratchet.adapters.calls import Example, JsonObject
+from ratchet.adapters.clients.current_rollout import Roles
+from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.program import (
     CommandFailed,
     Program,
     mask,
@@ -23,8 +23,8 @@ from adapters.process.program import (
     split_words,
     start_program,
 )
-from adapters.process.running_clock import Wait
-from adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""

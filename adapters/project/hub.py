@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import UserError
-from adapters.project.modules import locate
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.modules import locate
 
 HUB = "hub:"
 DATASET_NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")

@@ -2,36 +2,25 @@
 
 An agent is a file of `agents/`, which is a folder and no package: `import agents` is the OpenAI
 Agents SDK where that is installed. The working folder is not on `sys.path`, where any library that
-imports `datasets` would find its `datasets/`. A module of the user's that is called as a package of
-Ratchet's is refused, since Ratchet's would be found in its place.
+imports `datasets` would find its `datasets/`.
 """
 
-import ast
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from zlib import crc32
 
-from adapters.errors import UserError, did_you_mean
+from ratchet.adapters.errors import UserError, did_you_mean
 
-_PACKAGES = Path(__file__).resolve().parents[2]
-_IN_A_WHEEL = _PACKAGES / "ratchet_examples"
-EXAMPLES = _IN_A_WHEEL if _IN_A_WHEEL.is_dir() else _PACKAGES
+EXAMPLES = Path(__file__).parents[2] / "examples"
 """The folder that holds the examples' agents/, datasets/ and prefect.yaml."""
-OWN = ("adapters", "durable", "engine", "flows", "ratchet", "tasks")
-"""Ratchet's packages."""
-_REMEDY = "rename yours, or move it into a package"
-_PARSING = Lock()
-"""One thread parses at a time: https://github.com/python/cpython/issues/106905."""
-
 AGENTS = Path("agents")
 PLAY = "play"
 """The function of an agent's file."""
@@ -39,10 +28,6 @@ PLAY = "play"
 
 class AgentError(UserError):
     """An error for a name that no agent has."""
-
-
-class NameTaken(UserError):
-    """Refusal of a module of the user's that has the name of a package of Ratchet's."""
 
 
 def locate(path: Path) -> Path:
@@ -95,7 +80,6 @@ def _load_file(path: Path) -> ModuleType | None:
     finder = _project_finder()
     finder.files[name] = path
     finder.search(path.parent)
-    check_imports(path, finder.folders)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -105,7 +89,6 @@ def _load_file(path: Path) -> ModuleType | None:
 def _import_if_exists(name: str) -> ModuleType | None:
     """Import a module; None if it does not exist, an error if one of its imports does not."""
     finder = _project_finder()
-    check_imports(name, finder.folders)
     finder.named.add(name.partition(".")[0])
     try:
         return importlib.import_module(name)
@@ -144,7 +127,7 @@ class _ProjectFinder(MetaPathFinder):
     def search(self, folder: Path) -> None:
         """Find modules in a folder too: before those of the working folder, if it is the user's."""
         if str(folder) not in self.folders:
-            place = len(self.folders) if folder == EXAMPLES / AGENTS else 0
+            place = len(self.folders) if folder == (EXAMPLES / AGENTS).resolve() else 0
             self.folders.insert(place, str(folder))
 
     def find_spec(
@@ -167,72 +150,3 @@ def _project_finder() -> _ProjectFinder:
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
     return _FINDER
-
-
-def check_imports(asker: str | Path, folders: Sequence[str]) -> None:
-    """Refuse (NameTaken) an agent's file, or a module, that imports a module called as ours is.
-
-    In Ratchet's processes the import would find ours. `folders` have the user's modules, through
-    which the import is looked for too; only such a name is refused.
-    """
-    taken = {name: place for name in OWN if (place := _find(name, folders))}
-    if not taken:
-        return
-    reached = set[str]()
-    new = _imports(asker) if isinstance(asker, Path) else {asker.partition(".")[0]}
-    while new:
-        name = new.pop()
-        if name in taken:
-            raise NameTaken(
-                f"the agent {asker} imports {taken[name]}, and would get Ratchet's own package "
-                f"{name!r}; {_REMEDY}"
-            )
-        reached.add(name)
-        new = new.union(*map(_imports, _sources(name, folders))) - reached
-
-
-def check_folder() -> None:
-    """Refuse (NameTaken) a working folder that has a module called as a package of Ratchet's.
-
-    Prefect's deployments and workers look for modules there first, and would not find ours.
-    """
-    for name in OWN:
-        place = _find(name, [""])
-        if place and (place.is_file() or (place / "__init__.py").exists()):
-            raise NameTaken(
-                f"Prefect would import {place} in place of Ratchet's own package {name!r}; "
-                f"{_REMEDY}, or give this command in another folder"
-            )
-
-
-def _find(name: str, folders: Sequence[str]) -> Path | None:
-    """Return where a module of the user's is; None without such a file, or if it is Ratchet's."""
-    spec = PathFinder.find_spec(name, folders)
-    if spec is None:
-        return None
-    [place, *_] = spec.submodule_search_locations or [spec.origin]
-    path = Path(place or name).resolve()
-    return None if path.parent == _PACKAGES else path
-
-
-def _sources(name: str, folders: Sequence[str]) -> Iterator[Path]:
-    """Iterate over the files of a module of the user's, or of a whole package."""
-    place = _find(name, folders)
-    if place is not None:
-        yield from place.rglob("*.py") if place.is_dir() else [place]
-
-
-def _imports(file: Path) -> set[str]:
-    """Return the first part of each absolute import of a file; none of one that is no Python."""
-    try:
-        with _PARSING:
-            nodes = [*ast.walk(ast.parse(file.read_bytes()))]
-    except (SyntaxError, ValueError):
-        return set()
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [
-        node.module
-        for node in nodes
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level
-    ]
-    return {name.partition(".")[0] for name in names}

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import UserError
-from adapters.project.hub import HUB, HubError, answer_aside, ask_aside
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.hub import HUB, HubError, answer_aside, ask_aside
 
 OFFLINE = "HF_HUB_OFFLINE"
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from adapters.calls import Message, Tool
-from adapters.rendering.messages import parse_text
+from ratchet.adapters.calls import Message, Tool
+from ratchet.adapters.rendering.messages import parse_text
 
 FOLLOWING: Message = {"role": "user", "content": "What else?"}
 """Message after an answer in the middle of a conversation."""

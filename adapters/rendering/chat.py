@@ -12,8 +12,8 @@ from unicodedata import normalize
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.base import Tokenizer
 
-from adapters.calls import Completion, Message, Refused, Tool, ToolCall
-from adapters.rendering.answers import (
+from ratchet.adapters.calls import Completion, Message, Refused, Tool, ToolCall
+from ratchet.adapters.rendering.answers import (
     CLOSE,
     OPEN,
     AskedAnswer,
@@ -25,9 +25,9 @@ from adapters.rendering.answers import (
     split_thought,
     write_answer,
 )
-from adapters.rendering.kept_encodings import KeptEncodings
-from adapters.rendering.renderer_names import AUTO, NoRenderer
-from adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
+from ratchet.adapters.rendering.kept_encodings import KeptEncodings
+from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
+from ratchet.adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Any, cast
 from renderers.base import Tokenizer
 from tokenizers import Tokenizer as Backend
 
-from adapters.calls import Message, Refused, Tool, ToolCall
-from adapters.rendering.answers import CLOSE, OPEN
-from adapters.rendering.messages import parse_text
+from ratchet.adapters.calls import Message, Refused, Tool, ToolCall
+from ratchet.adapters.rendering.answers import CLOSE, OPEN
+from ratchet.adapters.rendering.messages import parse_text
 
 LOOK: Tool = {
     "type": "function",

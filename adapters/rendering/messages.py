@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from adapters.calls import JsonObject, Message, Refused, Tool, ToolCall
+from ratchet.adapters.calls import JsonObject, Message, Refused, Tool, ToolCall
 
 MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")

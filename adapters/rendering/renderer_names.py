@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.errors import UserError
+from ratchet.adapters.errors import UserError
 
 if TYPE_CHECKING:
     from renderers.configs import BaseRendererConfig

@@ -20,9 +20,9 @@ from renderers.base import (
 from renderers.base import Message as RenderedMessage
 from renderers.default import DefaultRenderer
 
-from adapters.calls import Message, Refused, Tool
-from adapters.errors import UserError
-from adapters.rendering.marks import (
+from ratchet.adapters.calls import Message, Refused, Tool
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.marks import (
     LOOK,
     Marks,
     TextTokenizer,
@@ -32,7 +32,7 @@ from adapters.rendering.marks import (
     spell_marks,
     split_marks,
 )
-from adapters.rendering.renderer_names import (
+from ratchet.adapters.rendering.renderer_names import (
     AUTO,
     SWITCHES,
     TEMPLATE,

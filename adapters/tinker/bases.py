@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import psutil
 
-from adapters.errors import ServiceError, did_you_mean
-from adapters.tinker.engines import LOCAL, needs_engine, prepare_base
-from adapters.tinker.known_models import KNOWN, dequantised_folder, is_fetched
-from durable.files import sha256_of
+from ratchet.adapters.errors import ServiceError, did_you_mean
+from ratchet.adapters.tinker.engines import LOCAL, needs_engine, prepare_base
+from ratchet.adapters.tinker.known_models import KNOWN, dequantised_folder, is_fetched
+from ratchet.durable.files import sha256_of
 
 if TYPE_CHECKING:
     from jinja2.ext import Extension

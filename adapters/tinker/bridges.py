@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
 
-from adapters.errors import EngineDied, ServiceError
-from adapters.process.child import ChildProcess, tell_status
-from adapters.tinker.engines import TinkerServer
-from adapters.wires.asking import OlderWire, ask_wire
-from adapters.wires.loading import UNLOADING_SECONDS
+from ratchet.adapters.errors import EngineDied, ServiceError
+from ratchet.adapters.process.child import ChildProcess, tell_status
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.wires.asking import OlderWire, ask_wire
+from ratchet.adapters.wires.loading import UNLOADING_SECONDS
 
 BRIDGE_STARTING_SECONDS = 120.0
 
@@ -43,7 +43,7 @@ def bridged(server: TinkerServer) -> Iterator[TinkerServer]:
 @contextmanager
 def running_bridge(server: TinkerServer, wire: OlderWire) -> Iterator[TinkerServer]:
     """Yield a bridge before a server of an older wire, which ends with this block."""
-    child = ChildProcess([sys.executable, "-P", "-m", "adapters.wires.program"])
+    child = ChildProcess([sys.executable, "-P", "-m", "ratchet.adapters.wires.program"])
     died: Future[None] = Future()
     try:
         child.tell(json.dumps([server.url, server.key, wire.datums]).encode())

@@ -13,11 +13,11 @@ from itertools import chain
 from pathlib import Path
 from threading import Thread
 
-from adapters.errors import EngineDied, ServiceError
-from adapters.network.addresses import check_listener
-from adapters.process.child import ChildProcess, Tell, last_line, run_watched, tell_status
-from adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
-from durable.files import sha256_of, unsealed
+from ratchet.adapters.errors import EngineDied, ServiceError
+from ratchet.adapters.network.addresses import check_listener
+from ratchet.adapters.process.child import ChildProcess, Tell, last_line, run_watched, tell_status
+from ratchet.adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
+from ratchet.durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
 LOG = "engine.log"
@@ -204,7 +204,7 @@ def prepare_base(base: str, tell: Tell = lambda share, memory: None) -> Path:
 
     ServiceError if the base cannot be prepared.
     """
-    command = [sys.executable, "-P", "-m", "engine", "--prepare", "--base-model", base]
+    command = [sys.executable, "-P", "-m", "ratchet.engine", "--prepare", "--base-model", base]
     ended = run_watched(command, tell)
     if ended.status:
         said = ended.last_line()
@@ -253,7 +253,16 @@ def damaged_weights(state: Path, address: str) -> list[Path]:
 
 def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
-    command = [sys.executable, "-P", "-m", "engine", "--base-model", base_model, "--port", "0"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ratchet.engine",
+        "--base-model",
+        base_model,
+        "--port",
+        "0",
+    ]
     command += ["--state", "-", "--exit-with-stdin"]
     child = ChildProcess(command, {**os.environ, "TINKER_API_KEY": key})
     return EngineProcess(child, key, _place(base_model))

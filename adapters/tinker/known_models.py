@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
-from adapters.errors import ServiceError, UserError, did_you_mean
-from adapters.process.child import Ended, Tell, run_watched
-from durable.files import lock_file, sha256_of
+from ratchet.adapters.errors import ServiceError, UserError, did_you_mean
+from ratchet.adapters.process.child import Ended, Tell, run_watched
+from ratchet.durable.files import lock_file, sha256_of
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 MAKE_SPACE = "make space on its disk, or name a folder of another one by XDG_CACHE_HOME"

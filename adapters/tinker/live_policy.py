@@ -19,8 +19,8 @@ from tinker.types import (
     SaveWeightsResponse,
 )
 
-from adapters.tinker.metering import Work
-from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
+from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""

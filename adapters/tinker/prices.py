@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import UserError
+from ratchet.adapters.errors import UserError
 
 SHIPPED_PRICES = Path(__file__).with_name("prices.json")
 PRICES_FILE = "RATCHET_PRICES"

@@ -22,20 +22,20 @@ from renderers.base import Tokenizer
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from adapters.errors import EngineDied, PassingError, ServiceError
-from adapters.process.event_loop import call_in_thread, cancel_and_wait
-from adapters.process.open_files import check_files
-from adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
-from adapters.tinker.bases import name_for_clients
-from adapters.tinker.bridges import bridged
-from adapters.tinker.engines import (
+from ratchet.adapters.errors import EngineDied, PassingError, ServiceError
+from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait
+from ratchet.adapters.process.open_files import check_files
+from ratchet.adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
+from ratchet.adapters.tinker.bases import name_for_clients
+from ratchet.adapters.tinker.bridges import bridged
+from ratchet.adapters.tinker.engines import (
     TinkerServer,
     check_key,
     needs_engine,
     running_engine,
     stay_offline,
 )
-from adapters.tinker.metering import Meter, Unmetered, Work, current_task
+from ratchet.adapters.tinker.metering import Meter, Unmetered, Work, current_task
 
 CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5

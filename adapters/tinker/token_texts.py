@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.errors import ServiceError
-from adapters.tinker.bases import base_folder, is_here, read_json
-from adapters.tinker.engines import LOCAL, prepare_base
+from ratchet.adapters.errors import ServiceError
+from ratchet.adapters.tinker.bases import base_folder, is_here, read_json
+from ratchet.adapters.tinker.engines import LOCAL, prepare_base
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

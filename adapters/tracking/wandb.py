@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.tracking.tracker import SavedWeights, TrackedRun, TrackedStep, Tracker, TrackerFailed
+from ratchet.adapters.tracking.tracker import (
+    SavedWeights,
+    TrackedRun,
+    TrackedStep,
+    Tracker,
+    TrackerFailed,
+)
 
 if TYPE_CHECKING:  # wandb is an extra
     from wandb import Run

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.errors import UserError
+from ratchet.adapters.errors import UserError
 
 if TYPE_CHECKING:  # it takes seconds
     import torch

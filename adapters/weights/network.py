@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from adapters.calls import Sampling
-from adapters.weights.adapter import (
+from ratchet.adapters.calls import Sampling
+from ratchet.adapters.weights.adapter import (
     CONFIG,
     TENSORS,
     Adapter,

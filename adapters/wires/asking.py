@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 from tinker.proto import tinker_public_pb2 as pb
 
-from adapters.errors import ServiceError
-from durable.wire.datums import to_json
-from durable.wire.tensors import encode_tensor
+from ratchet.adapters.errors import ServiceError
+from ratchet.durable.wire.datums import to_json
+from ratchet.durable.wire.tensors import encode_tensor
 
 Codec = Literal["protobuf", "json"]
 

@@ -12,10 +12,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from adapters.wires.asking import API, NO_ROUTE, PROTOBUF, OlderWire
-from adapters.wires.fields import CallRefused, without_newer
-from adapters.wires.loading import LoadedModels
-from adapters.wires.older_server import (
+from ratchet.adapters.wires.asking import API, NO_ROUTE, PROTOBUF, OlderWire
+from ratchet.adapters.wires.fields import CallRefused, without_newer
+from ratchet.adapters.wires.loading import LoadedModels
+from ratchet.adapters.wires.older_server import (
     JSON_HEADERS,
     POLL_SECONDS,
     UNREADABLE,
@@ -26,8 +26,8 @@ from adapters.wires.older_server import (
     not_yet,
     passed,
 )
-from durable.wire.datums import check_older, parse, to_json
-from durable.wire.tensors import Malformed
+from ratchet.durable.wire.datums import check_older, parse, to_json
+from ratchet.durable.wire.tensors import Malformed
 
 LARGEST_DATUMS = 2**26
 """Bytes of a request with datums, which the SDK sends in chunks of 5 MB."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from adapters.wires.asking import OlderWire
+from ratchet.adapters.wires.asking import OlderWire
 
 Says = Callable[[Any], bool]
 """Whether a field's value asks for something that no server does of itself."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 
-from adapters.wires.asking import API
-from adapters.wires.fields import CallRefused
-from adapters.wires.older_server import Answer, OlderServer
+from ratchet.adapters.wires.asking import API
+from ratchet.adapters.wires.fields import CallRefused
+from ratchet.adapters.wires.older_server import Answer, OlderServer
 
 SHAPE = ("train_unembed", "train_mlp", "train_attn")
 LOADING = 1

@@ -14,9 +14,9 @@ import httpx
 from starlette.responses import JSONResponse, Response
 from yarl import URL
 
-from adapters.wires.asking import API, KEY_REFUSED, PROTOBUF, UNKNOWN_ROUTE
-from adapters.wires.fields import CallRefused
-from durable.wire.results import (
+from ratchet.adapters.wires.asking import API, KEY_REFUSED, PROTOBUF, UNKNOWN_ROUTE
+from ratchet.adapters.wires.fields import CallRefused
+from ratchet.durable.wire.results import (
     add_loss,
     complete_prompt,
     losses_from_json,

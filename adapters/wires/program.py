@@ -19,10 +19,10 @@ def _spare_the_sdk() -> None:
 if __name__ == "__main__":
     _spare_the_sdk()
 
-from adapters.network.app_server import AppServer  # noqa: E402
-from adapters.wires.asking import OlderWire  # noqa: E402
-from adapters.wires.bridge import Bridge  # noqa: E402
-from adapters.wires.loading import UNLOADING_SECONDS  # noqa: E402
+from ratchet.adapters.network.app_server import AppServer  # noqa: E402
+from ratchet.adapters.wires.asking import OlderWire  # noqa: E402
+from ratchet.adapters.wires.bridge import Bridge  # noqa: E402
+from ratchet.adapters.wires.loading import UNLOADING_SECONDS  # noqa: E402
 
 
 def main() -> None:

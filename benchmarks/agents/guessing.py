@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 game = load_agent_file("guess_the_number")
 

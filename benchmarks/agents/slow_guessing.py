@@ -6,7 +6,7 @@ import random
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 guess_the_number = load_agent_file("guess_the_number")
 

@@ -47,21 +47,21 @@ from typing import Any
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY
-from adapters.project.modules import load_agent_file
-from adapters.rendering.chat import Chat
-from adapters.tinker.engines import running_engine
 from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.peers.formulas import PEERS
 from benchmarks.timelines import begin_of_step
-from engine.model.base_models import find
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from tasks.recording.spans import LLM
-from tasks.recording.step_log import read_metrics
-from tasks.shards import choose_examples
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.engines import running_engine
+from ratchet.engine.model.base_models import find
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.recording.spans import LLM
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.shards import choose_examples
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 COOKBOOK = PEERS["cookbook"].python
@@ -123,7 +123,16 @@ def train_both(folder: Path, settings: Sequence[str]) -> Pair:
     seconds = run_on_engine(base, folder / "engine-of-cookbook", command, {})
     theirs = Run(read_log(log, recipe.rollouts.lag), seconds)
     overrides = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "flows.cli.main", "train", NAME, "--run", NAME, *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.flows.cli.main",
+        "train",
+        NAME,
+        "--run",
+        NAME,
+        *overrides,
+    ]
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}
     seconds = run_on_engine(base, folder / "engine-of-ratchet", command, where)
     run = RunFolder(folder / NAME)

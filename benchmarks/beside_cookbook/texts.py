@@ -34,19 +34,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from adapters.calls import POLICY
-from adapters.tinker.engines import running_engine
 from benchmarks.beside_cookbook.rollouts import COOKBOOK, ROOT
 from benchmarks.measuring import Comparison, describe_machine, format_table, note
-from engine.model.base_models import find
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.preferring import PreferRecipe
-from tasks.algorithm.preferences import SIDES
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.engines import running_engine
+from ratchet.engine.model.base_models import find
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.tasks.algorithm.preferences import SIDES
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 PROGRAM = Path(__file__).with_name("cookbook_texts.py")
 SETTINGS = {
@@ -107,7 +107,7 @@ def train_both(
     folder.mkdir()
     recipe = named_recipe(name, settings, FinetuneRecipe if "finetune" in name else PreferRecipe)
     base, state, run = recipe.model.base, folder / "engine", RunFolder(folder / name)
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main"]
     begin = [*ratchet, "train", name, "--run", name]
     begin += [part for setting in settings for part in ("--set", setting)]
     where = {"RATCHET_RUNS": str(folder), "PREFECT_HOME": str(folder.parent / "prefect")}

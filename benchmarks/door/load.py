@@ -16,23 +16,23 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.harness.dask_cluster import open_cluster
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from adapters.process.open_files import raise_limit
-from adapters.rendering.chat import Chat
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import Service, open_session
 from benchmarks.door.quick_service import KEY, start_service
 from benchmarks.measuring import Comparison, describe_machine, format_table, note
-from engine.model.base_models import find
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.files import write_rows
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.dask_cluster import open_cluster
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.process.open_files import raise_limit
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import Service, open_session
+from ratchet.engine.model.base_models import find
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.run_folder import RunFolder
 
 MODEL = "local/tiny-chat"
 WORDS = "I am a quiet otter. "

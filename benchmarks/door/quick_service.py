@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from tinker.proto import tinker_public_pb2 as pb
 
-from adapters.process.child import ChildProcess
-from durable.connections import bounded_protocol
+from ratchet.adapters.process.child import ChildProcess
+from ratchet.durable.connections import bounded_protocol
 
 KEY = "tml-of-a-stand-in"
 JSON, PROTOBUF = b"application/json", b"application/x-protobuf"

@@ -26,13 +26,13 @@ from benchmarks.engine.speed import (
     training_in_engine,
 )
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
-from engine.__main__ import default_threads
-from engine.model.base_models import find
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.workers import Workers
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import Trainer
+from ratchet.engine.__main__ import default_threads
+from ratchet.engine.model.base_models import find
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.workers import Workers
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import Trainer
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 LENGTH = 65

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from engine.model.base_models import TINY_CHAT, find
+from ratchet.engine.model.base_models import TINY_CHAT, find
 
 SHAPES: dict[str, PreTrainedConfig] = {
     "qwen3-0.6b": Qwen3Config(

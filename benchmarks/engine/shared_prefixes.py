@@ -25,12 +25,12 @@ from benchmarks.measuring import (
     speed_rows,
     time_in_turns,
 )
-from engine.__main__ import default_threads
-from engine.model.base_models import TINY_CHAT, find
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import Trainer
+from ratchet.engine.__main__ import default_threads
+from ratchet.engine.model.base_models import TINY_CHAT, find
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import Trainer
 
 SHARED, APART = "begin alike", "share nothing"
 

@@ -26,8 +26,6 @@ import tinker
 import torch
 import transformers
 
-from adapters.tinker.live_policy import LivePolicy, LoraSpec
-from adapters.tinker.service import Service, connect
 from benchmarks.engine import plain_transformers as plain
 from benchmarks.engine.llama.process import PYTHON, Limits, Llama, start_llama
 from benchmarks.engine.llama.weights import write_gguf
@@ -42,18 +40,20 @@ from benchmarks.measuring import (
     speed_rows,
     time_in_turns,
 )
-from engine.__main__ import default_threads
-from engine.model.base_models import TINY_CHAT, find
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.workers import Workers
-from engine.sampling.requests import SampleRequest
-from engine.sampling.scheduler import Scheduler
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import AdamParams, Trainer
-from tasks.datums import DATUM_SCHEMA, to_datums
-from tasks.settings.optimizer import Optimizer
-from tasks.update_method import UpdateMethod
+from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
+from ratchet.adapters.tinker.service import Service, connect
+from ratchet.engine.__main__ import default_threads
+from ratchet.engine.model.base_models import TINY_CHAT, find
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.workers import Workers
+from ratchet.engine.sampling.requests import SampleRequest
+from ratchet.engine.sampling.scheduler import Scheduler
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import AdamParams, Trainer
+from ratchet.tasks.datums import DATUM_SCHEMA, to_datums
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.update_method import UpdateMethod
 
 LLAMA = "llama.cpp"
 IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"

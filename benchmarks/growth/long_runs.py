@@ -29,17 +29,17 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 import psutil
 from safetensors.torch import load_file, save_file
 
-from adapters.calls import POLICY
 from benchmarks.measuring import Comparison, describe_machine, format_table, note
-from durable.files import link_or_copy, sealed, sha256_of, unsealed
-from flows.recipe.loading import changed_recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
-from tasks.settings.run import Checkpoints
-from tasks.storage.files import read_json, write_json
-from tasks.storage.logs import line_of
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.durable.files import link_or_copy, sealed, sha256_of, unsealed
+from ratchet.flows.recipe.loading import changed_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.settings.run import Checkpoints
+from ratchet.tasks.storage.files import read_json, write_json
+from ratchet.tasks.storage.logs import line_of
+from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent.parent
 BEGUN = 20
@@ -138,7 +138,7 @@ def train(run: RunFolder, recipe: str, steps: int, settings: Sequence[str]) -> M
     with (
         Path(f"{run.path}.log").open("wb") as log,
         subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.main", *command, *named],
+            [sys.executable, "-m", "ratchet.flows.cli.main", *command, *named],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
             stdin=subprocess.DEVNULL,

@@ -16,17 +16,17 @@ from typing import TypedDict
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
-from flows.checkpoints.binding import find_start
-from flows.recipe.loading import read_recipe
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.recording.journal import read_journal
-from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
-from tasks.recording.step_log import Metrics, read_metrics
-from tasks.recovery.recorded_steps import datum_files
-from tasks.shards import read_shard
-from tasks.storage.names import JUDGE, batch_name, parse_batch
-from tasks.storage.plan_record import child_runs
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.checkpoints.binding import find_start
+from ratchet.flows.recipe.loading import read_recipe
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from ratchet.tasks.recording.step_log import Metrics, read_metrics
+from ratchet.tasks.recovery.recorded_steps import datum_files
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.names import JUDGE, batch_name, parse_batch
+from ratchet.tasks.storage.plan_record import child_runs
+from ratchet.tasks.storage.run_folder import RunFolder
 
 CLOCKS = re.compile(r"(policies/\w+/)?(seconds|recall|spent)/")
 """Metrics that two equal runs may differ in."""

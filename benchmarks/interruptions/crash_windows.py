@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.measuring import describe_machine, format_table
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 
 SHIM = Path(__file__).parent / "crash_shim"
 SHORT = ("steps=2", "evaluation.examples=1", "evaluation.every=0", "checkpoints.every=1")

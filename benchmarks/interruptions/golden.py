@@ -22,8 +22,8 @@ from benchmarks.interruptions import killable_runs
 from benchmarks.interruptions.compare_runs import Contents, read_contents
 from benchmarks.interruptions.workloads import TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
-from tasks.storage.files import write_text
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.run_folder import RunFolder
 
 Parts = Mapping[str, str]
 """Part of a run's contents → the SHA-256 of its JSON."""
@@ -113,7 +113,7 @@ def _make(folder: Path, name: str, environment: killable_runs.Environment) -> No
     if not wanted.derived:
         killable_runs.train_to_end(run, wanted.settings, environment, wanted.recipe)
         return
-    command = [sys.executable, "-m", "flows.cli.main", *wanted.derived, "--run", name]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main", *wanted.derived, "--run", name]
     variables = {**environment, "RATCHET_RUNS": str(folder)}
     with killable_runs.log_of(run).open("ab") as log:
         done = subprocess.run(

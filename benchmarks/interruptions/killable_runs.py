@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage.plan_record import child_runs
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.plan_record import child_runs
+from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent.parent
 STARTING_SECONDS = 180
@@ -43,7 +43,7 @@ class Training:
 
     def engine(self) -> int | None:
         """Return the engine's process id; None if there is no engine."""
-        return next(iter(self.children(" -m engine ")), None)
+        return next(iter(self.children(" -m ratchet.engine ")), None)
 
     def workers(self) -> list[int]:
         """Return the process ids of the flow's own cluster."""
@@ -127,7 +127,7 @@ def train(
     settings: Sequence[str],
     environment: Environment,
     recipe: str = "hello",
-    program: str = "flows.cli.main",
+    program: str = "ratchet.flows.cli.main",
 ) -> Training:
     """Start the program's `train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
@@ -152,7 +152,7 @@ def train_to_end(
     settings: Sequence[str],
     environment: Environment,
     recipe: str = "hello",
-    program: str = "flows.cli.main",
+    program: str = "ratchet.flows.cli.main",
 ) -> None:
     """Train a run, which nothing interrupts; SystemExit if it fails."""
     if train(run, settings, environment, recipe, program).exit_code():

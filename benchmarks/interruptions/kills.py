@@ -34,7 +34,7 @@ from benchmarks.interruptions.kill_report import (
 from benchmarks.interruptions.killable_runs import Stalled, Training
 from benchmarks.interruptions.workloads import GIVEN, REAL, RECIPES, TAUGHT, TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 
 STARTING = 0.2
 """Share of the kills that come some time after the start; the others come after some bytes."""

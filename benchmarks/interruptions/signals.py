@@ -26,7 +26,7 @@ from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.interruptions.kill_report import STOPPING_SECONDS
 from benchmarks.interruptions.workloads import WORKLOADS
 from benchmarks.measuring import describe_machine, format_table
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HANGING_SECONDS = 60.0
@@ -81,7 +81,7 @@ class Commands:
         environment = killable_runs.environment(self.folder / "prefect", api="")
         del environment["PREFECT_API_URL"]  # Prefect starts its embedded server
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.main", *words],
+            [sys.executable, "-m", "ratchet.flows.cli.main", *words],
             cwd=killable_runs.ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

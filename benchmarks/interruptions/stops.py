@@ -19,12 +19,12 @@ from random import Random
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.interruptions.workloads import WORKLOADS
 from benchmarks.measuring import describe_machine, format_table
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 
 VICTIMS = {
     "flow": None,
-    "engine": " -m engine ",
-    "Prefect's server": " -m flows.server.embedded_program",
+    "engine": " -m ratchet.engine ",
+    "Prefect's server": " -m ratchet.flows.server.embedded_program",
 }
 """Process that is stopped → words of its command; it is a child of the flow's process."""
 

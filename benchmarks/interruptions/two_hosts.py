@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tasks.recording.journal import read_journal
-from tasks.recording.spans import BEGUN, ERROR, LLM, Span
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, Span
+from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(
@@ -178,7 +178,9 @@ class Scene:
         ]
         command = TRAIN if on_cluster else ".venv/bin/ratchet train hello"
         words = [
-            command.strip().replace(".venv/bin/ratchet", f"{sys.executable} -m flows.cli.main")
+            command.strip().replace(
+                ".venv/bin/ratchet", f"{sys.executable} -m ratchet.flows.cli.main"
+            )
         ]
         words += [f"--run {self.name} --if-exists resume"]
         words += [f"--set '{setting}'" for setting in settings]

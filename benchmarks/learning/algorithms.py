@@ -17,15 +17,15 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from benchmarks.pictures.learning import read_held_out
-from tasks.algorithm.advantages import ADVANTAGES
-from tasks.algorithm.divergences import ESTIMATORS
-from tasks.algorithm.losses import TOKEN_LOSSES
-from tasks.algorithm.settings import Known
-from tasks.recording.step_log import read_metrics
-from tasks.settings.presets import PRESETS, Preset
-from tasks.settings.section import TABLES
-from tasks.storage.dotted_keys import flatten
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.algorithm.advantages import ADVANTAGES
+from ratchet.tasks.algorithm.divergences import ESTIMATORS
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
+from ratchet.tasks.algorithm.settings import Known
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.settings.presets import PRESETS, Preset
+from ratchet.tasks.settings.section import TABLES
+from ratchet.tasks.storage.dotted_keys import flatten
+from ratchet.tasks.storage.run_folder import RunFolder
 
 BESIDE = "centred REINFORCE"
 """Algorithm beside which the others stand."""

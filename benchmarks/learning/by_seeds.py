@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import StagesRecipe
-from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from flows.stages import FLOWS, stages
-from tasks.reports.facts import read_facts
-from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import folder_of, name_run
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from ratchet.flows.stages import FLOWS, stages
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.storage.plan_record import read_plan
+from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 Measured = Mapping[str, float]
 """Number of a checkpoint, or name of a stage → what is held out after it."""

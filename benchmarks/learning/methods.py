@@ -15,12 +15,12 @@ from pathlib import Path
 
 from benchmarks.measuring import describe_machine, format_table
 from benchmarks.pictures.methods import Point, average, draw
-from flows.evaluate import evaluate
-from flows.recipe.loading import named_recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.stages import FLOWS
-from tasks.recording.step_log import read_metrics, spent_seconds
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.stages import FLOWS
+from ratchet.tasks.recording.step_log import read_metrics, spent_seconds
+from ratchet.tasks.storage.run_folder import folder_of
 
 BEST = """
 select run, rollout_id from rollouts where split = 'train' and {steps}

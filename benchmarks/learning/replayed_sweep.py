@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import SweepRecipe, name_child
-from flows.recipe.run_recipe import RunRecipe
-from flows.sweep import sweep
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import SweepRecipe, name_child
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.sweep import sweep
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import folder_of
 
 ADVANTAGES = ("standardized", "centred", "maxrl", "reinforce_plus_plus")
 KEY = "algorithm.advantage"

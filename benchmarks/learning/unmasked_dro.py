@@ -5,9 +5,9 @@ python -m benchmarks.learning.unmasked_dro train arithmetic --set algorithm.loss
 
 from typing import cast
 
-from flows.cli.main import main
-from tasks.algorithm.losses import POLICY_GRADIENT, TOKEN_LOSSES, TokenLoss
-from tasks.algorithm.settings import Number
+from ratchet.flows.cli.main import main
+from ratchet.tasks.algorithm.losses import POLICY_GRADIENT, TOKEN_LOSSES, TokenLoss
+from ratchet.tasks.algorithm.settings import Number
 
 UNMASKED = TokenLoss(
     "-(A log p - β/2 (log p - log q)²), over all targets",

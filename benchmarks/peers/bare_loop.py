@@ -25,8 +25,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from adapters.clients.libraries import share_contexts
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.clients.libraries import share_contexts
+from ratchet.adapters.project.modules import load_agent_file
 
 hello = load_agent_file("hello")
 

@@ -28,7 +28,7 @@ from benchmarks.peers.pairs import (
     Arguments,
     Pair,
 )
-from tasks.settings.algorithm import Divergence
+from ratchet.tasks.settings.algorithm import Divergence
 
 ROOT = Path(__file__).parent.parent.parent
 SEED = 7

@@ -24,19 +24,19 @@ import tinker
 from tinker import AdamParams, Datum, ModelInput, TensorData
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY
-from adapters.rendering.chat import Chat
-from adapters.tinker.live_policy import LivePolicy, Pass, ServiceLoss
-from adapters.tinker.service import Service, connect
 from benchmarks.measuring import format_table
-from tasks.algorithm.divergences import ESTIMATORS, Placement
-from tasks.algorithm.settings import Settings
-from tasks.datums import datums_of, to_datums, units_of
-from tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
-from tasks.rewards import rewards_of
-from tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
-from tasks.settings.optimizer import Optimizer
-from tasks.update_method import UpdateMethod
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, ServiceLoss
+from ratchet.adapters.tinker.service import Service, connect
+from ratchet.tasks.algorithm.divergences import ESTIMATORS, Placement
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.datums import datums_of, to_datums, units_of
+from ratchet.tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
+from ratchet.tasks.rewards import rewards_of
+from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.update_method import UpdateMethod
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "local/tiny-chat"

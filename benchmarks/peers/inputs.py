@@ -4,7 +4,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tasks.algorithm.preferences import SIDES
+from ratchet.tasks.algorithm.preferences import SIDES
 
 DRIFTS = (0.0, 3e-4, 0.05, 0.8)
 """Deviations of log p - log q by token: on policy, about the clip of GSPO, and beyond all clips."""

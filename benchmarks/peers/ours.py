@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
-from engine.training.losses import resolve_loss
-from tasks.algorithm.advantages import Earned, estimate_advantages
-from tasks.algorithm.losses import find_loss, service_loss
-from tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
-from tasks.algorithm.settings import Settings, complete_settings
-from tasks.rewards import penalties_of, returns_to_go
-from tasks.settings.algorithm import Divergence
+from ratchet.engine.training.losses import resolve_loss
+from ratchet.tasks.algorithm.advantages import Earned, estimate_advantages
+from ratchet.tasks.algorithm.losses import find_loss, service_loss
+from ratchet.tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
+from ratchet.tasks.algorithm.settings import Settings, complete_settings
+from ratchet.tasks.rewards import penalties_of, returns_to_go
+from ratchet.tasks.settings.algorithm import Divergence
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.peers.inputs import DISCOUNT, RANK_PENALTY
-from tasks.algorithm.settings import Settings
+from ratchet.tasks.algorithm.settings import Settings
 
 Arguments = Mapping[str, float | str | bool]
 

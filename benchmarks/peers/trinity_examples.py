@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters.errors import UserError
-from flows.importing.trinity import import_trinity
-from tasks.reports.tables import markdown_table
+from ratchet.adapters.errors import UserError
+from ratchet.flows.importing.trinity import import_trinity
+from ratchet.tasks.reports.tables import markdown_table
 
 ASKED = re.compile(r"give --set ([\w.]+)=…")
 GIVEN = {

@@ -15,11 +15,11 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tasks.recording.queries import answer_query
-from tasks.recording.scores import Estimate, read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.recording.queries import answer_query
+from ratchet.tasks.recording.scores import Estimate, read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 SAMPLING = "sampled"
 """Way of sampling whose evaluations are drawn and compared."""

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURES = Path("docs/pictures").absolute()
-RATCHET = (sys.executable, "-m", "flows.cli.main")
+RATCHET = (sys.executable, "-m", "ratchet.flows.cli.main")
 ROOT = Path(__file__).parents[2]
 COLUMNS, ROWS = 100, 60
 RUN = "hello-1"

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from adapters.calls import POLICY
-from adapters.places.cage import NoCage, check_cage
 from benchmarks.measuring import describe_machine, format_table
-from flows.cli.new_project import FACTS, PROJECT_KINDS, Kind, write_files
-from tasks.recording.journal import read_spans
-from tasks.recording.spans import LLM, REFUSED, REWARD
-from tasks.reports.dryruns import read_kept_tokens
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.places.cage import NoCage, check_cage
+from ratchet.flows.cli.new_project import FACTS, PROJECT_KINDS, Kind, write_files
+from ratchet.tasks.recording.journal import read_spans
+from ratchet.tasks.recording.spans import LLM, REFUSED, REWARD
+from ratchet.tasks.reports.dryruns import read_kept_tokens
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".programs"
@@ -173,7 +173,7 @@ def cage_options() -> Sequence[str]:
 def play(kind: Kind, project: Path) -> Row:
     """Play a program by what its file says, through the door; return what was recorded."""
     told = ["dryrun", kind.name, "--keep", "--say", SAY, *cage_options()]
-    words = [sys.executable, "-m", "flows.cli.main", *told]
+    words = [sys.executable, "-m", "ratchet.flows.cli.main", *told]
     began = time.monotonic()
     done = subprocess.run(
         words,

@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from adapters.player_protocol import RolloutEnd
-from adapters.rewards import Reward
 from benchmarks.measuring import Comparison, describe_machine, format_table, note
 from benchmarks.peers.turns import make_turns
 from benchmarks.recording.turn_spans import make_span
-from tasks.recording.journal import Journal, seal
-from tasks.recording.spans import Span, end_spans
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.player_protocol import RolloutEnd
+from ratchet.adapters.rewards import Reward
+from ratchet.tasks.recording.journal import Journal, seal
+from ratchet.tasks.recording.spans import Span, end_spans
+from ratchet.tasks.trajectories import assemble_trajectories
 
 COLUMNS = (
     *("stage", "turns", "spans", "spans/s", "spans/CPU-s", "peak MiB", "of them before"),

@@ -4,7 +4,7 @@ from array import array
 from datetime import UTC, datetime
 
 from benchmarks.peers.turns import Turn
-from tasks.recording.spans import Span
+from ratchet.tasks.recording.spans import Span
 
 
 def make_span(turn: Turn) -> Span:

@@ -23,15 +23,15 @@ import numpy as np
 import psutil
 from tinker.proto import tinker_public_pb2 as pb
 
-from adapters.tinker.bridges import running_bridge
-from adapters.tinker.engines import TinkerServer, running_engine
-from adapters.wires.asking import API, PROTOBUF, OlderWire
 from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table
-from durable.wire.datums import to_json
-from durable.wire.tensors import encode_tensor
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.tinker.bridges import running_bridge
+from ratchet.adapters.tinker.engines import TinkerServer, running_engine
+from ratchet.adapters.wires.asking import API, PROTOBUF, OlderWire
+from ratchet.durable.wire.datums import to_json
+from ratchet.durable.wire.tensors import encode_tensor
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.servers.older_server import older
 
 BASE = "local/tiny-chat"
@@ -113,7 +113,7 @@ class Caller:
         self._result(answer.json())
 
 
-BRIDGE = "adapters.wires.program"
+BRIDGE = "ratchet.adapters.wires.program"
 WARM = 5
 """Calls whose time does not count."""
 USER = {"user_metadata": None}

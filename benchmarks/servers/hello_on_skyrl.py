@@ -20,8 +20,8 @@ from random import Random
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from benchmarks.servers.skyrl_server import KEY, skyrl_server, version_of
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 
 AFTER_SECONDS = 2.0
 """Longest time from a write to a kill."""

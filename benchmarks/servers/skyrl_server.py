@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from adapters.process.child import end_with_this_process, has_ended
 from benchmarks.interruptions.killable_runs import free_port
-from engine.model import base_models
+from ratchet.adapters.process.child import end_with_this_process, has_ended
+from ratchet.engine.model import base_models
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-skyrl" / "bin" / "python"

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
-from durable.wire.tensors import (
+from ratchet.durable.wire.tensors import (
     Malformed,
     decode_tensor,
     encode_tensor,

@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
-from durable.wire.tensors import (
+from ratchet.durable.wire.tensors import (
     Malformed,
     dtype_of,
     locating,

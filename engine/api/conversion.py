@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tinker.proto import tinker_public_pb2 as pb
 
-from durable.wire.datums import TOKENS
-from durable.wire.results import encode_losses, encode_table
-from durable.wire.tensors import Malformed, decode_tensor, locating, read_array
-from engine.errors import RequestRefused
-from engine.sampling.requests import SampledSequence, SampleResult
-from engine.training.datums import TrainingDatum
+from ratchet.durable.wire.datums import TOKENS
+from ratchet.durable.wire.results import encode_losses, encode_table
+from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, read_array
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.sampling.requests import SampledSequence, SampleResult
+from ratchet.engine.training.datums import TrainingDatum
 
 
 def decode_data(message: pb.ForwardBackwardRequest) -> list[TrainingDatum]:

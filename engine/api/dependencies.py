@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from engine.core import EngineCore
+from ratchet.engine.core import EngineCore
 
 Limit = Annotated[int, Query(ge=0)]
 Submitted = dict[str, object]

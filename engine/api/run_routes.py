@@ -12,11 +12,11 @@ from fastapi import APIRouter, Body, Depends, Header, Request
 from fastapi.responses import FileResponse
 from starlette.types import Scope
 
-from engine.api.dependencies import Limit, TheEngine
-from engine.core import EngineCore
-from engine.errors import NotFound, RequestRefused
-from engine.state.checkpoints import EXTERNAL, CheckpointAddress
-from engine.state.registry import RunRecord
+from ratchet.engine.api.dependencies import Limit, TheEngine
+from ratchet.engine.core import EngineCore
+from ratchet.engine.errors import NotFound, RequestRefused
+from ratchet.engine.state.checkpoints import EXTERNAL, CheckpointAddress
+from ratchet.engine.state.registry import RunRecord
 
 SECONDS = 3600
 """Time for which a URL is valid."""

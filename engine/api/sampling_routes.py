@@ -12,18 +12,23 @@ import tinker.types
 from fastapi import APIRouter, Response
 from tinker.proto import tinker_public_pb2 as pb
 
-from durable.wire.results import NO_LOGPROB, NO_TOKEN, Table, encode_table
-from durable.wire.tensors import csr_rows, encode_tensor
-from engine.api.conversion import encode_sample
-from engine.api.dependencies import Submitted, TheEngine
-from engine.core import EngineCore
-from engine.errors import RequestRefused
-from engine.futures import protobuf_answer
-from engine.model.lora import LoraWeights
-from engine.randomness import entropy
-from engine.sampling.requests import GREEDY_BELOW, SampleRequest, SampleResult, check_request
-from engine.state.checkpoints import CheckpointAddress
-from engine.state.registry import SamplerRecord
+from ratchet.durable.wire.results import NO_LOGPROB, NO_TOKEN, Table, encode_table
+from ratchet.durable.wire.tensors import csr_rows, encode_tensor
+from ratchet.engine.api.conversion import encode_sample
+from ratchet.engine.api.dependencies import Submitted, TheEngine
+from ratchet.engine.core import EngineCore
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.futures import protobuf_answer
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.randomness import entropy
+from ratchet.engine.sampling.requests import (
+    GREEDY_BELOW,
+    SampleRequest,
+    SampleResult,
+    check_request,
+)
+from ratchet.engine.state.checkpoints import CheckpointAddress
+from ratchet.engine.state.registry import SamplerRecord
 
 router = APIRouter()
 

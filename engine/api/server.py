@@ -18,16 +18,16 @@ from safetensors import SafetensorError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from durable.collector import settle_collector, settle_while_idle
-from durable.connections import bounded_protocol
-from durable.wire.tensors import Malformed
-from engine.api import run_routes, sampling_routes, service_routes, training_routes
-from engine.api.run_routes import SignedUrls
-from engine.core import EngineCore
-from engine.errors import RequestRefused
-from engine.model.base_models import UNREADABLE, BaseModel
-from engine.model.language_model import LanguageModel
-from engine.model.workers import Workers, use_one_thread
+from ratchet.durable.collector import settle_collector, settle_while_idle
+from ratchet.durable.connections import bounded_protocol
+from ratchet.durable.wire.tensors import Malformed
+from ratchet.engine.api import run_routes, sampling_routes, service_routes, training_routes
+from ratchet.engine.api.run_routes import SignedUrls
+from ratchet.engine.core import EngineCore
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.base_models import UNREADABLE, BaseModel
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.workers import Workers, use_one_thread
 
 PREFIX = "/api/v1"
 LARGEST_BODY = 2**26

@@ -8,16 +8,22 @@ import zstandard
 from fastapi import APIRouter, Request, Response
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
-from durable.wire.datums import decode_config, parse
-from engine.api import conversion
-from engine.api.dependencies import Submitted, TheEngine
-from engine.core import EngineCore, LiveModel
-from engine.errors import RequestRefused
-from engine.futures import json_answer, protobuf_answer
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointAddress, SaveOptions
-from engine.state.registry import SamplerRecord
-from engine.training.trainer import AdamParams, Trainer
+from ratchet.durable.wire.datums import decode_config, parse
+from ratchet.engine.api import conversion
+from ratchet.engine.api.dependencies import Submitted, TheEngine
+from ratchet.engine.core import EngineCore, LiveModel
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.futures import json_answer, protobuf_answer
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.state.checkpoints import (
+    EXTERNAL,
+    SAMPLER,
+    TRAINING,
+    CheckpointAddress,
+    SaveOptions,
+)
+from ratchet.engine.state.registry import SamplerRecord
+from ratchet.engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
 

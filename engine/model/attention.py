@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from engine.errors import RequestRefused
+from ratchet.engine.errors import RequestRefused
 
 LayerKind = Literal["attention", "mlp", "unembedding"]
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError
 
-from durable.files import PARTIAL, appearing_folder, lock_file, sha256_of, write_file
-from engine.errors import RequestRefused
+from ratchet.durable.files import PARTIAL, appearing_folder, lock_file, sha256_of, write_file
+from ratchet.engine.errors import RequestRefused
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedModel
 
-    from engine.model.language_model import Loaded
+    from ratchet.engine.model.language_model import Loaded
 
 
 SUFFIX = ".gguf"
@@ -210,7 +210,7 @@ def _dequantise(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from engine.model.language_model import check_loaded
+    from ratchet.engine.model.language_model import check_loaded
 
     where, name = str(file.parent), file.name
     try:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from engine.errors import RequestRefused
-from engine.model.attention import (
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.attention import (
     ATTENTION_NAME,
     CURRENT,
     AttentionCall,
@@ -22,9 +22,9 @@ from engine.model.attention import (
     LayerKind,
     LoraLinear,
 )
-from engine.model.products import Products, TiledProducts, choose_products
-from engine.model.segments import Segment, SegmentAttention
-from engine.model.workers import Workers
+from ratchet.engine.model.products import Products, TiledProducts, choose_products
+from ratchet.engine.model.segments import Segment, SegmentAttention
+from ratchet.engine.model.workers import Workers
 
 TOLERANCE = 1e-3
 """Largest accepted difference between packed and original logits, relative to the largest logit."""

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import torch
 
-from engine.errors import RequestRefused
-from engine.model.attention import LayerGroup, LayerKind, LoraLinear
-from engine.model.language_model import LanguageModel
-from engine.model.products import Pair
-from engine.randomness import entropy
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.attention import LayerGroup, LayerKind, LoraLinear
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.products import Pair
+from ratchet.engine.randomness import entropy
 
 ALPHA = 32.0
 """Tinker's value: the update is scaled by 32 / rank, so one learning rate suits every rank."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.model.attention import AttentionCall, attend_masked, bucket
+from ratchet.engine.model.attention import AttentionCall, attend_masked, bucket
 
 FEWEST = 16
 """The size that the shortest segments are padded to."""

@@ -13,15 +13,15 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights
-from engine.model.products import Pair
-from engine.randomness import entropy, uniforms
-from engine.sampling.kv_cache import Cache, Pool, PromptCache
-from engine.sampling.requests import GREEDY_BELOW, Prefill, SampleRequest, SamplingJob
-from engine.sampling.sampling_pass import Part, Row, split
-from engine.sampling.slots import SlotTable
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.model.products import Pair
+from ratchet.engine.randomness import entropy, uniforms
+from ratchet.engine.sampling.kv_cache import Cache, Pool, PromptCache
+from ratchet.engine.sampling.requests import GREEDY_BELOW, Prefill, SampleRequest, SamplingJob
+from ratchet.engine.sampling.sampling_pass import Part, Row, split
+from ratchet.engine.sampling.slots import SlotTable
 
 
 def choose_tokens(

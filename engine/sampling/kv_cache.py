@@ -15,8 +15,8 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from engine.model.attention import bucket
-from engine.model.lora import LoraWeights
+from ratchet.engine.model.attention import bucket
+from ratchet.engine.model.lora import LoraWeights
 
 KEPT_POOL_BYTES = 2**28
 """An empty pool keeps its memory up to this size, because touching fresh memory is slow."""

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights
-from engine.sampling.kv_cache import Block
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.sampling.kv_cache import Block
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this value count as 0, because dividing by them would overflow."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from engine.model.attention import (
+from ratchet.engine.model.attention import (
     Attention,
     AttentionCall,
     LayerGroup,
@@ -26,11 +26,11 @@ from engine.model.attention import (
     attend_masked,
     bucket,
 )
-from engine.model.lora import LoraWeights
-from engine.model.products import Pair, Products
-from engine.sampling.kv_cache import Cache, Pool
-from engine.sampling.requests import Prefill
-from engine.sampling.slots import SlotTable
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.model.products import Pair, Products
+from ratchet.engine.sampling.kv_cache import Cache, Pool
+from ratchet.engine.sampling.requests import Prefill
+from ratchet.engine.sampling.slots import SlotTable
 
 CHUNK = 64
 

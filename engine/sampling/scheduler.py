@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Any, TypeVar
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights
-from engine.model.workers import use_one_thread
-from engine.sampling.decoder import Decoder
-from engine.sampling.requests import SampleRequest, SampleResult, check_request
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.model.workers import use_one_thread
+from ratchet.engine.sampling.decoder import Decoder
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
 
 T = TypeVar("T")
 

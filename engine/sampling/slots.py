@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from engine.randomness import stream_keys
-from engine.sampling.kv_cache import Cache, Pool
-from engine.sampling.requests import SampledSequence, SampleRequest
+from ratchet.engine.randomness import stream_keys
+from ratchet.engine.sampling.kv_cache import Cache, Pool
+from ratchet.engine.sampling.requests import SampledSequence, SampleRequest
 
 _NONE = -1
 

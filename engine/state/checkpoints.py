@@ -20,11 +20,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from durable.files import appearing_folder, link_or_copy, remove, sha256_of, write_file
-from engine.disk import Records, StoredRecord
-from engine.errors import NotFound, RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import ALPHA, LoraConfig, LoraWeights
+from ratchet.durable.files import appearing_folder, link_or_copy, remove, sha256_of, write_file
+from ratchet.engine.disk import Records, StoredRecord
+from ratchet.engine.errors import NotFound, RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import ALPHA, LoraConfig, LoraWeights
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

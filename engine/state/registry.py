@@ -10,10 +10,10 @@ from uuid import uuid4
 import tinker.types
 from tinker.types import session_status
 
-from engine.disk import Records, StoredRecord
-from engine.errors import Gone, RequestRefused
-from engine.model.lora import LoraConfig
-from engine.state.checkpoints import CheckpointRecord, Clock, utc_now
+from ratchet.engine.disk import Records, StoredRecord
+from ratchet.engine.errors import Gone, RequestRefused
+from ratchet.engine.model.lora import LoraConfig
+from ratchet.engine.state.checkpoints import CheckpointRecord, Clock, utc_now
 
 SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
 OWNER, PROJECT = "local", "local"

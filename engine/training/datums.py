@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.training.losses import LOSSES, EngineLoss
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.training.losses import LOSSES, EngineLoss
 
 _KNOWN = {name for loss in LOSSES.values() for name in (*loss.required, *loss.optional)}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.errors import RequestRefused
+from ratchet.engine.errors import RequestRefused
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]

@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights
-from engine.model.segments import SegmentAttention
-from engine.training.datums import TrainingDatum
-from engine.training.losses import Config, EngineLoss
-from engine.training.prefix_tree import Node, grow_forest, pack
-from engine.training.target_logprobs import compute_target_logprobs
-from engine.training.training_pass import GradientSums, LotOrder, LotSums, TrainingPass
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.model.segments import SegmentAttention
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import Config, EngineLoss
+from ratchet.engine.training.prefix_tree import Node, grow_forest, pack
+from ratchet.engine.training.target_logprobs import compute_target_logprobs
+from ratchet.engine.training.training_pass import GradientSums, LotOrder, LotSums, TrainingPass
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""

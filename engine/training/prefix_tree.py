@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.model.segments import Segment
+from ratchet.engine.model.segments import Segment
 
 LEAST_SHARED = 16
 """Fewest tokens that datums must share."""

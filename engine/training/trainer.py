@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraWeights, check_shapes
-from engine.training.datums import TrainingDatum, check_datums
-from engine.training.losses import resolve_loss
-from engine.training.lots import Asked, TreeComputation
-from engine.training.training_pass import GradientSums
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraWeights, check_shapes
+from ratchet.engine.training.datums import TrainingDatum, check_datums
+from ratchet.engine.training.losses import resolve_loss
+from ratchet.engine.training.lots import Asked, TreeComputation
+from ratchet.engine.training.training_pass import GradientSums
 
 
 @dataclass(frozen=True, slots=True)

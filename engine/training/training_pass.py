@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from engine.model.attention import Attention, LoraLinear
-from engine.model.lora import LoraWeights
-from engine.model.products import Products
-from engine.model.segments import Segment, Turn, no_turn
+from ratchet.engine.model.attention import Attention, LoraLinear
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.model.products import Products
+from ratchet.engine.model.segments import Segment, Turn, no_turn
 
 
 class LotOrder:

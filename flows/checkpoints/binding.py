@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import BaseModel
 
-from adapters.calls import POLICY, Policy
-from adapters.door.roles import checkpoint_of
-from adapters.errors import UserError
-from adapters.tinker.bases import name_for_clients
-from adapters.tinker.engines import damaged_weights, needs_engine, saved_files
-from durable.files import link_or_copy, remove
-from flows.recipe.loading import read_lineage, read_recipe, training_command
-from flows.recipe.plan import BEST
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import CheckpointError, Ledger
-from tasks.comparison.promotions import (
+from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.door.roles import checkpoint_of
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.bases import name_for_clients
+from ratchet.adapters.tinker.engines import damaged_weights, needs_engine, saved_files
+from ratchet.durable.files import link_or_copy, remove
+from ratchet.flows.recipe.loading import read_lineage, read_recipe, training_command
+from ratchet.flows.recipe.plan import BEST
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import CheckpointError, Ledger
+from ratchet.tasks.comparison.promotions import (
     Promotion,
     check_name,
     find_promotion,
     record_promotion,
 )
-from tasks.reports.facts import read_facts
-from tasks.settings.algorithm import BASE, names_checkpoint
-from tasks.settings.run import Model
-from tasks.storage.files import is_written
-from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.settings.algorithm import BASE, names_checkpoint
+from ratchet.tasks.settings.run import Model
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
-    from adapters.clients.scoring_server import ScoringServer, Vocabulary
-    from adapters.tinker.service import PatientSampler, Service
-    from tasks.recovery.recorded_steps import Start
-    from tasks.references import Reads, References
+    from ratchet.adapters.clients.scoring_server import ScoringServer, Vocabulary
+    from ratchet.adapters.tinker.service import PatientSampler, Service
+    from ratchet.tasks.recovery.recorded_steps import Start
+    from ratchet.tasks.references import Reads, References
 
 START_KEY = "model.start"
 
@@ -251,7 +251,7 @@ def read_bound(folder: RunFolder, name: str) -> BoundCheckpoint:
 
 def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | None":
     """Return the training state from which a policy of a run starts; None for untrained weights."""
-    from tasks.recovery.recorded_steps import Start
+    from ratchet.tasks.recovery.recorded_steps import Start
 
     model = recipe.model
     if model.start is None:
@@ -299,7 +299,7 @@ def open_references(
     recipe: Recipe, folder: RunFolder, service: "Service"
 ) -> Iterator[Mapping[str, "References"]]:
     """Yield the policies that score a run's tokens, by source: the reference, the teachers."""
-    from tasks.references import References  # imports Prefect
+    from ratchet.tasks.references import References  # imports Prefect
 
     algorithm = recipe.algorithm
     teacher, named = algorithm.teacher, algorithm.teacher.named()
@@ -328,8 +328,8 @@ def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> d
 
 
 def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | None":
-    from adapters.rendering.chat import Chat  # imports the renderers
-    from tasks.references import Reads
+    from ratchet.adapters.rendering.chat import Chat  # imports the renderers
+    from ratchet.tasks.references import Reads
 
     if text is None:
         return None
@@ -355,8 +355,8 @@ def _open_elsewhere(
     opened: ExitStack, recipe: RunRecipe, models: Sequence[str], service: "Service"
 ) -> dict[str, "PatientSampler | ScoringServer"]:
     """Open the models of one other service or server; CheckpointRefused for other tokens."""
-    from adapters.clients.scoring_server import TEACHER_KEY, ScoringServer, speaks_openai
-    from adapters.tinker.service import open_session, server_at
+    from ratchet.adapters.clients.scoring_server import TEACHER_KEY, ScoringServer, speaks_openai
+    from ratchet.adapters.tinker.service import open_session, server_at
 
     key, base, patience = recipe.teachers().key, recipe.model.base, recipe.service.timeout_seconds
     url, own = models[0].partition("#")[0], service.tokenizer_of(service.base_sampler(base))
@@ -391,7 +391,7 @@ def _open(
 
 
 def _check_tokens(key: str, name: str, base: str, tokenizers: tuple[object, object]) -> None:
-    from adapters.rendering.chat import fingerprint  # imports the renderers
+    from ratchet.adapters.rendering.chat import fingerprint  # imports the renderers
 
     own, other = map(fingerprint, tokenizers)
     if own != other:
@@ -469,7 +469,7 @@ def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model:
 
 
 def _optimizer_steps(recipe: RunRecipe, parent: RunFolder, policy: str, step: int) -> int | None:
-    from tasks.recovery.recorded_steps import count_optimizer_steps  # imports torch
+    from ratchet.tasks.recovery.recorded_steps import count_optimizer_steps  # imports torch
 
     recipes, start = read_lineage(parent, recipe), find_start(recipe, parent, policy)
     methods = recipes.make(RunRecipe, lambda made: made.update_method())

@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from adapters.door.roles import answerers, policy_of
-from adapters.errors import counted
-from adapters.tinker.engines import saved_files
-from durable.files import link_or_copy
-from flows.checkpoints.binding import bind_checkpoints, carried_files
-from flows.recipe.loading import changed_recipe, read_recipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger
-from tasks.recording.scores import is_scored
-from tasks.recording.step_log import read_metrics, record_metrics, steps_done
-from tasks.settings.rollouts import Judge
-from tasks.storage.files import is_written
-from tasks.storage.manifest import (
+from ratchet.adapters.door.roles import answerers, policy_of
+from ratchet.adapters.errors import counted
+from ratchet.adapters.tinker.engines import saved_files
+from ratchet.durable.files import link_or_copy
+from ratchet.flows.checkpoints.binding import bind_checkpoints, carried_files
+from ratchet.flows.recipe.loading import changed_recipe, read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.scores import is_scored
+from ratchet.tasks.recording.step_log import read_metrics, record_metrics, steps_done
+from ratchet.tasks.settings.rollouts import Judge
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import (
     FORK,
     REPLAY,
     differences,
     read_manifest,
     write_manifest,
 )
-from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.names import JUDGE, shard_name
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 WEIGHTS = ("model.base", "model.lora_rank", "model.train_", "model.start")
 """Keys that made the weights of a run; a fork cannot change them."""

@@ -5,17 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from adapters.calls import POLICY, Policy
-from adapters.tinker.live_policy import LoraSpec
-from adapters.tinker.service import Service
-from flows.checkpoints.binding import check_state, find_start
-from flows.diagnosis.of_run import keeps_optimizer, tolerance_of
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger, policy_version
-from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.storage.manifest import ByStep
-from tasks.storage.run_folder import RunFolder
-from tasks.updates import PolicyUpdater
+from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.tinker.live_policy import LoraSpec
+from ratchet.adapters.tinker.service import Service
+from ratchet.flows.checkpoints.binding import check_state, find_start
+from ratchet.flows.diagnosis.of_run import keeps_optimizer, tolerance_of
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Ledger, policy_version
+from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.updates import PolicyUpdater
 
 KEPT_SAMPLERS = 16
 """Checkpoints whose samplers are kept for batches to come."""

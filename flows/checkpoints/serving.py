@@ -13,25 +13,25 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.errors import UserError
-from adapters.tinker.bases import check_base
-from adapters.tinker.engines import check_reachable, needs_engine
-from adapters.tinker.known_models import KNOWN
-from adapters.weights.adapter import is_adapter, is_model, read_base
-from flows.checkpoints.binding import CheckpointName
-from flows.recipe.loading import read_lineage, read_recipe
-from flows.recipe.run_recipe import MOST_TOKENS
-from tasks.settings.rollouts import Rollouts
-from tasks.settings.run import Model, ServicePatience
-from tasks.storage.files import is_full
-from tasks.storage.manifest import REPLAY, bind_run, parent_of
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.bases import check_base
+from ratchet.adapters.tinker.engines import check_reachable, needs_engine
+from ratchet.adapters.tinker.known_models import KNOWN
+from ratchet.adapters.weights.adapter import is_adapter, is_model, read_base
+from ratchet.flows.checkpoints.binding import CheckpointName
+from ratchet.flows.recipe.loading import read_lineage, read_recipe
+from ratchet.flows.recipe.run_recipe import MOST_TOKENS
+from ratchet.tasks.settings.rollouts import Rollouts
+from ratchet.tasks.settings.run import Model, ServicePatience
+from ratchet.tasks.storage.files import is_full
+from ratchet.tasks.storage.manifest import REPLAY, bind_run, parent_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:
-    from adapters.door.serving import OpenDoor
-    from adapters.tinker.service import PatientSampler, Service
-    from tasks.updates import PolicyUpdater
+    from ratchet.adapters.door.serving import OpenDoor
+    from ratchet.adapters.tinker.service import PatientSampler, Service
+    from ratchet.tasks.updates import PolicyUpdater
 
 SERVED_LOOK_SECONDS = 0.5
 
@@ -85,8 +85,8 @@ def find_weights(name: str) -> Weights:
 @contextmanager
 def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "Service"]]:
     """Yield the endpoint of weights, and the service that samples them."""
-    from adapters.door.serving import OpenDoor
-    from adapters.rendering.chat import Chat
+    from ratchet.adapters.door.serving import OpenDoor
+    from ratchet.adapters.rendering.chat import Chat
 
     with _merged(weights) as weights, open_weights(weights) as (service, sampler):
         model, tokenizer = weights.model, service.tokenizer_of(sampler)
@@ -103,7 +103,7 @@ def open_weights(weights: Weights) -> Iterator[tuple["Service", "PatientSampler"
 
     If the service has lost a checkpoint, its weights are made again, and the run notes that.
     """
-    from adapters.tinker.service import connect
+    from ratchet.adapters.tinker.service import connect
 
     base = weights.model.base
     if weights.run is None:
@@ -122,8 +122,8 @@ def open_checkpoints_of(
     run: RunFolder, *, to_serve: bool = False
 ) -> Iterator[tuple["Service", Callable[[str], "PolicyUpdater"]]]:
     """Open a run for its checkpoints; yield its service, and the updater of a policy by name."""
-    from adapters.tinker.service import connect
-    from flows.checkpoints.policies import policy_updater
+    from ratchet.adapters.tinker.service import connect
+    from ratchet.flows.checkpoints.policies import policy_updater
 
     recipe, parent = read_recipe(run), parent_of(run)
     values, on_policy = recipe.model_dump(mode="json"), parent is None or parent["how"] != REPLAY
@@ -173,8 +173,8 @@ def _merged(weights: Weights) -> Iterator[Weights]:
     if weights.adapter is None:
         yield weights
         return
-    from adapters.tinker.engines import prepare_base
-    from adapters.weights.network import merge_folder
+    from ratchet.adapters.tinker.engines import prepare_base
+    from ratchet.adapters.weights.network import merge_folder
 
     base = prepare_base(weights.model.base)
     with TemporaryDirectory() as folder:

@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from adapters.errors import UserError, counted
-from adapters.process.open_files import check_files
-from adapters.process.phases import phases
-from adapters.process.terminal import hanging, say, table_width, write_json
-from adapters.tinker.engines import engine_begun
-from adapters.tracking.wandb import unsynced_folder
-from flows.cli.existing_run import delete_runs
-from flows.cli.signals import explaining
-from flows.server.prefect_startup import check_prefect, quiet_prefect, server_begun, start_server
-from tasks.recording.step_log import EQUAL_REWARDS, steps_done
-from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import folder_of, name_run
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.open_files import check_files
+from ratchet.adapters.process.phases import phases
+from ratchet.adapters.process.terminal import hanging, say, table_width, write_json
+from ratchet.adapters.tinker.engines import engine_begun
+from ratchet.adapters.tracking.wandb import unsynced_folder
+from ratchet.flows.cli.existing_run import delete_runs
+from ratchet.flows.cli.signals import explaining
+from ratchet.flows.server.prefect_startup import (
+    check_prefect,
+    quiet_prefect,
+    server_begun,
+    start_server,
+)
+from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
+from ratchet.tasks.storage.plan_record import read_plan
+from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flows.opening.flow_runs import RunSummary
-    from flows.recipe.plan import StagesRecipe, SweepRecipe
-    from flows.recipe.run_recipe import RunRecipe
-    from tasks.storage.run_folder import RunFolder
+    from ratchet.flows.opening.flow_runs import RunSummary
+    from ratchet.flows.recipe.plan import StagesRecipe, SweepRecipe
+    from ratchet.flows.recipe.run_recipe import RunRecipe
+    from ratchet.tasks.storage.run_folder import RunFolder
 
 T = TypeVar("T")
 
@@ -60,7 +65,7 @@ def train_with_bar(
     what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
     for while the servers load.
     """
-    from flows.opening.checks import check_start, is_complete
+    from ratchet.flows.opening.checks import check_start, is_complete
 
     folder = folder_of(run)
     if folder not in replaced and is_complete(folder, recipe):
@@ -71,7 +76,7 @@ def train_with_bar(
         check_prefect()
         delete_runs(replaced)
         with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:
-            from flows.cli.progress_bar import show_progress
+            from ratchet.flows.cli.progress_bar import show_progress
 
             with show_progress({folder: recipe.steps}):
                 flow = _find_flow(folder, recipe.flow)
@@ -85,7 +90,7 @@ def _end(run: "RunFolder", summary: "RunSummary | None", *, as_json: bool) -> No
 
     Without a `summary`, the run was complete before.
     """
-    from flows.opening.flow_runs import summarize_run
+    from ratchet.flows.opening.flow_runs import summarize_run
 
     ended = summary or summarize_run(run)
     spent = phases().describe()
@@ -108,10 +113,10 @@ def train_runs(
 
     What is `replaced` is deleted after the checks.
     """
-    from flows.recipe.plan import SweepRecipe
-    from flows.stages import check_stages, stages
-    from flows.sweep import check_sweep, sweep
-    from tasks.reports.tables import fitted
+    from ratchet.flows.recipe.plan import SweepRecipe
+    from ratchet.flows.stages import check_stages, stages
+    from ratchet.flows.sweep import check_sweep, sweep
+    from ratchet.tasks.reports.tables import fitted
 
     folder, deleted = folder_of(run), [one.name for one in replaced]
     way_on = f"`ratchet resume {run}` goes on"
@@ -129,7 +134,7 @@ def train_runs(
         begun = [one.name for one in runs if one.exists()]
         return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first run"
 
-    from flows.cli.progress_bar import show_progress
+    from ratchet.flows.cli.progress_bar import show_progress
 
     with show_progress(runs):
         summary = call_flow(flow, explain, recipe=plan.recipe, run=run)
@@ -149,7 +154,7 @@ def check_deployments(files: Sequence["Path"], name: str | None) -> None:
     Of all deployments, the examples that Ratchet carries are not looked at unless one is named:
     some of them need what a machine may not have.
     """
-    from flows.recipe.loading import RecipeError, flow_name, is_carried, read_deployments
+    from ratchet.flows.recipe.loading import RecipeError, flow_name, is_carried, read_deployments
 
     for file in files:
         for of, deployment in read_deployments(file).items():
@@ -165,13 +170,13 @@ def check_deployments(files: Sequence["Path"], name: str | None) -> None:
 
 def _check_deployed(flow: str, values: dict[str, Any], run: str) -> None:
     """Refuse (UserError) what would end a new run of a deployment's recipe before its steps."""
-    from flows.opening.checks import check_recipe, check_start
-    from flows.recipe.loading import ENTRYPOINTS, TRAIN, changed_recipe, count_steps
-    from flows.recipe.plan import StagesRecipe, SweepRecipe
-    from flows.recipe.recipe import Recipe
-    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-    from flows.stages import check_stages
-    from flows.sweep import check_sweep
+    from ratchet.flows.opening.checks import check_recipe, check_start
+    from ratchet.flows.recipe.loading import ENTRYPOINTS, TRAIN, changed_recipe, count_steps
+    from ratchet.flows.recipe.plan import StagesRecipe, SweepRecipe
+    from ratchet.flows.recipe.recipe import Recipe
+    from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from ratchet.flows.stages import check_stages
+    from ratchet.flows.sweep import check_sweep
 
     trains = flow in ENTRYPOINTS.values()
     if not trains and flow not in PLAYING:
@@ -193,7 +198,7 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
     with explaining(explain), start_server() as served:
         from rich.console import Console
 
-        from flows.cli.progress_bar import logs_printed_to
+        from ratchet.flows.cli.progress_bar import logs_printed_to
 
         with (
             served(),
@@ -205,10 +210,10 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
 
 def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> "RunRecipe":
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
-    from flows.opening.checks import check_recipe
-    from flows.recipe.loading import changed_recipe, count_steps
-    from flows.recipe.run_recipe import RunRecipe
-    from tasks.storage.manifest import recipe_of
+    from ratchet.flows.opening.checks import check_recipe
+    from ratchet.flows.recipe.loading import changed_recipe, count_steps
+    from ratchet.flows.recipe.run_recipe import RunRecipe
+    from ratchet.tasks.storage.manifest import recipe_of
 
     folder = folder_of(run)
     recipe = count_steps(changed_recipe(recipe_of(folder), overrides, RunRecipe))
@@ -258,21 +263,21 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
 
 def _find_flow(run: "RunFolder", name: str) -> "Callable[..., RunSummary]":
     """Return the flow of a run, by the name that its recipe has of it."""
-    from tasks.storage.manifest import REPLAY, parent_of
+    from ratchet.tasks.storage.manifest import REPLAY, parent_of
 
     parent = parent_of(run) if run.exists() else None
     if parent and parent["how"] == REPLAY:
-        from flows.replay import replay
+        from ratchet.flows.replay import replay
 
         return partial(replay, parent=parent["run"])
-    from flows.stages import FLOWS
+    from ratchet.flows.stages import FLOWS
 
     return FLOWS[name]
 
 
 def _closing_lines(summary: "RunSummary", run: "RunFolder", spent: str) -> str:
     """Return what a run has come to: its gain, what was `spent` on it, what failed, and so on."""
-    from tasks.reports.facts import ask_failures, describe_origin
+    from ratchet.tasks.reports.facts import ask_failures, describe_origin
 
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)

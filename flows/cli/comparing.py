@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapters.errors import counted
-from adapters.process.terminal import on_one_line, say, show, table_width, write_json
-from flows.cli.command_line import Overrides, Verbose, call_flow
-from flows.cli.inspect_runs import AsJson
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.terminal import on_one_line, say, show, table_width, write_json
+from ratchet.flows.cli.command_line import Overrides, Verbose, call_flow
+from ratchet.flows.cli.inspect_runs import AsJson
+from ratchet.tasks.storage.run_folder import folder_of
 
 if TYPE_CHECKING:
-    from tasks.comparison.comparisons import Comparison
+    from ratchet.tasks.comparison.comparisons import Comparison
 
 app = typer.Typer()
 
@@ -47,13 +47,13 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Compare checkpoints and models on the same held-out examples, with the same seeds."""
-    from flows.recipe.loading import named_recipe
+    from ratchet.flows.recipe.loading import named_recipe
 
     short = {"evaluation.examples": examples, "dataset.path": dataset}
     overrides = [*(set_ or []), *(f"{key}={n}" for key, n in short.items() if n is not None)]
     recipe = named_recipe(agent, overrides)
-    from flows.compare import compare as flow
-    from flows.compare import find_targets
+    from ratchet.flows.compare import compare as flow
+    from ratchet.flows.compare import find_targets
 
     find_targets(recipe, targets, against)  # refuses before anything starts
     stopped = "stopped; the same command goes on, and repeats no game"
@@ -72,8 +72,8 @@ def promote(
     name: Annotated[str, typer.Argument(help="The name that the checkpoint is to have.")],
 ) -> None:
     """Give a checkpoint a name, in place of the one that had it."""
-    from flows.checkpoints.binding import promote as record
-    from tasks.storage.manifest import recipe_of
+    from ratchet.flows.checkpoints.binding import promote as record
+    from ratchet.tasks.storage.manifest import recipe_of
 
     promoted, before = record(checkpoint, name)
     say(f"{name} is {promoted.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
@@ -84,7 +84,7 @@ def promote(
 
 def _describe(comparison: "Comparison") -> str:
     """Return a comparison as a table, with the examples on which the targets differ most."""
-    from tasks.reports.tables import fitted
+    from ratchet.tasks.reports.tables import fitted
 
     rows: list[list[object]] = []
     for one in comparison.targets:
@@ -106,7 +106,7 @@ def _describe(comparison: "Comparison") -> str:
 
 def _differing(comparison: "Comparison", target: str) -> str:
     """Return the examples on which a target and the other one differ most, as text."""
-    from tasks.comparison.comparisons import most_different
+    from ratchet.tasks.comparison.comparisons import most_different
 
     blocks = [f"{target} and {comparison.against} differ most in"]
     for own, other in most_different(comparison, target):
@@ -119,6 +119,6 @@ def _differing(comparison: "Comparison", target: str) -> str:
 
 def _shown(text: str | None) -> str:
     """Return the beginning and the end of a text, on one line and without control characters."""
-    from tasks.reports.tables import shorten
+    from ratchet.tasks.reports.tables import shorten
 
     return shorten(on_one_line(" ".join((text or "-").split())), LONGEST_TEXT)

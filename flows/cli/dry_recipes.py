@@ -4,15 +4,15 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
-from adapters.errors import UserError
-from adapters.tinker.bases import is_here
-from adapters.tinker.engines import LOCAL
-from flows.recipe.given_examples import GivenRecipe
-from flows.recipe.recipe import Recipe
-from tasks.settings.algorithm import Divergence, Teacher
-from tasks.settings.run import Model, Tracking
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.bases import is_here
+from ratchet.adapters.tinker.engines import LOCAL
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.settings.algorithm import Divergence, Teacher
+from ratchet.tasks.settings.run import Model, Tracking
+from ratchet.tasks.storage.run_folder import folder_of
 
 EXAMPLES = 4
 """Examples that are played, or rows that are shown, by default."""
@@ -37,7 +37,7 @@ def prepare_rollouts(
     What a stand-in says is the same in all rollouts, so that it plays one example by default.
     """
     if said is not None:
-        from adapters.door.stand_in import read_turns  # imports the SDK
+        from ratchet.adapters.door.stand_in import read_turns  # imports the SDK
 
         read_turns(said, roles_of_policies(recipe.answerers))
     recipe = shrink(recipe, examples or (EXAMPLES if said is None else 1))
@@ -84,7 +84,7 @@ def take_offline(recipe: Recipe, *, told: bool = False) -> Recipe:
 
 def _has_tokenizer(base: str) -> bool:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
-    from adapters.tinker.token_texts import has_tokenizer
+    from ratchet.adapters.tinker.token_texts import has_tokenizer
 
     return has_tokenizer(base)
 
@@ -104,10 +104,10 @@ def describe_given(
     """
     if not online:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
-    from adapters.rendering.chat import Chat
-    from adapters.tinker.token_texts import open_tokenizer
-    from flows.recipe.whole_recipe import count_given
-    from tasks.given.trained_rows import describe_rows, tally_rows
+    from ratchet.adapters.rendering.chat import Chat
+    from ratchet.adapters.tinker.token_texts import open_tokenizer
+    from ratchet.flows.recipe.whole_recipe import count_given
+    from ratchet.tasks.given.trained_rows import describe_rows, tally_rows
 
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
     model = recipe.model

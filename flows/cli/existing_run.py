@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import typer
 
-from adapters.errors import did_you_mean
-from tasks.storage.plan_record import child_runs, has_plan, read_plan
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.errors import did_you_mean
+from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 
 class IfExists(StrEnum):
@@ -59,7 +59,7 @@ def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
 
 def delete_runs(runs: Sequence[RunFolder]) -> None:
     """Delete runs in their order, or none (UserError) if one is open, or promoted."""
-    from tasks.comparison.promotions import refuse_promoted
+    from ratchet.tasks.comparison.promotions import refuse_promoted
 
     refuse_promoted([run.name for run in runs])
     for run in runs:

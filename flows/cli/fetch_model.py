@@ -10,11 +10,11 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from adapters.errors import ServiceError
-from adapters.process.child import Tell
-from adapters.process.terminal import show
-from adapters.tinker.engines import prepare_base
-from adapters.tinker.known_models import (
+from ratchet.adapters.errors import ServiceError
+from ratchet.adapters.process.child import Tell
+from ratchet.adapters.process.terminal import show
+from ratchet.adapters.tinker.engines import prepare_base
+from ratchet.adapters.tinker.known_models import (
     FetchFailed,
     KnownModel,
     check_readers,
@@ -24,7 +24,7 @@ from adapters.tinker.known_models import (
     staging,
     take_file,
 )
-from flows.cli.signals import explaining
+from ratchet.flows.cli.signals import explaining
 
 MB = 10**6
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from adapters.errors import UserError, did_you_mean
-from adapters.process.terminal import (
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.process.terminal import (
     is_lost,
     say,
     show,
@@ -19,9 +19,9 @@ from adapters.process.terminal import (
     write_data,
     write_json,
 )
-from tasks.storage.files import check_output, is_written, write_bytes
-from tasks.storage.plan_record import child_runs
-from tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
+from ratchet.tasks.storage.files import check_output, is_written, write_bytes
+from ratchet.tasks.storage.plan_record import child_runs
+from ratchet.tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
 
 app = typer.Typer()
 
@@ -44,7 +44,7 @@ def writable(out: Path | None) -> Path | None:
 @app.command()
 def runs(as_json: AsJson = False) -> None:
     """List the runs of this folder."""
-    from tasks.reports.board.runs import list_runs, runs_table
+    from ratchet.tasks.reports.board.runs import list_runs, runs_table
 
     if as_json:
         write_json([row.record() for row in list_runs()])
@@ -58,8 +58,8 @@ def runs(as_json: AsJson = False) -> None:
 @app.command()
 def watch(run: Run) -> None:
     """Show what a run of this machine does, until its end or Ctrl-C."""
-    from flows.cli.progress_bar import watch_folder
-    from tasks.storage.manifest import read_manifest
+    from ratchet.flows.cli.progress_bar import watch_folder
+    from ratchet.tasks.storage.manifest import read_manifest
 
     folder = folder_of(run)
     if begun := [one.name for one in child_runs(folder)]:
@@ -102,7 +102,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
-    from tasks.reports.page import write_report
+    from ratchet.tasks.reports.page import write_report
 
     folders = [folder_of(name) for name in runs]
     out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
@@ -117,7 +117,7 @@ def board(
     ] = 0,
 ) -> None:
     """Show the runs of this folder in a browser, also while they train, until Ctrl-C."""
-    from flows.server.board import serve_board
+    from ratchet.flows.server.board import serve_board
 
     with serve_board(port) as address:
         show(address)
@@ -142,8 +142,8 @@ def sql(
     ] = None,
 ) -> None:
     """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
-    from tasks.recording.queries import answer_query
-    from tasks.storage.manifest import readable_runs
+    from ratchet.tasks.recording.queries import answer_query
+    from ratchet.tasks.storage.manifest import readable_runs
 
     runs = _named(run) or readable_runs()
     if out is None and format == "parquet" and sys.stdout.isatty():
@@ -172,8 +172,8 @@ def find(
     first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
 ) -> None:
     """Find rollouts by what was said, by reward, error or tool, and show what was said in them."""
-    from tasks.recording.finding import Sought, describe_found, read_range
-    from tasks.storage.manifest import readable_runs
+    from ratchet.tasks.recording.finding import Sought, describe_found, read_range
+    from ratchet.tasks.storage.manifest import readable_runs
 
     sought = Sought(text, error, tool, *read_range(reward))
     if sought == Sought():
@@ -189,8 +189,8 @@ def find(
 @app.command()
 def costs(run: Run, as_json: AsJson = False) -> None:
     """Show the tokens that a run has used, by purpose and kind, and their price."""
-    from tasks.reports.costs import describe_costs
-    from tasks.spending.ledger import read_ledger
+    from ratchet.tasks.reports.costs import describe_costs
+    from ratchet.tasks.spending.ledger import read_ledger
 
     ledgers = [read_ledger(part) for part in child_runs(folder_of(run)) or _named([run])]
     if as_json:
@@ -201,7 +201,7 @@ def costs(run: Run, as_json: AsJson = False) -> None:
 
 def _named(names: list[str] | None) -> list[RunFolder]:
     """Return the runs of these names; UserError if one is not there."""
-    from tasks.storage.manifest import read_manifest
+    from ratchet.tasks.storage.manifest import read_manifest
 
     runs = [folder_of(name) for name in names or ()]
     for run in runs:
@@ -212,7 +212,7 @@ def _named(names: list[str] | None) -> list[RunFolder]:
 @app.command()
 def verify(run: Run) -> None:
     """Check that a run has every file that it must, and its engine's, as they were written."""
-    from tasks.storage.manifest import read_manifest
+    from ratchet.tasks.storage.manifest import read_manifest
 
     folder = folder_of(run)
     if not is_written(folder.path):
@@ -229,10 +229,10 @@ def verify(run: Run) -> None:
 
 def _damage_of(run: RunFolder) -> list[str]:
     """List what is damaged or missing in a run and in its engine, a sentence each."""
-    from tasks.reports.verification import find_damage
+    from ratchet.tasks.reports.verification import find_damage
 
     damage = [*find_damage(run)]
-    command = [sys.executable, "-P", "-m", "engine", "--verify", "--state", str(run.engine)]
+    command = [sys.executable, "-P", "-m", "ratchet.engine", "--verify", "--state", str(run.engine)]
     engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]
     if engine.returncode not in (0, 1):
@@ -250,7 +250,7 @@ def debug(
     pdb: Annotated[bool, typer.Option("--pdb", help="Open pdb where the agent fails.")] = False,
 ) -> None:
     """Play a recorded rollout again, with its recorded answers, under your own debugger."""
-    from flows.debug import debug_rollout
+    from ratchet.flows.debug import debug_rollout
 
     rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)
     for label, said in rerun.lines().items():

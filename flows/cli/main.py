@@ -6,12 +6,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adapters.deleted import instead_of
-from adapters.errors import UserError
-from adapters.process.open_files import OutOfFiles, check_files
-from adapters.process.terminal import open_streams, say, show
-from flows.cli.signals import ending_by_signals, leaving_at_once
-from tasks.storage.files import is_full
+from ratchet.adapters.deleted import instead_of
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.open_files import OutOfFiles, check_files
+from ratchet.adapters.process.terminal import open_streams, say, show
+from ratchet.flows.cli.signals import ending_by_signals, leaving_at_once
+from ratchet.tasks.storage.files import is_full
 
 RARELY = 50_000, 20, 100
 """Thresholds of the garbage collector at the start. Imports make hardly any garbage, and a search
@@ -58,7 +58,7 @@ def main() -> None:
     with leaving_at_once(), plain_errors(), ending_by_signals():
         if remedy := instead_of(" ".join(["ratchet", *sys.argv[1:2]])):
             raise UserError(f"there is no command `{sys.argv[1]}`{remedy}")
-        from flows.cli.commands import app  # takes a while, in which a signal may come
+        from ratchet.flows.cli.commands import app  # takes a while, in which a signal may come
 
         app()
 

@@ -9,11 +9,11 @@ from shlex import quote
 from string import Template
 from textwrap import indent
 
-from adapters.errors import UserError, did_you_mean
-from adapters.project.modules import EXAMPLES
-from adapters.yaml_text import read_yaml, write_yaml
-from tasks.storage.dotted_keys import Json, Section, merge_values
-from tasks.storage.files import check_output, write_text
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.project.modules import EXAMPLES
+from ratchet.adapters.yaml_text import read_yaml, write_yaml
+from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values
+from ratchet.tasks.storage.files import check_output, write_text
 
 TEMPLATE = Path(__file__).with_name("template")
 RECIPES = TEMPLATE / "recipes"

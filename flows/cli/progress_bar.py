@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
-from tasks.recording.step_log import read_metrics_from, steps_done
-from tasks.reports.progress import ProgressReader, describe_run, describe_step
-from tasks.storage.files import Damaged
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
+from ratchet.tasks.recording.step_log import read_metrics_from, steps_done
+from ratchet.tasks.reports.progress import ProgressReader, describe_run, describe_step
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.run_folder import RunFolder
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at a run's files."""

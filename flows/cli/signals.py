@@ -15,8 +15,8 @@ from typing import NoReturn
 
 import psutil
 
-from adapters.errors import UserError
-from adapters.process.terminal import say
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.terminal import say
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a command."""

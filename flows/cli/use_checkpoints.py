@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from adapters.process.terminal import say, show
-from tasks.storage.files import check_absent
+from ratchet.adapters.process.terminal import say, show
+from ratchet.tasks.storage.files import check_absent
 
 app = typer.Typer()
 
@@ -30,7 +30,12 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin."""
-    from flows.checkpoints.serving import find_weights, serve_model, serve_until, stdin_closed
+    from ratchet.flows.checkpoints.serving import (
+        find_weights,
+        serve_model,
+        serve_until,
+        stdin_closed,
+    )
 
     with serve_model(find_weights(model), port) as (endpoint, service):
         for variable, value in endpoint.variables().items():
@@ -68,14 +73,14 @@ def export(
     push_to: PushTo = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
-    from adapters.project.publishing import check_push, push
-    from flows.checkpoints.serving import find_weights
+    from ratchet.adapters.project.publishing import check_push, push
+    from ratchet.flows.checkpoints.serving import find_weights
 
     check_absent(out)
     model = None if push_to is None else check_push(push_to)
     weights = find_weights(checkpoint)
-    from flows.export import ExportForm
-    from flows.export import export as write
+    from ratchet.flows.export import ExportForm
+    from ratchet.flows.export import export as write
 
     exported = write(weights, out, ExportForm(format_, dtype, tolerance))
     say(f"{out} has {exported.name}, {exported.contents}")

@@ -7,17 +7,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from adapters.diagnosis.examination import TITLES, Diagnosis, examine
-from adapters.errors import counted
-from adapters.tinker.bases import check_base
-from adapters.tinker.engines import check_key, check_reachable
-from adapters.tinker.service import Service, connect
-from flows.diagnosis.needs import Unmet, needs, not_known, unmet
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import StagesRecipe
-from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
-from tasks.reports.tables import fitted
-from tasks.settings.run import Model
+from ratchet.adapters.diagnosis.examination import TITLES, Diagnosis, examine
+from ratchet.adapters.errors import counted
+from ratchet.adapters.tinker.bases import check_base
+from ratchet.adapters.tinker.engines import check_key, check_reachable
+from ratchet.adapters.tinker.service import Service, connect
+from ratchet.flows.diagnosis.needs import Unmet, needs, not_known, unmet
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from ratchet.tasks.reports.tables import fitted
+from ratchet.tasks.settings.run import Model
 
 PATIENCE = 30.0
 FINDING_COLUMNS = ["what", "found", "expected", "measured"]

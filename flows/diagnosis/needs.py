@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adapters.diagnosis.bench import ROUGH, Finding
-from adapters.diagnosis.examination import TITLES, Diagnosis
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
+from ratchet.adapters.diagnosis.bench import ROUGH, Finding
+from ratchet.adapters.diagnosis.examination import TITLES, Diagnosis
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
 
 
 @dataclass(frozen=True)

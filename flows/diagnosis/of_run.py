@@ -6,13 +6,13 @@ from dataclasses import asdict
 
 import tinker
 
-from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examination import HOSTED, Diagnosis, examine
-from adapters.tinker.service import Service, ServiceRefused
-from flows.diagnosis.needs import SAMPLER_FINDINGS, WIDER, needs, unmet
-from flows.recipe.run_recipe import RunRecipe
-from tasks.storage.files import is_written, read_json, write_json
-from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
+from ratchet.adapters.diagnosis.bench import Finding
+from ratchet.adapters.diagnosis.examination import HOSTED, Diagnosis, examine
+from ratchet.adapters.tinker.service import Service, ServiceRefused
+from ratchet.flows.diagnosis.needs import SAMPLER_FINDINGS, WIDER, needs, unmet
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.storage.files import is_written, read_json, write_json
+from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
 
 _known: dict[tuple[str, str, str], dict[str, Finding]] = {}
 """Findings of this process, by URL, base model and SDK: several runs ask one service once."""

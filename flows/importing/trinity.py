@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from math import floor
 from typing import cast
 
-from adapters.errors import UserError, counted, listed
-from adapters.redaction import quote
-from flows.importing.trinity_algorithm import (
+from ratchet.adapters.errors import UserError, counted, listed
+from ratchet.adapters.redaction import quote
+from ratchet.flows.importing.trinity_algorithm import (
     BUFFERS,
     RAFT,
     SAMPLING,
@@ -15,7 +15,7 @@ from flows.importing.trinity_algorithm import (
     expert_texts,
     translate_algorithm,
 )
-from flows.importing.trinity_file import (
+from ratchet.flows.importing.trinity_file import (
     EVALUATED,
     VERSION,
     ImportRefusal,
@@ -27,17 +27,17 @@ from flows.importing.trinity_file import (
     trinity_file,
     write_recipe,
 )
-from flows.importing.trinity_given import (
+from ratchet.flows.importing.trinity_given import (
     BUFFER,
     GIVEN_FLOWS,
     ROLLOUT_KEYS,
     flow_of,
     translate_given,
 )
-from flows.recipe.loading import parse_overrides
-from flows.recipe.plan import FLOW_RECIPES
-from tasks.settings.section import MOST_STEPS, TABLES
-from tasks.storage.dotted_keys import Json, Section, flatten
+from ratchet.flows.recipe.loading import parse_overrides
+from ratchet.flows.recipe.plan import FLOW_RECIPES
+from ratchet.tasks.settings.section import MOST_STEPS, TABLES
+from ratchet.tasks.storage.dotted_keys import Json, Section, flatten
 
 AGENTS = dict.fromkeys(
     ("math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow"),

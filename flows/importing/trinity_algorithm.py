@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal, cast
 
-from adapters.errors import listed
-from flows.importing.trinity_file import MissingVariable, Translation, section
-from tasks.algorithm.advantages import find_advantage
-from tasks.algorithm.divergences import LOSS_ESTIMATORS
-from tasks.algorithm.losses import advantage_factor, find_loss
-from tasks.algorithm.settings import Settings, used_settings
-from tasks.settings.presets import KL
-from tasks.storage.dotted_keys import Json, Section
+from ratchet.adapters.errors import listed
+from ratchet.flows.importing.trinity_file import MissingVariable, Translation, section
+from ratchet.tasks.algorithm.advantages import find_advantage
+from ratchet.tasks.algorithm.divergences import LOSS_ESTIMATORS
+from ratchet.tasks.algorithm.losses import advantage_factor, find_loss
+from ratchet.tasks.algorithm.settings import Settings, used_settings
+from ratchet.tasks.settings.presets import KL
+from ratchet.tasks.storage.dotted_keys import Json, Section
 
 Setting = tuple[str, Callable[[Any], float | str]]
 

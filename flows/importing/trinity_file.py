@@ -9,13 +9,13 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from adapters.errors import UserError, listed
-from adapters.redaction import SECRET_VARIABLE, quote
-from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml, write_yaml
-from flows.recipe.loading import changed_recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.storage.dotted_keys import Json, Section, find_value, merge_values, nest_value
-from tasks.storage.files import read_bytes
+from ratchet.adapters.errors import UserError, listed
+from ratchet.adapters.redaction import SECRET_VARIABLE, quote
+from ratchet.adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml, write_yaml
+from ratchet.flows.recipe.loading import changed_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.storage.dotted_keys import Json, Section, find_value, merge_values, nest_value
+from ratchet.tasks.storage.files import read_bytes
 
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"

@@ -1,7 +1,7 @@
 """The data and the loss of a Trinity-RFT file that trains on what is given, and plays nothing."""
 
-from adapters.errors import listed
-from flows.importing.trinity_file import Translation
+from ratchet.adapters.errors import listed
+from ratchet.flows.importing.trinity_file import Translation
 
 GIVEN_FLOWS = {"sft": "finetune", "cpt": "finetune", "dpo": "prefer"}
 """Algorithm of Trinity that trains on texts or pairs → the flow that does."""

@@ -12,36 +12,36 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from adapters.harness.agents import load_agent
-from adapters.network.addresses import check_listener
-from adapters.places.cage import check_cage
-from adapters.programs.commands import warn_of_shown_keys
-from adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
-from adapters.tinker.bases import base_folder, check_base, check_template
-from adapters.tinker.engines import check_key, check_reachable
-from flows.checkpoints.binding import CheckpointRefused, bind_checkpoints
-from flows.recipe.loading import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.network.addresses import check_listener
+from ratchet.adapters.places.cage import check_cage
+from ratchet.adapters.programs.commands import warn_of_shown_keys
+from ratchet.adapters.rendering.renderer_names import AUTO, TEMPLATE, find_config, set_thinking
+from ratchet.adapters.tinker.bases import base_folder, check_base, check_template
+from ratchet.adapters.tinker.engines import check_key, check_reachable
+from ratchet.flows.checkpoints.binding import CheckpointRefused, bind_checkpoints
+from ratchet.flows.recipe.loading import (
     RecipeError,
     changed_recipe,
     count_steps,
     read_recipe,
     training_command,
 )
-from flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe, differing, without_free
-from tasks.algorithm.own_functions import check_source
-from tasks.checkpoints import Ledger
-from tasks.examples.teachers import choose_teacher, fill_reads
-from tasks.recording.scores import is_scored
-from tasks.recording.step_log import steps_done
-from tasks.settings.algorithm import BASE
-from tasks.settings.run import Model, Tracking
-from tasks.spending.budgets import budget_of, check_priced
-from tasks.storage.files import check_output, is_written
-from tasks.storage.manifest import (
+from ratchet.flows.recipe.plan import BEST, Plan, PlannedRun, StagesRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe, differing, without_free
+from ratchet.tasks.algorithm.own_functions import check_source
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.examples.teachers import choose_teacher, fill_reads
+from ratchet.tasks.recording.scores import is_scored
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.settings.algorithm import BASE
+from ratchet.tasks.settings.run import Model, Tracking
+from ratchet.tasks.spending.budgets import budget_of, check_priced
+from ratchet.tasks.storage.files import check_output, is_written
+from ratchet.tasks.storage.manifest import (
     FORK,
     REPLAY,
     Manifest,
@@ -50,8 +50,8 @@ from tasks.storage.manifest import (
     read_manifest,
     recipe_of,
 )
-from tasks.storage.plan_record import child_runs, has_plan, read_plan
-from tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
+from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
+from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
 
 R = TypeVar("R", bound=RunRecipe)
 
@@ -156,7 +156,7 @@ def check_child(
         if child.replayed is not None and not there:
             refuse_deleted([child.replayed], deleted)
             recipe = count_steps(child.recipe)
-            from flows.checkpoints.forks import check_replay  # imports reports
+            from ratchet.flows.checkpoints.forks import check_replay  # imports reports
 
             check_replay(folder_of(child.replayed), recipe.model_dump(mode="json"))
         check_start(child.recipe, folder, deleted, awaited)
@@ -357,7 +357,7 @@ def check_places(recipe: RunRecipe) -> None:
 
 
 def _check_place(key: str, model: str, likeliest: int) -> None:
-    from adapters.clients.scoring_server import (  # imports a client that few runs need
+    from ratchet.adapters.clients.scoring_server import (  # imports a client that few runs need
         CHECK_SECONDS,
         TEACHER_KEY,
         ScoringServer,
@@ -458,7 +458,7 @@ def check_recipe(recipe: RunRecipe, run: RunFolder | None = None) -> None:
 def _check_agent(recipe: Recipe) -> None:
     _, asked = recipe.plays()
     if recipe.roles:
-        from adapters.door.backends import create_backends  # imports LiteLLM's parts
+        from ratchet.adapters.door.backends import create_backends  # imports LiteLLM's parts
 
         create_backends(recipe.answerers, recipe.seed)
     others = sorted(role for role in asked if role != POLICY)
@@ -491,6 +491,6 @@ def check_renderer(model: Model) -> None:
     if folder is not None:
         from renderers.base import load_tokenizer
 
-        from adapters.rendering.chat import Chat
+        from ratchet.adapters.rendering.chat import Chat
 
         Chat(load_tokenizer(str(folder)), renderer, thinking=model.thinking)

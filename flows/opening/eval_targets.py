@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.checkpoints.binding import CheckpointName
-from flows.opening.checks import check_answering, check_recipe, check_start
-from flows.recipe.loading import count_steps, read_recipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger
-from tasks.settings.algorithm import BASE
-from tasks.settings.run import Model, Tracking
-from tasks.storage.manifest import latest_run
-from tasks.storage.run_folder import folder_of, name_run
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.binding import CheckpointName
+from ratchet.flows.opening.checks import check_answering, check_recipe, check_start
+from ratchet.flows.recipe.loading import count_steps, read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.settings.algorithm import BASE
+from ratchet.tasks.settings.run import Model, Tracking
+from ratchet.tasks.storage.manifest import latest_run
+from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 PLAYING_KEYS = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
 """Keys of a recipe that, beside the weights, make the rollouts of an evaluation."""

@@ -6,33 +6,33 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from adapters.calls import Sampling
-from adapters.errors import counted
-from adapters.process.phases import CLOSING, EVALUATION, phases
-from flows.opening.pipeline import PlayedStep
-from flows.opening.rollouts import (
+from ratchet.adapters.calls import Sampling
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.phases import CLOSING, EVALUATION, phases
+from ratchet.flows.opening.pipeline import PlayedStep
+from ratchet.flows.opening.rollouts import (
     OpenRollouts,
     PlayedGroups,
     RolloutRunner,
     Spans,
     ask_judge,
 )
-from flows.opening.run import OpenRun
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
-from tasks.given.held_out import read_measure
-from tasks.judging import draw_held_out, verdicts_of
-from tasks.recording.scores import Score, headline, is_scored, read_evaluation
-from tasks.reports.facts import LOSS, read_facts
-from tasks.rollouts import find_failed, reopen_failed, reopen_unanswered
-from tasks.settings.stop import MEASURED, Stop
-from tasks.shards import ShardSize, draw_shard, read_shard
-from tasks.storage.files import is_written
-from tasks.storage.manifest import REPLAY, parent_of
-from tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.tracking.prefect_pages import HELD_OUT
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.judging import draw_held_out, verdicts_of
+from ratchet.tasks.recording.scores import Score, headline, is_scored, read_evaluation
+from ratchet.tasks.reports.facts import LOSS, read_facts
+from ratchet.tasks.rollouts import find_failed, reopen_failed, reopen_unanswered
+from ratchet.tasks.settings.stop import MEASURED, Stop
+from ratchet.tasks.shards import ShardSize, draw_shard, read_shard
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import REPLAY, parent_of
+from ratchet.tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.prefect_pages import HELD_OUT
 
 log = logging.getLogger(__name__)
 

@@ -14,20 +14,20 @@ from prefect.states import Completed
 from pydantic import BaseModel, Field
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
-from adapters.errors import EngineDied, UserError, counted
-from flows.diagnosis.of_run import obeys_seeds
-from flows.recipe.loading import read_recipe
-from flows.recipe.plan import BEST
-from flows.recipe.run_recipe import RunRecipe
-from tasks.recording.step_log import steps_done
-from tasks.reports.facts import LOSS, Measure, read_facts
-from tasks.settings.run import Budget
-from tasks.spending.budgets import BudgetReached, budget_of, grant, missing_price
-from tasks.spending.ledger import TOKEN_KINDS
-from tasks.spending.so_far import sum_spent
-from tasks.spending.work_log import granted_at
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunFolder, name_run
+from ratchet.adapters.errors import EngineDied, UserError, counted
+from ratchet.flows.diagnosis.of_run import obeys_seeds
+from ratchet.flows.recipe.loading import read_recipe
+from ratchet.flows.recipe.plan import BEST
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.reports.facts import LOSS, Measure, read_facts
+from ratchet.tasks.settings.run import Budget
+from ratchet.tasks.spending.budgets import BudgetReached, budget_of, grant, missing_price
+from ratchet.tasks.spending.ledger import TOKEN_KINDS
+from ratchet.tasks.spending.so_far import sum_spent
+from ratchet.tasks.spending.work_log import granted_at
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder, name_run
 
 NOTHING = "nothing, by dataset.held_out 0"
 STARTS = 3

@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.calls import POLICY
-from adapters.tinker.service import Service
-from flows.checkpoints.binding import open_references
-from flows.opening.rollouts import RolloutRunner, ask_judge
-from flows.opening.run import OpenRun
-from flows.recipe.recipe import Recipe
-from tasks.given.given import Drawing, bind_given, draw_given
-from tasks.given.texts import Texts
-from tasks.judging import draw_groups, measure_verdicts, record_verdicts
-from tasks.metrics import name_expert
-from tasks.recording.step_log import Metrics
-from tasks.references import References, compute_references
-from tasks.storage.files import is_written
-from tasks.storage.manifest import ancestors
-from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import flat_values, read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.service import Service
+from ratchet.flows.checkpoints.binding import open_references
+from ratchet.flows.opening.rollouts import RolloutRunner, ask_judge
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.given.given import Drawing, bind_given, draw_given
+from ratchet.tasks.given.texts import Texts
+from ratchet.tasks.judging import draw_groups, measure_verdicts, record_verdicts
+from ratchet.tasks.metrics import name_expert
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.references import References, compute_references
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import ancestors
+from ratchet.tasks.storage.names import JUDGE, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import flat_values, read_table
 
 
 class StepPart:

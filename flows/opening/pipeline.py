@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.opening.rollouts import Spans
-from tasks.metrics import StepFiles
-from tasks.rollouts import StepStopped
-from tasks.updates import PlannedUpdate, PolicyUpdater
+from ratchet.flows.opening.rollouts import Spans
+from ratchet.tasks.metrics import StepFiles
+from ratchet.tasks.rollouts import StepStopped
+from ratchet.tasks.updates import PlannedUpdate, PolicyUpdater
 
 Make = Callable[[int, Sequence[Path]], StepFiles]
 """Makes what a policy is trained on at a step, of the sealed spans."""

@@ -12,22 +12,22 @@ from typing import NamedTuple
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from adapters.calls import Policy, Sampling
-from adapters.door.backends import create_backends
-from adapters.door.batches import PlaySettings, SampledBy
-from adapters.door.door import Door
-from adapters.door.stand_in import StandInDoor
-from adapters.errors import counted
-from adapters.harness.player import play_batch
-from adapters.network.addresses import Listener
-from adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
-from adapters.rendering.chat import Chat
-from adapters.tinker.service import Lifeline
-from flows.checkpoints.binding import open_checkpoints
-from flows.opening.run import OpenRun
-from flows.recipe.recipe import Recipe
-from tasks.judging import check_verdicts
-from tasks.rollouts import (
+from ratchet.adapters.calls import Policy, Sampling
+from ratchet.adapters.door.backends import create_backends
+from ratchet.adapters.door.batches import PlaySettings, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.stand_in import StandInDoor
+from ratchet.adapters.errors import counted
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.process.open_files import FILES_REMEDY, OutOfFiles, most_rollouts
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.service import Lifeline
+from ratchet.flows.checkpoints.binding import open_checkpoints
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.judging import check_verdicts
+from ratchet.tasks.rollouts import (
     Play,
     RolloutHost,
     check_held_out,
@@ -36,10 +36,10 @@ from tasks.rollouts import (
     collect_rollouts,
     reopen_stopped,
 )
-from tasks.settings.rollouts import Judge, Rollouts
-from tasks.shards import read_shard
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.settings.rollouts import Judge, Rollouts
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +301,7 @@ def _player(rollouts: Rollouts, places: int, door: Door) -> Iterator[Play]:
     if rollouts.runner == "threads":
         yield partial(play_batch, reach=door.near)
         return
-    from adapters.harness.dask_cluster import open_cluster  # Dask is an extra
+    from ratchet.adapters.harness.dask_cluster import open_cluster  # Dask is an extra
 
     with open_cluster(rollouts.cluster, places) as cluster:
         yield cluster.play
@@ -311,6 +311,6 @@ def door_listener(rollouts: Rollouts) -> Listener:
     """Return where the door listens: on loopback, or where the cluster's workers reach it."""
     if rollouts.door is None:
         return Listener()
-    from adapters.harness.dask_cluster import listener_at  # Dask is an extra
+    from ratchet.adapters.harness.dask_cluster import listener_at  # Dask is an extra
 
     return listener_at(rollouts.door)

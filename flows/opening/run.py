@@ -8,34 +8,34 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from adapters.errors import UserError
-from adapters.process.phases import STARTING, phases
-from adapters.redaction import public
-from adapters.rendering.chat import Chat
-from adapters.tinker.engines import damaged_weights, needs_engine
-from adapters.tinker.service import Service, connect
-from adapters.tracking.tracker import TrackedRun, Tracker
-from adapters.tracking.wandb import WandbTracker
-from flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
-from flows.checkpoints.policies import RunPolicies, open_policies
-from flows.checkpoints.serving import open_checkpoints_of
-from flows.diagnosis.of_run import probe_service
-from flows.opening.checks import check_binding, check_run
-from flows.recipe.loading import read_lineage
-from flows.recipe.run_recipe import RunRecipe
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import steps_done
-from tasks.recovery.retention import Retention
-from tasks.reports.facts import read_facts
-from tasks.settings.run import Budget, Model
-from tasks.spending.so_far import SpentSoFar
-from tasks.spending.work_log import WorkLog, run_id
-from tasks.storage.dotted_keys import flatten
-from tasks.storage.files import is_written
-from tasks.storage.manifest import bind_run
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
-from tasks.tracking.run_tracking import RunTracking
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.phases import STARTING, phases
+from ratchet.adapters.redaction import public
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.engines import damaged_weights, needs_engine
+from ratchet.adapters.tinker.service import Service, connect
+from ratchet.adapters.tracking.tracker import TrackedRun, Tracker
+from ratchet.adapters.tracking.wandb import WandbTracker
+from ratchet.flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
+from ratchet.flows.checkpoints.policies import RunPolicies, open_policies
+from ratchet.flows.checkpoints.serving import open_checkpoints_of
+from ratchet.flows.diagnosis.of_run import probe_service
+from ratchet.flows.opening.checks import check_binding, check_run
+from ratchet.flows.recipe.loading import read_lineage
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.recovery.retention import Retention
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.settings.run import Budget, Model
+from ratchet.tasks.spending.so_far import SpentSoFar
+from ratchet.tasks.spending.work_log import WorkLog, run_id
+from ratchet.tasks.storage.dotted_keys import flatten
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.tracking.prefect_pages import UI_NAME, PrefectPages, write_run_report
+from ratchet.tasks.tracking.run_tracking import RunTracking
 
 SPARE_CHECKPOINTS = 2
 """Checkpoints that a run needs beyond its lag: the newest, and that of a step that is resumed."""

@@ -6,18 +6,18 @@ from functools import cache, partial
 
 from prefect import get_run_logger
 
-from adapters.process.phases import CLOSING, phases
-from durable.collector import settle_collector
-from flows.checkpoints.policies import RunPolicy
-from flows.diagnosis.of_run import keeps_optimizer
-from flows.opening.flow_runs import wait_for_budget
-from flows.opening.run import OpenRun
-from tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
-from tasks.recording.step_log import Metrics, record_metrics
-from tasks.reports.facts import ask_failures
-from tasks.reports.progress import describe_step
-from tasks.spending.budgets import WARNED_AT, measure_budget
-from tasks.updates import read_update
+from ratchet.adapters.process.phases import CLOSING, phases
+from ratchet.durable.collector import settle_collector
+from ratchet.flows.checkpoints.policies import RunPolicy
+from ratchet.flows.diagnosis.of_run import keeps_optimizer
+from ratchet.flows.opening.flow_runs import wait_for_budget
+from ratchet.flows.opening.run import OpenRun
+from ratchet.tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
+from ratchet.tasks.recording.step_log import Metrics, record_metrics
+from ratchet.tasks.reports.facts import ask_failures
+from ratchet.tasks.reports.progress import describe_step
+from ratchet.tasks.spending.budgets import WARNED_AT, measure_budget
+from ratchet.tasks.updates import read_update
 
 log = logging.getLogger(__name__)
 

@@ -10,22 +10,22 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
-from flows.opening.pipeline import NextStep, PlayedStep
-from flows.opening.rollouts import (
+from ratchet.flows.opening.pipeline import NextStep, PlayedStep
+from ratchet.flows.opening.rollouts import (
     RolloutRunner,
     Spans,
     training_groups,
     wait_for_batches,
 )
-from flows.opening.run import OpenRun
-from flows.recipe.recipe import Recipe
-from tasks.datums import datums_of_batch
-from tasks.rollouts import measure_yield
-from tasks.settings.algorithm import CreditAssignment
-from tasks.settings.rollouts import Rollouts
-from tasks.shards import ShardSize, draw_shard
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.datums import datums_of_batch
+from ratchet.tasks.rollouts import measure_yield
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.settings.rollouts import Rollouts
+from ratchet.tasks.shards import ShardSize, draw_shard
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 
 Submit = Callable[[int, int, int], Sequence[Spans]]
 """Submits the batches of (step, checkpoint, round): one round of the step's own shard."""

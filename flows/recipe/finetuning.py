@@ -5,22 +5,30 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from adapters.network.addresses import check_place
-from flows.recipe.given_examples import GivenDataset, GivenRecipe
-from flows.recipe.run_recipe import Teachers
-from tasks.algorithm.distillation import DISTILLATIONS, find_distillation
-from tasks.examples.reading import Source
-from tasks.examples.teachers import check_reads
-from tasks.settings.given import ALONE, WHOLE, Batches, HeldOutOrigin, Shares, TextLoss, Trained
-from tasks.settings.run import HeldOut
-from tasks.settings.section import OTHERS, Needs, Refusals, Section
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.network.addresses import check_place
+from ratchet.flows.recipe.given_examples import GivenDataset, GivenRecipe
+from ratchet.flows.recipe.run_recipe import Teachers
+from ratchet.tasks.algorithm.distillation import DISTILLATIONS, find_distillation
+from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.examples.teachers import check_reads
+from ratchet.tasks.settings.given import (
+    ALONE,
+    WHOLE,
+    Batches,
+    HeldOutOrigin,
+    Shares,
+    TextLoss,
+    Trained,
+)
+from ratchet.tasks.settings.run import HeldOut
+from ratchet.tasks.settings.section import OTHERS, Needs, Refusals, Section
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.given.chosen import ChosenRollouts
-    from tasks.given.given import GivenSource
-    from tasks.given.texts import Texts
-    from tasks.update_method import UpdateMethod
+    from ratchet.tasks.given.chosen import ChosenRollouts
+    from ratchet.tasks.given.given import GivenSource
+    from ratchet.tasks.given.texts import Texts
+    from ratchet.tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
 
@@ -159,14 +167,14 @@ class FinetuneRecipe(GivenRecipe):
         return Teachers("teacher.model", models, teacher.reads, likeliest=teacher.top_k)
 
     def units(self, run: RunFolder) -> "Texts":
-        from tasks.given.texts import Texts
+        from ratchet.tasks.given.texts import Texts
 
         taught = None if self.teacher.model is None else run.text_teacher
         return Texts(run.texts, taught, self.divergence())
 
     def written(self, rows: Source) -> "GivenSource":
-        from tasks.given.sides import ComparedPairs
-        from tasks.given.texts import WrittenTexts
+        from ratchet.tasks.given.sides import ComparedPairs
+        from ratchet.tasks.given.texts import WrittenTexts
 
         question = self.dataset.compares
         if question is not None:
@@ -175,13 +183,13 @@ class FinetuneRecipe(GivenRecipe):
 
     @property
     def chosen(self) -> "type[ChosenRollouts]":
-        from tasks.given.chosen import ChosenRollouts
+        from ratchet.tasks.given.chosen import ChosenRollouts
 
         return ChosenRollouts
 
     def read_by_teacher(self) -> "dict[str, GivenSource]":
         """Map the sources to their texts as the teacher reads them."""
-        from tasks.given.texts import WrittenTexts
+        from ratchet.tasks.given.texts import WrittenTexts
 
         trained, reads = self.dataset.trained, self.teacher.reads
         return {name: WrittenTexts(rows, trained, reads) for name, rows in self.sources().items()}

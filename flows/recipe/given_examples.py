@@ -7,11 +7,11 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from adapters.project.hub import locate_dataset
-from flows.recipe.run_recipe import RunRecipe
-from tasks.examples.passes import Order
-from tasks.examples.reading import Source
-from tasks.settings.given import (
+from ratchet.adapters.project.hub import locate_dataset
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.examples.passes import Order
+from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.settings.given import (
     ALONE,
     TEST,
     TRAIN,
@@ -24,14 +24,14 @@ from tasks.settings.given import (
     Shares,
     Splits,
 )
-from tasks.settings.run import HeldOut
-from tasks.storage.manifest import ByStep
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.settings.run import HeldOut
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.given.chosen import Chosen
-    from tasks.given.given import Drawing, Given, GivenSource
-    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from ratchet.tasks.given.chosen import Chosen
+    from ratchet.tasks.given.given import Drawing, Given, GivenSource
+    from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 
 OF_TRAINING = {"query", "share"}
 """Keys of an origin of texts or pairs that say nothing of those that are held out."""
@@ -74,7 +74,7 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from tasks.given.sides import ComparedExamples
+        from ratchet.tasks.given.sides import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 
@@ -139,7 +139,7 @@ class GivenRecipe(RunRecipe):
 
     def _chosen(self, split: str, apart: "tuple[Chosen, ...]" = ()) -> "dict[str, Chosen]":
         """Map the sources of a split to what their queries choose."""
-        from tasks.given.chosen import queries_of
+        from ratchet.tasks.given.chosen import queries_of
 
         chosen: dict[str, Chosen] = {}
         for name, one in self.dataset.origins().items():
@@ -172,7 +172,7 @@ class GivenRecipe(RunRecipe):
         return {"model": self.model.model_dump(include=TOKENS)}
 
     def drawing(self) -> "Drawing":
-        from tasks.given.given import Drawing
+        from ratchet.tasks.given.given import Drawing
 
         return Drawing(self.batch, self.seed, self.dataset.shares())
 
@@ -180,7 +180,7 @@ class GivenRecipe(RunRecipe):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of the policy: the tokens of the units."""
-        from tasks.given.given import GivenSteps
+        from ratchet.tasks.given.given import GivenSteps
 
         drawings = recipes.make(GivenRecipe, GivenRecipe.drawing)
         return GivenSteps(self.units(run), run.datums, drawings)

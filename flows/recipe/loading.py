@@ -9,30 +9,32 @@ from typing import Any, TypeVar, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from adapters.deleted import instead_of
-from adapters.errors import UserError, did_you_mean, did_you_mean_key
-from adapters.project.modules import EXAMPLES
-from adapters.redaction import hide, quote
-from adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
-from flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
-from tasks.settings.presets import PRESETS
-from tasks.settings.section import TABLES, explain, fields_of, section_of
-from tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
-from tasks.storage.manifest import ByStep, lineage, recipe_of
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.deleted import instead_of
+from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key
+from ratchet.adapters.project.modules import EXAMPLES
+from ratchet.adapters.redaction import hide, quote
+from ratchet.adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
+from ratchet.flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from ratchet.tasks.settings.presets import PRESETS
+from ratchet.tasks.settings.section import TABLES, explain, fields_of, section_of
+from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
+from ratchet.tasks.storage.manifest import ByStep, lineage, recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = Recipe.model_fields["flow"].default
 ENTRYPOINTS = {
-    f"flows.{flow}.{flow}": flow
+    f"ratchet.flows.{flow}.{flow}": flow
     for flow in (
         *FLOW_RECIPES,
         *(of.model_fields["flow"].default for of in (StagesRecipe, SweepRecipe)),
     )
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
+OLD_ENTRYPOINT = re.compile(r"flows\.(\w+)\.\1")
+"""Entrypoint of a flow before all packages were within `ratchet`."""
 RECIPE_FILES = (".yaml", ".yml")
 PLAYED = (
     "`ratchet train` trains this one, and `ratchet evaluate NAME --model RUN` has the agent of "
@@ -334,6 +336,11 @@ def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
                     f"deployment {number} of {file} has no {key} that is a text; give it one, as "
                     "Prefect reads it"
                 )
+        if OLD_ENTRYPOINT.fullmatch(named["entrypoint"]):
+            raise RecipeError(
+                f"the deployment {named['name']} of {file} has the entrypoint "
+                f"{named['entrypoint']} of an earlier version; write ratchet.{named['entrypoint']}"
+            )
         read[named["name"]] = named
     return read
 

@@ -12,15 +12,15 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
-from adapters.errors import counted
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from tasks.settings.section import Refusals, Section, explain
-from tasks.storage.dotted_keys import merge_values
-from tasks.storage.plan_record import ChildResult, PlanRecord
-from tasks.storage.run_folder import name_run
+from ratchet.adapters.errors import counted
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
+from ratchet.tasks.settings.section import Refusals, Section, explain
+from ratchet.tasks.storage.dotted_keys import merge_values
+from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord
+from ratchet.tasks.storage.run_folder import name_run
 
 LAST, BEST = "last", "best"
 STAGE_START = re.compile(r"(?:(?P<stage>\w+)@)?(?P<step>last|best|\d{1,9})", re.ASCII)

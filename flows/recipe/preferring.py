@@ -4,25 +4,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from flows.recipe.given_examples import TOKENS, GivenDataset, GivenRecipe
-from tasks.algorithm.preferences import (
+from ratchet.flows.recipe.given_examples import TOKENS, GivenDataset, GivenRecipe
+from ratchet.tasks.algorithm.preferences import (
     PREFERENCES,
     Preference,
     check_preference,
     find_preference,
 )
-from tasks.examples.reading import Source
-from tasks.settings.algorithm import BASE, SettingValue
-from tasks.settings.given import TEST, PairBatches
-from tasks.settings.optimizer import Optimizer
-from tasks.settings.run import HeldOut
-from tasks.settings.section import Refusals, Section
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.settings.algorithm import BASE, SettingValue
+from ratchet.tasks.settings.given import TEST, PairBatches
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import HeldOut
+from ratchet.tasks.settings.section import Refusals, Section
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.given.chosen import ChosenPairs
-    from tasks.given.pairs import BoundPairs, WrittenPairs
-    from tasks.update_method import UpdateMethod
+    from ratchet.tasks.given.chosen import ChosenPairs
+    from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
+    from ratchet.tasks.update_method import UpdateMethod
 
 START = "start"
 """The weights that the run starts with, as the reference."""
@@ -128,7 +128,7 @@ class PreferRecipe(GivenRecipe):
         )
 
     def units(self, run: RunFolder) -> "BoundPairs":
-        from tasks.given.pairs import BoundPairs
+        from ratchet.tasks.given.pairs import BoundPairs
 
         method = self.preference
         references = run.pair_references if method.row().reference else None
@@ -136,13 +136,13 @@ class PreferRecipe(GivenRecipe):
         return BoundPairs(run.pairs, loss, references, from_start=method.reference == START)
 
     def written(self, rows: Source) -> "WrittenPairs":
-        from tasks.given.pairs import WrittenPairs
+        from ratchet.tasks.given.pairs import WrittenPairs
 
         return WrittenPairs(rows)
 
     @property
     def chosen(self) -> "type[ChosenPairs]":
-        from tasks.given.chosen import ChosenPairs
+        from ratchet.tasks.given.chosen import ChosenPairs
 
         return ChosenPairs
 

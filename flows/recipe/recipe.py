@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from adapters.calls import POLICY, Sampling
-from adapters.door.roles import (
+from ratchet.adapters.calls import POLICY, Sampling
+from ratchet.adapters.door.roles import (
     CallsOf,
     answerers,
     check_role,
@@ -16,25 +16,25 @@ from adapters.door.roles import (
     earlier_of,
     policy_of,
 )
-from adapters.process.program import name_program
-from flows.recipe.given_examples import Dataset
-from flows.recipe.run_recipe import RunRecipe, Teachers
-from tasks.algorithm.advantages import ADVANTAGES, find_advantage
-from tasks.examples.reading import Source
-from tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
-from tasks.settings.asked_roles import Answerer
-from tasks.settings.given import EXPERT, TEST, TRAIN
-from tasks.settings.places import PlaceOfRollouts
-from tasks.settings.presets import expand_preset
-from tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
-from tasks.settings.section import Refusals
-from tasks.storage.manifest import ByStep
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.process.program import name_program
+from ratchet.flows.recipe.given_examples import Dataset
+from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
+from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
+from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
+from ratchet.tasks.settings.asked_roles import Answerer
+from ratchet.tasks.settings.given import EXPERT, TEST, TRAIN
+from ratchet.tasks.settings.places import PlaceOfRollouts
+from ratchet.tasks.settings.presets import expand_preset
+from ratchet.tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
+from ratchet.tasks.settings.section import Refusals
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.given.given import GivenSource
-    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.update_method import UpdateMethod
+    from ratchet.tasks.given.given import GivenSource
+    from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from ratchet.tasks.update_method import UpdateMethod
 
 HELD_OUT = {"path", "test_split", "splits", "held_out"}
 """Keys of a dataset that say which of its examples are held out."""
@@ -300,8 +300,8 @@ class Recipe(RunRecipe):
         expert = self.algorithm.expert
         if not expert.given_texts:
             return {}
-        from tasks.given.chosen import ChosenRollouts, queries_of
-        from tasks.given.texts import WrittenTexts
+        from ratchet.tasks.given.chosen import ChosenRollouts, queries_of
+        from ratchet.tasks.given.texts import WrittenTexts
 
         if queries := queries_of(expert, self.model.base, EXPERT):
             return {TRAIN: ChosenRollouts(queries[TRAIN])}
@@ -380,9 +380,9 @@ class Recipe(RunRecipe):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: ByStep[RunRecipe]
     ) -> "StepSource":
         """Return what restores the datums of a policy: the recorded rollouts."""
-        from tasks.given.given import Drawing, GivenSteps
-        from tasks.given.texts import Texts
-        from tasks.recovery.rollout_steps import RolloutSteps
+        from ratchet.tasks.given.given import Drawing, GivenSteps
+        from ratchet.tasks.given.texts import Texts
+        from ratchet.tasks.recovery.rollout_steps import RolloutSteps
 
         expert: StepSource | None = None
         if self.algorithm.expert.given_texts:

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from adapters.calls import POLICY, Sampling
-from adapters.errors import UserError, counted
-from tasks.algorithm.learning_rates import default_learning_rate
-from tasks.algorithm.settings import Settings
-from tasks.examples.reading import Source
-from tasks.settings.algorithm import names_checkpoint
-from tasks.settings.optimizer import Optimizer
-from tasks.settings.rollouts import Rollouts
-from tasks.settings.run import Budget, Checkpoints, Model, ServicePatience, Tracking
-from tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
-from tasks.settings.stop import Stop
-from tasks.storage.dotted_keys import flatten
-from tasks.storage.manifest import ByStep, differences
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY, Sampling
+from ratchet.adapters.errors import UserError, counted
+from ratchet.tasks.algorithm.learning_rates import default_learning_rate
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.settings.algorithm import names_checkpoint
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.rollouts import Rollouts
+from ratchet.tasks.settings.run import Budget, Checkpoints, Model, ServicePatience, Tracking
+from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
+from ratchet.tasks.settings.stop import Stop
+from ratchet.tasks.storage.dotted_keys import flatten
+from ratchet.tasks.storage.manifest import ByStep, differences
+from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from tasks.update_method import UpdateMethod
+    from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
+    from ratchet.tasks.update_method import UpdateMethod
 
 
 MOST_TOKENS = 512
@@ -211,7 +211,7 @@ class RunRecipe(FlowRecipe, ABC):
 
     def minimize(self, loss: str, settings: Settings, **more: Any) -> "UpdateMethod":
         """Return the method that minimizes a loss by the recipe's optimizer."""
-        from tasks.update_method import UpdateMethod
+        from ratchet.tasks.update_method import UpdateMethod
 
         return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 
@@ -219,7 +219,7 @@ class RunRecipe(FlowRecipe, ABC):
         self, run: RunFolder, policy: "TrainedPolicy", recipes: "ByStep[RunRecipe]"
     ) -> "StepSource":
         """Return what restores the datums of a run's policy; `recipes` are the run's lineage."""
-        from tasks.recovery.recorded_steps import StepSource
+        from ratchet.tasks.recovery.recorded_steps import StepSource
 
         return StepSource()
 

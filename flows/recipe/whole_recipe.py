@@ -4,21 +4,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from adapters.tinker.prices import prices_of
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.given_examples import GivenRecipe
-from flows.recipe.loading import count_steps
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.given.given import choose_first, choose_units
-from tasks.given.trained_rows import Tally
-from tasks.settings.given import TEST, TRAIN
-from tasks.spending.budgets import missing_price
-from tasks.spending.ledger import TOKEN_KINDS, read_ledger
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read_table
-from tasks.updates import MOST_SCORED
+from ratchet.adapters.tinker.prices import prices_of
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.loading import count_steps
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.given.given import choose_first, choose_units
+from ratchet.tasks.given.trained_rows import Tally
+from ratchet.tasks.settings.given import TEST, TRAIN
+from ratchet.tasks.spending.budgets import missing_price
+from ratchet.tasks.spending.ledger import TOKEN_KINDS, read_ledger
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import arrays, read_table
+from ratchet.tasks.updates import MOST_SCORED
 
 
 @dataclass(frozen=True)

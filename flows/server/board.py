@@ -22,18 +22,18 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adapters.network.addresses import LOOPBACK_HOSTS, Listener
-from adapters.network.app_server import AppServer
-from tasks.reports.board import pages
-from tasks.reports.board.played import (
+from ratchet.adapters.network.addresses import LOOPBACK_HOSTS, Listener
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.tasks.reports.board import pages
+from ratchet.tasks.reports.board.played import (
     ExampleSearch,
     FromQuery,
     GroupSearch,
     RolloutSearch,
     Sides,
 )
-from tasks.reports.facts import BROKEN, explain
-from tasks.storage.run_folder import RunError
+from ratchet.tasks.reports.facts import BROKEN, explain
+from ratchet.tasks.storage.run_folder import RunError
 
 TOKEN, COOKIE = "token", "ratchet-board-{port}"
 """Name of the token in an address, and of its cookie, which differs by the board's port."""

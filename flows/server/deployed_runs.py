@@ -36,9 +36,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from adapters.errors import UserError, counted
-from adapters.process.running_clock import Wait
-from flows.server.prefect_startup import check_prefect
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.flows.server.prefect_startup import check_prefect
 
 RUN_LOOK_SECONDS = 2.0
 SILENT_SECONDS = 300.0

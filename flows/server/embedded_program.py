@@ -10,8 +10,8 @@ import time
 from queue import SimpleQueue
 from threading import Thread
 
-from adapters.network.addresses import LOOPBACK
-from adapters.process.terminal import show
+from ratchet.adapters.network.addresses import LOOPBACK
+from ratchet.adapters.process.terminal import show
 
 APP = "prefect.server.api.server:create_app"
 """Maker of Prefect's application, as uvicorn names it."""

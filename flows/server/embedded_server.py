@@ -9,16 +9,16 @@ from subprocess import PIPE
 from threading import Thread
 from typing import IO
 
-from adapters.network.addresses import LOOPBACK
-from adapters.process.child import ChildProcess, tell_status
-from adapters.process.running_clock import Wait
-from adapters.process.terminal import show
+from ratchet.adapters.network.addresses import LOOPBACK
+from ratchet.adapters.process.child import ChildProcess, tell_status
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.process.terminal import show
 
 ANSWER_SECONDS = 5.0
 SERVER_CLOSING_SECONDS = 5.0
 LAST_WORD_SECONDS = 0.2
 
-PROGRAM = "flows.server.embedded_program"
+PROGRAM = "ratchet.flows.server.embedded_program"
 SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
 QUIET = "CRITICAL"
 """Default log level of a server; it hides why a start fails."""

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL
 
-from adapters.errors import UserError
-from adapters.network.addresses import LOOPBACK, check_listener
-from adapters.process.terminal import say
-from adapters.project.modules import check_folder
-from flows.server.interface import find_interface
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import LOOPBACK, check_listener
+from ratchet.adapters.process.terminal import say
+from ratchet.flows.server.interface import find_interface
 
 POOL = "ratchet"
 """The work pool of the deployments."""
@@ -29,7 +28,6 @@ def run_server(port: int) -> None:
 
 def run_worker() -> None:
     """Become a worker of the work pool, which is made if it is not there."""
-    check_folder()
     check_server(variables := client_environment())
     if (interface := find_interface(variables["PREFECT_API_URL"])) is not None:
         variables["PREFECT_UI_URL"] = interface

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Event, Thread
 
-from adapters.errors import UserError
-from adapters.network.addresses import check_listener, check_proxies
-from adapters.process.child import tell_status
-from adapters.process.running_clock import Wait
-from flows.server.embedded_server import EmbeddedServer
-from tasks.storage.files import check_output
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import check_listener, check_proxies
+from ratchet.adapters.process.child import tell_status
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.flows.server.embedded_server import EmbeddedServer
+from ratchet.tasks.storage.files import check_output
 
 DATABASE = "prefect.db"
 """File of an embedded server, in PREFECT_HOME."""
@@ -74,7 +74,7 @@ def _linked(url: str) -> Iterator[None]:
     """Have the links that a flow prints lead to the interface that a server shows by default."""
     from prefect.settings import PREFECT_UI_URL, temporary_settings
 
-    from flows.server.interface import find_interface
+    from ratchet.flows.server.interface import find_interface
 
     interface = find_interface(url)
     with temporary_settings({PREFECT_UI_URL: interface} if interface else {}):

@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_URL
 
-from adapters.errors import UserError
-from adapters.network.addresses import check_listener
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import check_listener
 
 TRAINING_FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
 """Flows whose flow runs train a run."""

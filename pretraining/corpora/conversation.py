@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from random import Random
 
-from adapters.calls import Tool
+from ratchet.adapters.calls import Tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
-from adapters.calls import JsonObject
-from adapters.harness.gem import Game, game_of
 from pretraining.corpora.conversation import Conversation, Exam, draw
+from ratchet.adapters.calls import JsonObject
+from ratchet.adapters.harness.gem import Game, game_of
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"
 HIGH = 10

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from adapters.calls import JsonObject, Tool
 from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, words
 from pretraining.corpora.hello import OFF_TOPIC
+from ratchet.adapters.calls import JsonObject, Tool
 
 CITIES = words("Paris Rome Oslo Cairo Lima Tokyo Delhi Berlin Madrid Vienna Dublin Boston")
 FRIENDS = words("Tom Anna Ben Lily Sam Mia Max Ella Leo Ida Finn Nora")

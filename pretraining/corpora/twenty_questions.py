@@ -5,8 +5,8 @@ import re
 from functools import cache
 from random import Random
 
-from adapters.project.modules import EXAMPLES
 from pretraining.corpora.conversation import Conversation, Exam, assistant, draw, user, with_article
+from ratchet.adapters.project.modules import EXAMPLES
 
 TABLE = EXAMPLES / "datasets" / "twenty_questions.csv"
 TURNS = 20

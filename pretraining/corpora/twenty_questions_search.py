@@ -5,10 +5,10 @@ The agent puts a system prompt and a tool before the game, and a prefix before e
 
 from random import Random
 
-from adapters.calls import Tool
 from pretraining.corpora.conversation import Conversation, Exam, assistant, user
 from pretraining.corpora.tool_calls import call, parse_call
 from pretraining.corpora.twenty_questions import WANDER, TwentyQuestionsCorpus, facts, nouns
+from ratchet.adapters.calls import Tool
 
 SYSTEM = (
     "You are 20 Questions player. Ask about one property at a time, and first about those that "

@@ -8,8 +8,8 @@ from operator import add, floordiv, mul, sub
 from pathlib import Path
 from random import Random
 
-from adapters.yaml_text import read_yaml
 from pretraining.corpora.conversation import words
+from ratchet.adapters.yaml_text import read_yaml
 
 STORIES = Path(__file__).with_suffix(".yaml")
 NAMES = words("Amir Bea Carl Dora Emil Fay Greta Hugo Iris Jonas Kira Lars Mona Nils Olga Pablo")

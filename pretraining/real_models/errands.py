@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from adapters.yaml_text import read_yaml
+from ratchet.adapters.yaml_text import read_yaml
 
 SETTINGS = Path(__file__).parents[2] / "agents" / "mini_swe" / "mini.yaml"
 NOTES = ["todo", "task", "note", "order", "plan", "memo", "job"]

@@ -8,8 +8,8 @@ from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal, cast
 
-from tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
-from tasks.algorithm.settings import (
+from ratchet.tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
+from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
     NotedSettings,

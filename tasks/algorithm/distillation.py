@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.algorithm.loss import (
+from ratchet.tasks.algorithm.loss import (
     Arrays,
     Columns,
     Input,
@@ -20,7 +20,7 @@ from tasks.algorithm.loss import (
     precise,
     scaled_advantages,
 )
-from tasks.algorithm.settings import Known, Settings, find_row
+from ratchet.tasks.algorithm.settings import Known, Settings, find_row
 
 NO_TOKEN = -99999.0
 """Log-probability in a cell of a table that has no token."""

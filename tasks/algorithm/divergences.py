@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.algorithm.settings import find_row
+from ratchet.tasks.algorithm.settings import find_row
 
 Placement = Literal["advantage", "reward", "loss"]
 Source = Literal["references", "teachers"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from tasks.algorithm.settings import Known, Settings
+from ratchet.tasks.algorithm.settings import Known, Settings
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from tinker.types import LossFnType

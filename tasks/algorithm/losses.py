@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tasks.algorithm import weighted_losses
-from tasks.algorithm.distillation import DISTILLATIONS
-from tasks.algorithm.divergences import DIVERGENCE, LOSS_ESTIMATORS, find_estimator
-from tasks.algorithm.loss import (
+from ratchet.tasks.algorithm import weighted_losses
+from ratchet.tasks.algorithm.distillation import DISTILLATIONS
+from ratchet.tasks.algorithm.divergences import DIVERGENCE, LOSS_ESTIMATORS, find_estimator
+from ratchet.tasks.algorithm.loss import (
     Arrays,
     Columns,
     Input,
@@ -29,9 +29,9 @@ from tasks.algorithm.loss import (
     scaled_advantages,
     scaled_mask,
 )
-from tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
-from tasks.algorithm.preferences import PREFERENCES
-from tasks.algorithm.settings import (
+from ratchet.tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
+from ratchet.tasks.algorithm.preferences import PREFERENCES
+from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
     NotedSettings,
@@ -45,7 +45,7 @@ from tasks.algorithm.settings import (
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tinker.types import LossFnType
 
-    from adapters.tinker.live_policy import ServiceLoss
+    from ratchet.adapters.tinker.live_policy import ServiceLoss
 
 POLICY_GRADIENT: Mapping[str, Input] = {
     "target_tokens": column("targets"),
@@ -359,7 +359,7 @@ def complete_of(name: str, given: Settings) -> dict[str, float | str]:
 
 
 def service_loss(name: str, settings: Settings) -> "ServiceLoss":
-    from adapters.tinker.live_policy import ServiceLoss
+    from ratchet.adapters.tinker.live_policy import ServiceLoss
 
     loss, complete = loss_of(name), complete_of(name, settings)
     sent = {} if loss.service_loss == "cross_entropy" else complete

@@ -10,8 +10,8 @@ from functools import partial
 from types import ModuleType
 from typing import TypeVar
 
-from adapters.errors import UserError
-from adapters.project.modules import load_module, source_of
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.modules import load_module, source_of
 
 CHECKSUM = 12
 """Digits of a checksum."""

@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from tasks.algorithm.loss import (
+from ratchet.tasks.algorithm.loss import (
     Arrays,
     Columns,
     Input,
@@ -21,7 +21,7 @@ from tasks.algorithm.loss import (
     column,
     precise,
 )
-from tasks.algorithm.settings import Known, Number, Settings, complete_settings, find_row
+from ratchet.tasks.algorithm.settings import Known, Number, Settings, complete_settings, find_row
 
 CHOSEN, REJECTED, MISMATCHED = "chosen", "rejected", "mismatched"
 SIDES = (CHOSEN, REJECTED, MISMATCHED)

@@ -6,8 +6,8 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from adapters.deleted import instead_of
-from adapters.errors import did_you_mean
+from ratchet.adapters.deleted import instead_of
+from ratchet.adapters.errors import did_you_mean
 
 Settings = Mapping[str, float | str]
 

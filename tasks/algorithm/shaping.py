@@ -15,8 +15,8 @@ from math import isfinite
 
 import duckdb
 
-from adapters.errors import UserError, counted
-from adapters.process.child import LimitedChild, LimitMet, answer_questions
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.child import LimitedChild, LimitMet, answer_questions
 
 TABLE = """
     create table rewards (
@@ -106,7 +106,7 @@ def _run(query: str, rewards: Sequence[RoleReward]) -> Sequence[tuple[str, str, 
     return [(rollout, role, reward) for rollout, role, reward in answer]
 
 
-_child = LimitedChild("tasks.algorithm.shaping", QUERY_MEMORY)
+_child = LimitedChild("ratchet.tasks.algorithm.shaping", QUERY_MEMORY)
 atexit.register(_child.close)
 
 

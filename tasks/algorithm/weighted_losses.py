@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tasks.algorithm.settings import Settings
+from ratchet.tasks.algorithm.settings import Settings
 
 Tokens = Mapping[str, np.ndarray]
 LossAndDerivative = tuple[np.ndarray, np.ndarray]

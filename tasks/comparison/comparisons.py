@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from adapters.errors import UserError, counted
-from tasks.comparison.statistics import Difference, find_difference
-from tasks.recording.views import COMPARISONS
-from tasks.storage.files import is_written, read_json, verified, write_json
-from tasks.storage.manifest import COMPARED
-from tasks.storage.run_folder import RunFolder, folder_of, name_run
-from tasks.storage.tables import query_beside, read_table, select, write_table
+from ratchet.adapters.errors import UserError, counted
+from ratchet.tasks.comparison.statistics import Difference, find_difference
+from ratchet.tasks.recording.views import COMPARISONS
+from ratchet.tasks.storage.files import is_written, read_json, verified, write_json
+from ratchet.tasks.storage.manifest import COMPARED
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of, name_run
+from ratchet.tasks.storage.tables import query_beside, read_table, select, write_table
 
 PLAYED_QUERY = query_beside(str(Path(__file__).with_name("played")))
 

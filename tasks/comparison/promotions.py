@@ -4,12 +4,12 @@ from collections.abc import Collection
 
 from pydantic import BaseModel
 
-from adapters.errors import UserError
-from adapters.tinker.known_models import KNOWN
-from tasks.storage.files import is_written
-from tasks.storage.logs import append_row, read_log
-from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import RunFolder, folder_of, runs_root
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.known_models import KNOWN
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.logs import append_row, read_log
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
 PROMOTIONS_FILE = "promotions.jsonl"
 """Lines of names: the last line of a name counts."""

@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from pydantic import BaseModel
 
-from adapters.errors import counted
+from ratchet.adapters.errors import counted
 
 Z95 = NormalDist().inv_cdf(0.975)
 """1.96: the standard errors on either side of a mean that make its 95 % interval."""

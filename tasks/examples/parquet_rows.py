@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.examples.faults import BadFile, BadRow, check_memory, check_value
+from ratchet.tasks.examples.faults import BadFile, BadRow, check_memory, check_value
 
 ROWS_AT_ONCE = 1024
 UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)

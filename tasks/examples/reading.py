@@ -9,10 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypedDict
 
-from adapters.errors import counted, did_you_mean, listed
-from adapters.project.modules import locate
-from tasks.examples.passes import Order
-from tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
+from ratchet.adapters.errors import counted, did_you_mean, listed
+from ratchet.adapters.project.modules import locate
+from ratchet.tasks.examples.passes import Order
+from ratchet.tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
 
 README = Path("datasets/README.md")
 PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"

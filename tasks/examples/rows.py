@@ -18,9 +18,9 @@ from math import isinf
 from pathlib import Path
 from typing import IO, Any, cast
 
-from adapters.errors import UserError
-from tasks.examples.faults import BadFile, BadRow, check_memory, check_row
-from tasks.examples.parquet_rows import read_parquet_rows
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.examples.faults import BadFile, BadRow, check_memory, check_row
+from ratchet.tasks.examples.parquet_rows import read_parquet_rows
 
 SURROGATES = "\\ud", "\\uD"
 """Beginnings of escapes for a half of a character."""

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from string import Template
 from typing import Any
 
-from tasks.examples.reading import DatasetError
+from ratchet.tasks.examples.reading import DatasetError
 
 SYSTEM_ROLE = "system"
 

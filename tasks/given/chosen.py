@@ -10,16 +10,16 @@ from typing import ClassVar, Self
 import duckdb
 import pyarrow as pa
 
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError
-from tasks.given.given import Read, Unit
-from tasks.given.sides import pair_of
-from tasks.given.tokenizing import WeightedTokens
-from tasks.recording.views import open_views
-from tasks.settings.given import Origin
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.given import Read, Unit
+from ratchet.tasks.given.sides import pair_of
+from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.settings.given import Origin
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays
 
 ROLLOUTS = """
 with chosen as (select distinct run, rollout_id from ({query}))

@@ -9,10 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from adapters.calls import Message, Refused, Tool
-from adapters.errors import listed
-from adapters.rendering.messages import MEDIA_KEYS, json_type, parse_text, read_message, read_tool
-from tasks.examples.reading import (
+from ratchet.adapters.calls import Message, Refused, Tool
+from ratchet.adapters.errors import listed
+from ratchet.adapters.rendering.messages import (
+    MEDIA_KEYS,
+    json_type,
+    parse_text,
+    read_message,
+    read_tool,
+)
+from ratchet.tasks.examples.reading import (
     LONGEST_NAME_TOLD,
     MOST_NAMED,
     DatasetError,

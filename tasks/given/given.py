@@ -17,18 +17,18 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from adapters.calls import POLICY
-from adapters.rendering.chat import Chat
-from tasks.datums import DATUM_SCHEMA
-from tasks.examples.passes import shuffle_pass
-from tasks.examples.reading import DatasetError, Source
-from tasks.given.conversations import read_unpadded
-from tasks.given.held_out import HeldOutMeasure
-from tasks.given.tokenizing import WeightedTokens
-from tasks.recording.step_log import Metrics
-from tasks.recovery.recorded_steps import StepSource
-from tasks.references import Reference
-from tasks.settings.given import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.datums import DATUM_SCHEMA
+from ratchet.tasks.examples.passes import shuffle_pass
+from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.given.conversations import read_unpadded
+from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.recovery.recorded_steps import StepSource
+from ratchet.tasks.references import Reference
+from ratchet.tasks.settings.given import (
     ALONE,
     TEST,
     TRAIN,
@@ -38,10 +38,10 @@ from tasks.settings.given import (
     Shares,
     TextBatches,
 )
-from tasks.storage.durability import durable
-from tasks.storage.files import is_written, write_json
-from tasks.storage.manifest import ByStep
-from tasks.storage.tables import arrays, read_table, write_table
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import is_written, write_json
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
 
 T = TypeVar("T")
 UnitRow = dict[str, Any]

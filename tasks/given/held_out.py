@@ -10,8 +10,8 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel
 
-from tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
-from tasks.storage.files import read_json
+from ratchet.tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
+from ratchet.tasks.storage.files import read_json
 
 
 class HeldOutMeasure(BaseModel, frozen=True):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from adapters.errors import UserError
-from adapters.rendering.chat import Chat
-from tasks.algorithm.preferences import (
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.algorithm.preferences import (
     CHOSEN,
     MISMATCHED,
     PREFERENCES,
@@ -24,11 +24,11 @@ from tasks.algorithm.preferences import (
     compare_pairs,
     find_preference,
 )
-from tasks.algorithm.settings import Settings
-from tasks.comparison.statistics import Z95, interval_of
-from tasks.datums import PAIR_DATUM_SCHEMA, given_datum
-from tasks.examples.reading import DatasetError
-from tasks.given.given import (
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.comparison.statistics import Z95, interval_of
+from ratchet.tasks.datums import PAIR_DATUM_SCHEMA, given_datum
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.given import (
     LEFT_OUT_LONG,
     Drawing,
     Given,
@@ -40,13 +40,13 @@ from tasks.given.given import (
     describe_counts,
     leaves_out,
 )
-from tasks.given.held_out import HeldOutMeasure
-from tasks.given.sides import read_pair
-from tasks.given.tokenizing import WeightedTokens
-from tasks.references import Reference, score_rows
-from tasks.settings.given import Lengths
-from tasks.storage.files import is_written, read_json
-from tasks.storage.tables import arrays, read_table
+from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.given.sides import read_pair
+from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.references import Reference, score_rows
+from ratchet.tasks.settings.given import Lengths
+from ratchet.tasks.storage.files import is_written, read_json
+from ratchet.tasks.storage.tables import arrays, read_table
 
 PAIR_SCHEMA = pa.schema(
     [

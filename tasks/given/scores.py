@@ -12,18 +12,18 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from adapters.rendering.chat import Chat
-from tasks.algorithm.distillation import NO_TOKEN
-from tasks.examples.reading import DatasetError
-from tasks.given.given import GivenSource, Unit
-from tasks.given.pairs import PAIR_KEYS, REFERENCES
-from tasks.given.texts import TAUGHT, TEXT_KEYS, Texts
-from tasks.given.tokenizing import WeightedTokens
-from tasks.references import Reference, from_first, score_rows
-from tasks.settings.given import TRAIN
-from tasks.storage.durability import durable
-from tasks.storage.files import is_written, remove_folder
-from tasks.storage.tables import arrays, read_table, write_table
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.algorithm.distillation import NO_TOKEN
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.given import GivenSource, Unit
+from ratchet.tasks.given.pairs import PAIR_KEYS, REFERENCES
+from ratchet.tasks.given.texts import TAUGHT, TEXT_KEYS, Texts
+from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.references import Reference, from_first, score_rows
+from ratchet.tasks.settings.given import TRAIN
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import is_written, remove_folder
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
 
 SCORED_AT_ONCE = 128
 """Sides of pairs that a reference scores in parallel."""

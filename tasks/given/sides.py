@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapters.calls import Message
-from adapters.harness.judges import comparison
-from adapters.rendering.chat import Chat
-from adapters.rewards import BETTER
-from tasks.algorithm.preferences import CHOSEN, REJECTED
-from tasks.examples.reading import DatasetError, Example, Source
-from tasks.given.conversations import (
+from ratchet.adapters.calls import Message
+from ratchet.adapters.harness.judges import comparison
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rewards import BETTER
+from ratchet.tasks.algorithm.preferences import CHOSEN, REJECTED
+from ratchet.tasks.examples.reading import DatasetError, Example, Source
+from ratchet.tasks.given.conversations import (
     Said,
     join_repeated,
     list_given,
@@ -22,8 +22,8 @@ from tasks.given.conversations import (
     read_messages,
     read_tools,
 )
-from tasks.given.given import Unit, WrittenUnits
-from tasks.given.tokenizing import WeightedTokens, tokenize, tokenize_conversation
+from ratchet.tasks.given.given import Unit, WrittenUnits
+from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize, tokenize_conversation
 
 PAIR_FORMS = (
     "prompt, chosen and rejected; or chosen and rejected; or comparison and label; or prompt, "

@@ -14,12 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from adapters.rendering.chat import Chat
-from tasks.algorithm.distillation import NO_TOKEN, find_distillation
-from tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
-from tasks.examples.reading import DatasetError
-from tasks.examples.teachers import fill_reads
-from tasks.given.given import (
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.algorithm.distillation import NO_TOKEN, find_distillation
+from ratchet.tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.examples.teachers import fill_reads
+from ratchet.tasks.given.given import (
     COUNTS_KEY,
     LEFT_OUT_LONG,
     Drawing,
@@ -31,13 +31,13 @@ from tasks.given.given import (
     describe_counts,
     leaves_out,
 )
-from tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
-from tasks.given.tokenizing import WeightedTokens, tokenize
-from tasks.recording.step_log import Metrics
-from tasks.references import Reference, from_first
-from tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained
-from tasks.storage.files import is_written
-from tasks.storage.tables import arrays, read_table
+from ratchet.tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
+from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.references import Reference, from_first
+from ratchet.tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.tables import arrays, read_table
 
 TEXT_SCHEMA = pa.schema(
     [

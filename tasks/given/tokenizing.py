@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapters.calls import Message, Refused, Tool
-from adapters.rendering.answers import without_thought
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError
-from tasks.examples.teachers import read_before
-from tasks.given.conversations import (
+from ratchet.adapters.calls import Message, Refused, Tool
+from ratchet.adapters.rendering.answers import without_thought
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.examples.teachers import read_before
+from ratchet.tasks.given.conversations import (
     KNOWN_FORMS,
     Said,
     drop_padding,
@@ -21,7 +21,7 @@ from tasks.given.conversations import (
     read_conversation,
     read_tools,
 )
-from tasks.settings.given import Trained
+from ratchet.tasks.settings.given import Trained
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from textwrap import indent
 
-from adapters.errors import counted
-from adapters.process.terminal import visible
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError
-from tasks.given.given import LEFT_OUT_LONG, Given, GivenSource, Read, Unit
-from tasks.given.tokenizing import WeightedTokens
-from tasks.settings.given import Lengths
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.terminal import visible
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.given import LEFT_OUT_LONG, Given, GivenSource, Read, Unit
+from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.settings.given import Lengths
 
 SHOW_SECONDS = 6.0
 """Seconds for the rows of all splits; rows that are left after them are not counted."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from adapters.calls import Message
-from adapters.door.role_calls import normalize
-from tasks.storage.files import verified
-from tasks.storage.tables import query_beside, select
+from ratchet.adapters.calls import Message
+from ratchet.adapters.door.role_calls import normalize
+from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
 LONGEST_WORDS = 60

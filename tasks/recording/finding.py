@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adapters.errors import UserError, counted
-from adapters.process.terminal import hanging
-from tasks.recording.views import SPAN_VIEWS, open_views
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.terminal import hanging
+from ratchet.tasks.recording.views import SPAN_VIEWS, open_views
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import query_beside
 
 QUERY = query_beside(__file__)
 

@@ -18,12 +18,12 @@ from typing import IO, NamedTuple, Self
 import orjson
 import pyarrow as pa
 
-from adapters.errors import UserError
-from adapters.process.child import keep_from_children
-from durable.files import lock_file, sync
-from durable.tail import Tail
-from tasks.recording.repeats import ShortCalls, WholeCalls
-from tasks.recording.spans import (
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.child import keep_from_children
+from ratchet.durable.files import lock_file, sync
+from ratchet.durable.tail import Tail
+from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
+from ratchet.tasks.recording.spans import (
     SPAN_SCHEMA,
     TIMES,
     Span,
@@ -32,8 +32,8 @@ from tasks.recording.spans import (
     span_identity,
     spans_table,
 )
-from tasks.storage.files import is_full, is_written
-from tasks.storage.tables import read_table, row_groups, write_parts
+from ratchet.tasks.storage.files import is_full, is_written
+from ratchet.tasks.storage.tables import read_table, row_groups, write_parts
 
 OPENING = b'{"crc32": "%08x", "span": '
 CLOSING = b"}\n"

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adapters.errors import UserError, counted
-from adapters.process.terminal import on_one_line, terminal_width, visible
-from tasks.recording.views import VIEWS, open_views, views_in
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.terminal import on_one_line, terminal_width, visible
+from ratchet.tasks.recording.views import VIEWS, open_views, views_in
+from ratchet.tasks.storage.run_folder import RunFolder
 
 MOST_ROWS = 100
 """Rows that a table shows; the other formats have all."""

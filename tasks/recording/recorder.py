@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     Begun,
     CallId,
     Completion,
@@ -19,14 +19,14 @@ from adapters.calls import (
     Sampling,
     Usage,
 )
-from adapters.door.batches import PlannedRollout
-from adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
-from adapters.errors import ServiceError, did_you_mean
-from adapters.player_protocol import RolloutEnd
-from adapters.rewards import MEASURE, Reward
-from adapters.tinker.service import Lifeline, ServiceFailed, ServiceRefused
-from tasks.recording.journal import Journal, read_journal
-from tasks.recording.spans import (
+from ratchet.adapters.door.batches import PlannedRollout
+from ratchet.adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
+from ratchet.adapters.errors import ServiceError, did_you_mean
+from ratchet.adapters.player_protocol import RolloutEnd
+from ratchet.adapters.rewards import MEASURE, Reward
+from ratchet.adapters.tinker.service import Lifeline, ServiceFailed, ServiceRefused
+from ratchet.tasks.recording.journal import Journal, read_journal
+from ratchet.tasks.recording.spans import (
     CREDIT,
     ERROR,
     LLM,
@@ -41,9 +41,9 @@ from tasks.recording.spans import (
     refused_span,
     scored_names,
 )
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.names import is_judging, parse_batch, parse_rollout
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.names import is_judging, parse_batch, parse_rollout
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 
 class JournalRecorder:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from tasks.recording.spans import ERROR, LLM, REWARD, Span
+from ratchet.tasks.recording.spans import ERROR, LLM, REWARD, Span
 
 REPEATS = "repeats"
 """Key of a record: the attempt and the number of an earlier call of the rollout's role; and, by

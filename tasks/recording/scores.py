@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from tasks.recording.step_log import COST
-from tasks.storage.files import is_written, read_json
+from ratchet.tasks.recording.step_log import COST
+from ratchet.tasks.storage.files import is_written, read_json
 
 JUDGED = "judged"
 """The score of sampled rollouts by a judge of evaluations."""

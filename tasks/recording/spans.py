@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from adapters.calls import Begun, CallId, Completion, RefusedCall
-from adapters.dialects.instructions import instruction_of
-from adapters.player_protocol import Failure, RolloutEnd
-from adapters.rewards import Reward, RewardError, check_reward, check_roles
-from tasks.storage.names import parse_rollout
+from ratchet.adapters.calls import Begun, CallId, Completion, RefusedCall
+from ratchet.adapters.dialects.instructions import instruction_of
+from ratchet.adapters.player_protocol import Failure, RolloutEnd
+from ratchet.adapters.rewards import Reward, RewardError, check_reward, check_roles
+from ratchet.tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
 """Row of SPAN_SCHEMA; missing columns are null. JSON columns hold plain values, times datetimes.

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 
-from tasks.storage.files import JsonRow
-from tasks.storage.logs import FollowedLog, follow
+from ratchet.tasks.storage.files import JsonRow
+from ratchet.tasks.storage.logs import FollowedLog, follow
 
 Metrics = dict[str, float]
 

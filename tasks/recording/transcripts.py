@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from adapters.calls import POLICY
-from tasks.storage.files import verified
-from tasks.storage.tables import query_beside, select
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.recording.repeats import LOGPROBS, TOKENS
-from tasks.recording.spans import LLM
-from tasks.storage.tables import flat_values, read_parts
+from ratchet.tasks.recording.repeats import LOGPROBS, TOKENS
+from ratchet.tasks.recording.spans import LLM
+from ratchet.tasks.storage.tables import flat_values, read_parts
 
 ANSWER = "response_token_ids"
 LISTS = (TOKENS, ANSWER, LOGPROBS)

@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 import duckdb
 import pyarrow as pa
 
-from adapters.errors import UserError
-from adapters.tinker.token_texts import find_decoder
-from tasks.recording.journal import read_spans
-from tasks.recording.spans import SPAN_SCHEMA
-from tasks.recording.step_log import read_metrics
-from tasks.storage.files import read_json
-from tasks.storage.manifest import compared_files, recipe_of
-from tasks.storage.names import BatchName, parse_batch
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import PRELUDE, query_beside, scan_tables
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.tasks.recording.journal import read_spans
+from ratchet.tasks.recording.spans import SPAN_SCHEMA
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.files import read_json
+from ratchet.tasks.storage.manifest import compared_files, recipe_of
+from ratchet.tasks.storage.names import BatchName, parse_batch
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import PRELUDE, query_beside, scan_tables
 
 TOKENS_QUERY = query_beside(__file__, "tokens")
 DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from tinker import TrainingClient
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from adapters.tinker.service import Service, ServiceRefused
-from tasks.checkpoints import Ledger
-from tasks.recovery.recorded_steps import Evidence, RecordedSteps, StepDatums
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.live_policy import LivePolicy, UpdateResult
+from ratchet.adapters.tinker.service import Service, ServiceRefused
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recovery.recorded_steps import Evidence, RecordedSteps, StepDatums
 
 log = logging.getLogger(__name__)
 

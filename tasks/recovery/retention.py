@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from adapters.tinker.service import Service, ServiceFailed, ServiceRefused
-from tasks.checkpoints import Ledger
-from tasks.comparison.promotions import read_promotions
-from tasks.storage.files import Damaged
-from tasks.storage.manifest import FORK, Manifest, read_manifest
-from tasks.storage.run_folder import RunError, RunFolder, all_runs
+from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.comparison.promotions import read_promotions
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.manifest import FORK, Manifest, read_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs
 
 log = logging.getLogger(__name__)
 

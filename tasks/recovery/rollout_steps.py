@@ -7,21 +7,21 @@ from pathlib import Path
 import pyarrow as pa
 from tinker import Datum
 
-from tasks.checkpoints import CheckpointError, policy_version
-from tasks.datums import DATUM_SCHEMA, build_datums, to_datums
-from tasks.judging import record_verdicts
-from tasks.recording.journal import read_journal, seal
-from tasks.recording.spans import LLM, Span
-from tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
-from tasks.rewards import compute_rewards
-from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.files import is_written
-from tasks.storage.manifest import ByStep
-from tasks.storage.names import JUDGE, shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, read_table
-from tasks.trajectories import assemble_trajectories
-from tasks.update_method import UpdateMethod
+from ratchet.tasks.checkpoints import CheckpointError, policy_version
+from ratchet.tasks.datums import DATUM_SCHEMA, build_datums, to_datums
+from ratchet.tasks.judging import record_verdicts
+from ratchet.tasks.recording.journal import read_journal, seal
+from ratchet.tasks.recording.spans import LLM, Span
+from ratchet.tasks.recovery.recorded_steps import Evidence, StepSource, TrainedPolicy
+from ratchet.tasks.rewards import compute_rewards
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.names import JUDGE, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import arrays, read_table
+from ratchet.tasks.trajectories import assemble_trajectories
+from ratchet.tasks.update_method import UpdateMethod
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from tasks.reports.tables import aligned
-from tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
+from ratchet.tasks.reports.tables import aligned
+from ratchet.tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
 
 COST_COLUMNS = ("purpose", "role", "use", "requests", *TOKEN_KINDS, "USD")
 

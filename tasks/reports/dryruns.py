@@ -9,24 +9,24 @@ from typing import TypedDict
 import numpy as np
 import pyarrow as pa
 
-from adapters.calls import POLICY
-from adapters.errors import counted
-from adapters.process.terminal import WIDTH, hanging, terminal_width
-from tasks.algorithm.advantages import find_advantage, is_uniform
-from tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
-from tasks.recording.transcripts import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.terminal import WIDTH, hanging, terminal_width
+from ratchet.tasks.algorithm.advantages import find_advantage, is_uniform
+from ratchet.tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
+from ratchet.tasks.recording.transcripts import (
     Transcript,
     describe_end,
     read_transcripts,
     tell_left_out,
 )
-from tasks.reports.facts import read_failures
-from tasks.reports.programs import Played, describe_program
-from tasks.reports.tables import aligned, fitted
-from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.files import verified
-from tasks.storage.names import parse_rollout
-from tasks.storage.tables import arrays, query_beside, read_table, select
+from ratchet.tasks.reports.facts import read_failures
+from ratchet.tasks.reports.programs import Played, describe_program
+from ratchet.tasks.reports.tables import aligned, fitted
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.names import parse_rollout
+from ratchet.tasks.storage.tables import arrays, query_beside, read_table, select
 
 QUERY = query_beside(__file__)
 KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")

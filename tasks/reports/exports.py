@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adapters.errors import UserError
-from adapters.redaction import public
-from adapters.yaml_text import write_yaml
-from tasks.recording.scores import read_evaluation
-from tasks.reports.facts import read_facts
-from tasks.reports.tables import markdown_table, score_rows
-from tasks.storage.manifest import Manifest, describe_parent, read_manifest
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.redaction import public
+from ratchet.adapters.yaml_text import write_yaml
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.reports.tables import markdown_table, score_rows
+from ratchet.tasks.storage.manifest import Manifest, describe_parent, read_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
 
 PARITY_TEXTS = (
     "The quick brown fox jumps over the lazy dog, and 17 + 25 is 42.",

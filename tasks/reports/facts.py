@@ -10,13 +10,13 @@ from math import fsum
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from adapters.calls import POLICY
-from adapters.errors import UserError, counted
-from tasks.checkpoints import Ledger
-from tasks.comparison.statistics import Gain
-from tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
-from tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
-from tasks.recording.step_log import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError, counted
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.comparison.statistics import Gain
+from ratchet.tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
+from ratchet.tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
+from ratchet.tasks.recording.step_log import (
     COST,
     SPENDING,
     USD,
@@ -25,11 +25,11 @@ from tasks.recording.step_log import (
     spent_seconds,
     why_untrained,
 )
-from tasks.recording.views import UNREADABLE, Views
-from tasks.settings.run import Budget
-from tasks.spending.budgets import measure_budget
-from tasks.storage.dotted_keys import Json, flatten
-from tasks.storage.files import (
+from ratchet.tasks.recording.views import UNREADABLE, Views
+from ratchet.tasks.settings.run import Budget
+from ratchet.tasks.spending.budgets import measure_budget
+from ratchet.tasks.storage.dotted_keys import Json, flatten
+from ratchet.tasks.storage.files import (
     Damaged,
     FileVersions,
     is_written,
@@ -37,7 +37,7 @@ from tasks.storage.files import (
     verified,
     version_of,
 )
-from tasks.storage.manifest import (
+from ratchet.tasks.storage.manifest import (
     FORK,
     REPLAY,
     Manifest,
@@ -46,10 +46,10 @@ from tasks.storage.manifest import (
     read_manifest,
     recipe_of,
 )
-from tasks.storage.names import batch_name, parse_batch
-from tasks.storage.owners import read_openings
-from tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
-from tasks.storage.tables import query_beside, select
+from ratchet.tasks.storage.names import batch_name, parse_batch
+from ratchet.tasks.storage.owners import read_openings
+from ratchet.tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
+from ratchet.tasks.storage.tables import query_beside, select
 
 FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
@@ -353,7 +353,9 @@ class RunFacts:
     @cached_property
     def gain(self) -> Gain | None:
         """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
-        from tasks.evaluations import find_reward_gain  # imports Prefect, which takes a second
+        from ratchet.tasks.evaluations import (
+            find_reward_gain,  # imports Prefect, which takes a second
+        )
 
         if len(steps := [*self.held_out.by_step]) < 2:
             return None

@@ -12,15 +12,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from adapters.process.terminal import visible
-from adapters.tinker.token_texts import find_decoder
-from tasks.given.given import describe_counts
-from tasks.given.held_out import HeldOutMeasure
-from tasks.given.texts import Texts
-from tasks.recording.views import open_views
-from tasks.reports import plots
-from tasks.reports.costs import COST_COLUMNS, rows_by_purpose
-from tasks.reports.facts import (
+from ratchet.adapters.process.terminal import visible
+from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.tasks.given.given import describe_counts
+from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.given.texts import Texts
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.reports import plots
+from ratchet.tasks.reports.costs import COST_COLUMNS, rows_by_purpose
+from ratchet.tasks.reports.facts import (
     HeldOutScore,
     RecordedFailure,
     RunCurves,
@@ -29,19 +29,19 @@ from tasks.reports.facts import (
     metric_names,
     read_facts,
 )
-from tasks.reports.rollouts import (
+from ratchet.tasks.reports.rollouts import (
     BeforeAndAfter,
     MarkedRollout,
     find_before_and_after,
     read_marked_rollouts,
 )
-from tasks.spending.ledger import read_ledger
-from tasks.storage.dotted_keys import flatten
-from tasks.storage.files import is_written, write_text
-from tasks.storage.manifest import Manifest, ancestors, differences
-from tasks.storage.plan_record import child_runs, read_plan
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside
+from ratchet.tasks.spending.ledger import read_ledger
+from ratchet.tasks.storage.dotted_keys import flatten
+from ratchet.tasks.storage.files import is_written, write_text
+from ratchet.tasks.storage.manifest import Manifest, ancestors, differences
+from ratchet.tasks.storage.plan_record import child_runs, read_plan
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import query_beside
 
 CALL_TIMES_QUERY = query_beside(__file__, "call_times")
 MOST_FAILURES = 20

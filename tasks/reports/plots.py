@@ -21,8 +21,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.reports.facts import RunCurves, StepMetrics, metric_names
-from tasks.storage.files import read_bytes
+from ratchet.tasks.reports.facts import RunCurves, StepMetrics, metric_names
+from ratchet.tasks.storage.files import read_bytes
 
 SIZE = 4.2, 2.5
 """Width and height of a panel, in inches."""

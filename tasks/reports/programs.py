@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import listed
-from adapters.process.terminal import hanging
-from tasks.reports.tables import aligned
-from tasks.storage.files import verified
-from tasks.storage.tables import query_beside, select
+from ratchet.adapters.errors import listed
+from ratchet.adapters.process.terminal import hanging
+from ratchet.tasks.reports.tables import aligned
+from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.tables import query_beside, select
 
 QUERY = query_beside(__file__)
 MOST_TOOLS = 60

@@ -15,21 +15,21 @@ from statistics import fmean, quantiles
 
 import pyarrow.parquet as pq
 
-from adapters.calls import POLICY
-from adapters.errors import counted
-from adapters.process.terminal import on_one_line
-from tasks.recording.journal import JournalTail
-from tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
-from tasks.recording.step_log import Metrics, why_untrained
-from tasks.reports.facts import RunFacts, describe_ends, read_facts
-from tasks.shards import read_shard
-from tasks.spending.work_log import granted_at
-from tasks.storage.files import FileVersions, is_written, version_of
-from tasks.storage.manifest import Manifest
-from tasks.storage.names import BatchName, batch_name, parse_batch, shard_name
-from tasks.storage.owners import read_openings
-from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.terminal import on_one_line
+from ratchet.tasks.recording.journal import JournalTail
+from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
+from ratchet.tasks.recording.step_log import Metrics, why_untrained
+from ratchet.tasks.reports.facts import RunFacts, describe_ends, read_facts
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.spending.work_log import granted_at
+from ratchet.tasks.storage.files import FileVersions, is_written, version_of
+from ratchet.tasks.storage.manifest import Manifest
+from ratchet.tasks.storage.names import BatchName, batch_name, parse_batch, shard_name
+from ratchet.tasks.storage.owners import read_openings
+from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 WINDOW = timedelta(seconds=30)
 """Time over which tokens a second are measured; a run opened since has a shorter time."""

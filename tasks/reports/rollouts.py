@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from adapters.calls import POLICY, JsonObject, Message
-from adapters.tinker.token_texts import Decode
-from tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
-from tasks.recording.spans import cause_of
-from tasks.recording.transcripts import (
+from ratchet.adapters.calls import POLICY, JsonObject, Message
+from ratchet.adapters.tinker.token_texts import Decode
+from ratchet.tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
+from ratchet.tasks.recording.spans import cause_of
+from ratchet.tasks.recording.transcripts import (
     Transcript,
     describe_end,
     read_transcripts,
     tell_left_out,
 )
-from tasks.recording.views import Views
-from tasks.storage.durability import durable
-from tasks.storage.files import is_written, verified, write_text
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import arrays, query_beside, select
+from ratchet.tasks.recording.views import Views
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import is_written, verified, write_text
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import arrays, query_beside, select
 
 MARKED_ROLLOUTS_QUERY, MARKED_TOKENS_QUERY, UNTRAINED_TOKENS_QUERY, BEFORE_AFTER_QUERY = (
     query_beside(__file__, name)

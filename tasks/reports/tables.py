@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from adapters.process.terminal import on_one_line
-from adapters.rewards import MEASURE
-from tasks.recording.scores import Score
+from ratchet.adapters.process.terminal import on_one_line
+from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.recording.scores import Score
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""

@@ -13,17 +13,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from adapters.calls import POLICY
-from adapters.door.roles import answerers, policy_of
-from adapters.errors import UserError, counted
-from adapters.tinker.engines import LOCAL, needs_engine, weights_record
-from tasks.checkpoints import Ledger
-from tasks.metrics import name_metrics
-from tasks.recording.journal import read_journal
-from tasks.recording.spans import rows_of
-from tasks.recording.step_log import Metrics, read_metrics
-from tasks.shards import read_shard
-from tasks.storage.files import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.roles import answerers, policy_of
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.tinker.engines import LOCAL, needs_engine, weights_record
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.metrics import name_metrics
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.recording.spans import rows_of
+from ratchet.tasks.recording.step_log import Metrics, read_metrics
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.files import (
     is_file,
     is_written,
     read_bytes,
@@ -32,11 +32,11 @@ from tasks.storage.files import (
     remedy,
     verified,
 )
-from tasks.storage.logs import read_log
-from tasks.storage.manifest import FORK, read_manifest
-from tasks.storage.names import batch_name, parse_batch, shard_name
-from tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
-from tasks.storage.stages import PLAYED, STAGES, StageFiles
+from ratchet.tasks.storage.logs import read_log
+from ratchet.tasks.storage.manifest import FORK, read_manifest
+from ratchet.tasks.storage.names import batch_name, parse_batch, shard_name
+from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
+from ratchet.tasks.storage.stages import PLAYED, STAGES, StageFiles
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     "json": read_json,

@@ -6,9 +6,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from adapters.network.addresses import check_place
-from tasks.algorithm.advantages import ADVANTAGES, Aggregation, check_advantage, find_advantage
-from tasks.algorithm.divergences import (
+from ratchet.adapters.network.addresses import check_place
+from ratchet.tasks.algorithm.advantages import (
+    ADVANTAGES,
+    Aggregation,
+    check_advantage,
+    find_advantage,
+)
+from ratchet.tasks.algorithm.divergences import (
     ESTIMATORS,
     TEACHER_ESTIMATORS,
     Placement,
@@ -16,13 +21,18 @@ from tasks.algorithm.divergences import (
     check_placement,
     check_teaching,
 )
-from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor, check_loss, is_regularized
-from tasks.algorithm.own_functions import PATTERN, bind_source, is_as_bound
-from tasks.algorithm.shaping import check_query
-from tasks.examples.teachers import check_reads
-from tasks.settings.given import Expert
-from tasks.settings.presets import PRESETS, find_preset
-from tasks.settings.section import OTHERS, Needs, Refusals, Section
+from ratchet.tasks.algorithm.losses import (
+    TOKEN_LOSSES,
+    advantage_factor,
+    check_loss,
+    is_regularized,
+)
+from ratchet.tasks.algorithm.own_functions import PATTERN, bind_source, is_as_bound
+from ratchet.tasks.algorithm.shaping import check_query
+from ratchet.tasks.examples.teachers import check_reads
+from ratchet.tasks.settings.given import Expert
+from ratchet.tasks.settings.presets import PRESETS, find_preset
+from ratchet.tasks.settings.section import OTHERS, Needs, Refusals, Section
 
 BASE = "base"
 """The untrained model, as a reference and as what an evaluation scores."""

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from pydantic import Discriminator, Tag
 
-from adapters.calls import PATHS
-from adapters.door.roles import CallsOf
-from tasks.settings.section import Refusals, Section
+from ratchet.adapters.calls import PATHS
+from ratchet.adapters.door.roles import CallsOf
+from ratchet.tasks.settings.section import Refusals, Section
 
 
 class SentCalls(Section):

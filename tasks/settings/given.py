@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from adapters.project.hub import locate_dataset
-from tasks.examples.reading import Division, Source
-from tasks.settings.section import MOST_ROLLOUTS, MOST_STEPS, Needs, Refusals, Section
+from ratchet.adapters.project.hub import locate_dataset
+from ratchet.tasks.examples.reading import Division, Source
+from ratchet.tasks.settings.section import MOST_ROLLOUTS, MOST_STEPS, Needs, Refusals, Section
 
 Trained = Literal["last_message", "last_turn", "assistant", "marked", "all"]
 """Part of a conversation that is trained."""

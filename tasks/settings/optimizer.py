@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.settings.section import MOST_STEPS, Needs, Section
+from ratchet.tasks.settings.section import MOST_STEPS, Needs, Section
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 

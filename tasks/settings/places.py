@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from adapters.places.place import HOME, WORK
-from adapters.player_protocol import PlaceBounds, PlaceSettings
-from adapters.project.modules import locate
-from tasks.settings.section import LONGEST_SECONDS, Needs, Refusals, Section
+from ratchet.adapters.places.place import HOME, WORK
+from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
+from ratchet.adapters.project.modules import locate
+from ratchet.tasks.settings.section import LONGEST_SECONDS, Needs, Refusals, Section
 
 MIB = 2**20
 

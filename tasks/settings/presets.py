@@ -7,9 +7,9 @@ and the task.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tasks.algorithm.settings import find_row
-from tasks.settings.section import TABLES
-from tasks.storage.dotted_keys import Json, Section, find_value, flatten, merge_values
+from ratchet.tasks.algorithm.settings import find_row
+from ratchet.tasks.settings.section import TABLES
+from ratchet.tasks.storage.dotted_keys import Json, Section, find_value, flatten, merge_values
 
 TRINITY = "Trinity-RFT 0.6.0"
 

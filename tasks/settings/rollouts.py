@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from adapters.calls import Sampling
-from adapters.door.roles import ROLE_NAME
-from adapters.network.addresses import check_runner
-from tasks.settings.run import HeldOut
-from tasks.settings.section import (
+from ratchet.adapters.calls import Sampling
+from ratchet.adapters.door.roles import ROLE_NAME
+from ratchet.adapters.network.addresses import check_runner
+from ratchet.tasks.settings.run import HeldOut
+from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
     MOST_ROLLOUTS,
     OTHERS,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from adapters.rendering.renderer_names import AUTO, resolve_renderer
-from tasks.settings.section import (
+from ratchet.adapters.rendering.renderer_names import AUTO, resolve_renderer
+from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
     MOST_ROLLOUTS,
     MOST_STEPS,

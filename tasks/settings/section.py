@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from adapters.deleted import instead_of
-from adapters.errors import counted, did_you_mean_key
-from adapters.redaction import hide, quote
+from ratchet.adapters.deleted import instead_of
+from ratchet.adapters.errors import counted, did_you_mean_key
+from ratchet.adapters.redaction import hide, quote
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from pydantic import Field, field_validator
 
-from adapters.errors import UserError, did_you_mean
-from tasks.settings.section import Section
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.tasks.settings.section import Section
 
 MEASURED = "held_out/"
 """Beginning of the names of what is measured on held-out examples."""

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adapters.errors import UserError
-from adapters.tinker.prices import PRICES_FILE, prices_of
-from tasks.settings.run import Budget
-from tasks.spending.so_far import sum_spent
-from tasks.spending.work_log import add_grant, read_grant
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.prices import PRICES_FILE, prices_of
+from ratchet.tasks.settings.run import Budget
+from ratchet.tasks.spending.so_far import sum_spent
+from ratchet.tasks.spending.work_log import add_grant, read_grant
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder
 
 WARNED_AT = 0.8
 """Share of a budget from which a run says how much is spent."""

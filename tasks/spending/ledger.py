@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.calls import POLICY
-from adapters.tinker.prices import Prices, prices_of
-from tasks.recording.journal import read_spans
-from tasks.recording.spans import SPAN_SCHEMA
-from tasks.recording.views import open_views
-from tasks.spending.work_log import read_work
-from tasks.storage.manifest import ancestors, recipe_of
-from tasks.storage.names import EXAMINER, JUDGE, BatchName, parse_batch
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import query_beside
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.prices import Prices, prices_of
+from ratchet.tasks.recording.journal import read_spans
+from ratchet.tasks.recording.spans import SPAN_SCHEMA
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.spending.work_log import read_work
+from ratchet.tasks.storage.manifest import ancestors, recipe_of
+from ratchet.tasks.storage.names import EXAMINER, JUDGE, BatchName, parse_batch
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import query_beside
 
 QUERY = query_beside(__file__)
 TOKEN_KINDS = ("prefill", "cached", "sampled", "trained")

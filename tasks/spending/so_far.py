@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import orjson
 
-from adapters.tinker.prices import prices_of
-from tasks.recording.spans import LLM, OURS
-from tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from
-from tasks.spending.ledger import TOKEN_KINDS
-from tasks.spending.work_log import add_rest, answered_work, read_rest
-from tasks.storage.manifest import parent_of, recipe_of
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.tinker.prices import prices_of
+from ratchet.tasks.recording.spans import LLM, OURS
+from ratchet.tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from
+from ratchet.tasks.spending.ledger import TOKEN_KINDS
+from ratchet.tasks.spending.work_log import add_rest, answered_work, read_rest
+from ratchet.tasks.storage.manifest import parent_of, recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 CALLED = ("prefill", "cached", "sampled")
 CALL_COLUMNS = (

@@ -8,11 +8,11 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
-from adapters.tinker.metering import Work
-from tasks.storage.files import JsonRow
-from tasks.storage.logs import follow
-from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.tinker.metering import Work
+from ratchet.tasks.storage.files import JsonRow
+from ratchet.tasks.storage.logs import follow
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
 
 
 class WorkLog:

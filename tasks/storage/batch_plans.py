@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage.files import JsonRow, read_rows
-from tasks.storage.names import batch_name, rollout_name
+from ratchet.tasks.storage.files import JsonRow, read_rows
+from ratchet.tasks.storage.names import batch_name, rollout_name
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from adapters.errors import PassingError
-from adapters.tinker.metering import working_on
-from tasks.storage.files import is_full, is_written
+from ratchet.adapters.errors import PassingError
+from ratchet.adapters.tinker.metering import working_on
+from ratchet.tasks.storage.files import is_full, is_written
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]
 

@@ -21,9 +21,9 @@ from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
-from adapters.errors import UserError
-from durable import files
-from tasks.storage.stages import STAGE
+from ratchet.adapters.errors import UserError
+from ratchet.durable import files
+from ratchet.tasks.storage.stages import STAGE
 
 RESERVE_BYTES = 2**24
 """Free space that a disk must have before a file is begun; with less, the run waits."""

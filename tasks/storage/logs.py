@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Generic, Protocol, TypeVar
 
-from durable.tail import Tail
-from tasks.storage.files import Damaged, JsonRow, remedy, wait_for_space
+from ratchet.durable.tail import Tail
+from ratchet.tasks.storage.files import Damaged, JsonRow, remedy, wait_for_space
 
 LINE_SEAL = "crc32"
 LINE_BLANK = "0" * 8

@@ -12,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from adapters.door.roles import answerers, policy_of
-from adapters.errors import did_you_mean
-from adapters.project.hub import locate_dataset
-from adapters.tinker.bases import read_origin
-from tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
-from tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
+from ratchet.adapters.door.roles import answerers, policy_of
+from ratchet.adapters.errors import did_you_mean
+from ratchet.adapters.project.hub import locate_dataset
+from ratchet.adapters.tinker.bases import read_origin
+from ratchet.tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 10
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""

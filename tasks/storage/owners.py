@@ -14,9 +14,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Generic, TypeVar
 
-from adapters.errors import UserError
-from tasks.storage.files import JsonRow
-from tasks.storage.logs import FollowedLog, Rows, follow
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.storage.files import JsonRow
+from ratchet.tasks.storage.logs import FollowedLog, Rows, follow
 
 R = TypeVar("R", bound=Rows)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.storage.files import is_written, read_json, write_json
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.tasks.storage.files import is_written, read_json, write_json
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 Table = tuple[Sequence[str], list[list[object]]]
 """Names of columns, and rows; None where there is nothing."""

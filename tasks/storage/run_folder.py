@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from adapters.process.child import keep_from_children
-from durable.files import PARTIAL, link_or_copy, lock_file
-from tasks.storage.files import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.child import keep_from_children
+from ratchet.durable.files import PARTIAL, link_or_copy, lock_file
+from ratchet.tasks.storage.files import (
     Damaged,
     check_writable,
     is_written,
@@ -25,7 +25,7 @@ from tasks.storage.files import (
     write_json,
     write_note,
 )
-from tasks.storage.names import (
+from ratchet.tasks.storage.names import (
     HELD_OUT_SPLITS,
     JUDGE,
     BatchName,
@@ -33,8 +33,8 @@ from tasks.storage.names import (
     parse_batch,
     shard_name,
 )
-from tasks.storage.owners import Ownership, last_owner, take_over
-from tasks.storage.stages import STAGE, STAGES, StageFiles
+from ratchet.tasks.storage.owners import Ownership, last_owner, take_over
+from ratchet.tasks.storage.stages import STAGE, STAGES, StageFiles
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from adapters.errors import UserError
-from tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

@@ -26,19 +26,19 @@ from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
-from adapters.calls import POLICY
-from adapters.tracking.tracker import TrackedStep, Tracker, TrackerFailed
-from tasks.checkpoints import Ledger
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import spent_seconds
-from tasks.recording.views import UNREADABLE, open_views
-from tasks.reports.facts import read_facts
-from tasks.reports.progress import describe_measure
-from tasks.reports.rollouts import MOST_FAILED, transcripts
-from tasks.reports.tables import markdown_table, score_rows, shorten
-from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import RunFolder
-from tasks.tracking.run_tracking import publish_beside
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tracking.tracker import TrackedStep, Tracker, TrackerFailed
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import spent_seconds
+from ratchet.tasks.recording.views import UNREADABLE, open_views
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.reports.progress import describe_measure
+from ratchet.tasks.reports.rollouts import MOST_FAILED, transcripts
+from ratchet.tasks.reports.tables import markdown_table, score_rows, shorten
+from ratchet.tasks.storage.plan_record import read_plan
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.run_tracking import publish_beside
 
 UI_NAME = "Prefect's UI"
 HELD_OUT = "held-out"
@@ -167,7 +167,9 @@ def publish_tag(tag: str) -> None:
 
 def write_run_report(run: RunFolder) -> None:
     """Write the report of a run into its folder."""
-    from tasks.reports.page import write_report  # matplotlib loads slowly, and only for this
+    from ratchet.tasks.reports.page import (
+        write_report,  # matplotlib loads slowly, and only for this
+    )
 
     with _unless_unreadable(run, "report"):
         write_report([run], run.report)
@@ -223,7 +225,7 @@ def artifact_key(run: str, what: str) -> str:
 
 def describe_curves(run: RunFolder) -> str:
     """Show the curves of a run as a picture, and say where its report is."""
-    from tasks.reports import plots  # matplotlib loads slowly, and only for this
+    from ratchet.tasks.reports import plots  # matplotlib loads slowly, and only for this
 
     with open_views([run], ["spans"]) as views:
         curves = [read_facts(run).curves(views)]

@@ -10,20 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from adapters.calls import POLICY
-from adapters.tinker.token_texts import Decode, find_decoder
-from adapters.tracking.tracker import Row, SavedWeights
-from tasks.algorithm.preferences import CHOSEN, REJECTED, SIDES, Pairs, Side, find_preference
-from tasks.checkpoints import Ledger
-from tasks.metrics import DATUM_LOGPROBS
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import Metrics, read_metrics_from
-from tasks.recording.transcripts import Transcript, read_transcripts
-from tasks.storage.files import is_written, read_json
-from tasks.storage.manifest import recipe_of
-from tasks.storage.names import shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.token_texts import Decode, find_decoder
+from ratchet.adapters.tracking.tracker import Row, SavedWeights
+from ratchet.tasks.algorithm.preferences import (
+    CHOSEN,
+    REJECTED,
+    SIDES,
+    Pairs,
+    Side,
+    find_preference,
+)
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.metrics import DATUM_LOGPROBS
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import Metrics, read_metrics_from
+from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
+from ratchet.tasks.storage.files import is_written, read_json
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 """Splits of an evaluation's rollouts, by how they were sampled."""

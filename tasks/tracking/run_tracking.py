@@ -10,11 +10,11 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-from adapters.tracking.tracker import Tracker, TrackerFailed
-from tasks.recording.step_log import steps_done
-from tasks.reports.facts import BROKEN
-from tasks.storage.run_folder import RunFolder
-from tasks.tracking.recorded_step import RecordedStep
+from ratchet.adapters.tracking.tracker import Tracker, TrackerFailed
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.reports.facts import BROKEN
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.recorded_step import RecordedStep
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""

@@ -1,6 +1,6 @@
 import hashlib
 
-from adapters.calls import CallId, Refused
+from ratchet.adapters.calls import CallId, Refused
 
 
 def test_a_seed_is_31_bits_of_a_hash_of_run_rollout_role_and_call() -> None:

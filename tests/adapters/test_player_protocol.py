@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapters.player_protocol import (
+from ratchet.adapters.player_protocol import (
     BegunBatch,
     BegunRollout,
     Failure,
@@ -13,7 +13,7 @@ from adapters.player_protocol import (
     read_record,
     write_record,
 )
-from adapters.rewards import Reward
+from ratchet.adapters.rewards import Reward
 
 END = write_record(RolloutEnd(Failure("KeyError", "'name'"), 0.0))
 BEGUN = BegunBatch(

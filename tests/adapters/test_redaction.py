@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.errors import UserError
-from adapters.redaction import public
-from adapters.yaml_text import read_yaml, write_yaml
-from flows.recipe.loading import changed_recipe, recipe_options
-from tasks.storage.dotted_keys import merge_values, nest_value
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.redaction import public
+from ratchet.adapters.yaml_text import read_yaml, write_yaml
+from ratchet.flows.recipe.loading import changed_recipe, recipe_options
+from ratchet.tasks.storage.dotted_keys import merge_values, nest_value
 from tests.support.processes import ROOT
 
 DEPLOYMENTS = read_yaml((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]

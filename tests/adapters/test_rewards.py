@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.rewards import (
+from ratchet.adapters.rewards import (
     BETTER,
     Reward,
     RewardError,

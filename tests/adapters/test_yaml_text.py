@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.yaml_text import YamlError, read_yaml, write_yaml
+from ratchet.adapters.yaml_text import YamlError, read_yaml, write_yaml
 from tests.support.processes import ROOT
 
 WORDS = {

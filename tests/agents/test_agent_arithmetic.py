@@ -1,7 +1,7 @@
 import pytest
 
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import arithmetic as corpus
+from ratchet.adapters.project.modules import load_agent_file
 
 arithmetic = load_agent_file("arithmetic")
 

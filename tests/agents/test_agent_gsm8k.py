@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.harness.agents import load_agent
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.project.modules import load_agent_file
 from tests.support.door.scripted_door import scripted_door
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: make setup")

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import guess_the_number as corpus
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.project.modules import load_agent_file
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 guess_the_number = load_agent_file("guess_the_number")

@@ -7,9 +7,9 @@ from threading import Thread
 
 import pytest
 
-from adapters.harness.judges import comparison
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import hello as corpus
+from ratchet.adapters.harness.judges import comparison
+from ratchet.adapters.project.modules import load_agent_file
 
 hello = load_agent_file("hello")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 json_fields = load_agent_file("json_fields")
 WANTED = {"name": "Emma", "age": 30, "city": "Prague"}

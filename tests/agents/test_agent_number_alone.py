@@ -1,6 +1,6 @@
 import pytest
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 number_alone = load_agent_file("number_alone")
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.harness.agents import load_agent
-from adapters.project.modules import load_agent_file
-from flows.recipe.loading import named_recipe
 from pretraining.corpora import twenty_questions as corpus
 from pretraining.corpora import twenty_questions_search as with_search
 from pretraining.corpora.conversation import user
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.flows.recipe.loading import named_recipe
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:twenty_questions_answers:answer"
@@ -141,7 +141,7 @@ def test_a_player_with_a_search_logs_nothing_at_each_call(
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert not [r for r in caplog.records if r.name != "adapters.process.running_clock"]
+    assert not [r for r in caplog.records if r.name != "ratchet.adapters.process.running_clock"]
 
 
 def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 two_steps = load_agent_file("two_steps")
 

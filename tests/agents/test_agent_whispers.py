@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import hello as corpus
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.project.modules import load_agent_file
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 whispers = load_agent_file("whispers")

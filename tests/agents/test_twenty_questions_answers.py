@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import twenty_questions as corpus
 from pretraining.corpora.conversation import user
+from ratchet.adapters.project.modules import load_agent_file
 
 offline = load_agent_file("twenty_questions_answers")
 

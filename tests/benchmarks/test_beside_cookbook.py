@@ -16,9 +16,9 @@ from benchmarks.beside_cookbook.rollouts import (
     read_log,
     run_on_engine,
 )
-from flows.recipe.loading import named_recipe
-from tasks.storage.names import batch_name, shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.tasks.storage.names import batch_name, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 
 TINY = "local/tiny-chat"
 

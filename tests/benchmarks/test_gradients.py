@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters.tinker.service import connect
 from benchmarks.peers.gradients import (
     BASE,
     Step,
@@ -13,8 +12,9 @@ from benchmarks.peers.gradients import (
     entropy_term,
     make_step,
 )
-from tasks.algorithm.divergences import ESTIMATORS
-from tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor
+from ratchet.adapters.tinker.service import connect
+from ratchet.tasks.algorithm.divergences import ESTIMATORS
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, advantage_factor
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pictures.learning import draw, read_curve
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.scores import SCORES
-from tasks.recording.step_log import record_metrics
-from tasks.storage.files import write_json
-from tasks.storage.manifest import bind_run
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.scores import SCORES
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.run_folder import RunFolder
 
 RECIPE = {"agent": "hello", "dataset": {"path": __file__}, "roles": {"judge": "openai/gpt-4o-mini"}}
 

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.engine.llama.process import PYTHON, Limits, Llama, start_llama
 from benchmarks.engine.llama.weights import write_gguf
-from engine.model.base_models import TINY_CHAT, find
-from engine.model.language_model import LanguageModel
-from engine.sampling.requests import SampleRequest
-from engine.sampling.scheduler import Scheduler
+from ratchet.engine.model.base_models import TINY_CHAT, find
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.sampling.requests import SampleRequest
+from ratchet.engine.sampling.scheduler import Scheduler
 
 PROMPTS = np.random.default_rng(0).integers(16, 1000, (3, 20)).tolist()
 NEW_TOKENS = 16

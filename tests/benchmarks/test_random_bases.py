@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from benchmarks.engine.random_bases import SHAPES, write_base
-from engine.model.base_models import find
-from engine.model.language_model import LanguageModel
+from ratchet.engine.model.base_models import find
+from ratchet.engine.model.language_model import LanguageModel
 
 
 def test_the_engine_serves_a_random_base_and_its_tokenizer(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from adapters.yaml_text import read_yaml, write_yaml
 from benchmarks.peers.trinity_examples import main
-from tasks.storage.dotted_keys import merge_values
+from ratchet.adapters.yaml_text import read_yaml, write_yaml
+from ratchet.tasks.storage.dotted_keys import merge_values
 from tests.support.processes import ROOT
 
 CONFIG = read_yaml((ROOT / "tests" / "support" / "trinity.yaml").read_text(encoding="utf-8"))

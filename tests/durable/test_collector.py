@@ -6,7 +6,7 @@ from weakref import ref
 
 import pytest
 
-from durable.collector import FEW, MANY, settle_collector, settle_while_idle
+from ratchet.durable.collector import FEW, MANY, settle_collector, settle_while_idle
 
 
 class Circle:

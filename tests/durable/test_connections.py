@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from adapters.network.app_server import AppServer
-from durable import connections
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.durable import connections
 from tests.support.door.garbage import no_collector
 
 HEAD = "POST /asked HTTP/1.1\r\nhost: x\r\nkey: {}\r\ncontent-length: 4\r\n\r\n"

@@ -15,8 +15,8 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from durable.wire.datums import BACKWARD, FORWARD, from_json, parse, to_json
-from durable.wire.results import (
+from ratchet.durable.wire.datums import BACKWARD, FORWARD, from_json, parse, to_json
+from ratchet.durable.wire.results import (
     LOSS,
     NO_LOGPROB,
     add_loss,
@@ -29,7 +29,13 @@ from durable.wire.results import (
     sample_from_json,
     sample_to_json,
 )
-from durable.wire.tensors import Malformed, decode_tensor, encode_tensor, read_json, write_json
+from ratchet.durable.wire.tensors import (
+    Malformed,
+    decode_tensor,
+    encode_tensor,
+    read_json,
+    write_json,
+)
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
 floats = shapes.flatmap(lambda shape: arrays.arrays(np.float32, shape))

@@ -32,13 +32,13 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.decoder import Decoder
-from engine.sampling.requests import SampleRequest, SampleResult
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import Trainer
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.sampling.decoder import Decoder
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import Trainer
 
 ROPE: Any = {"rope_type": "default", "rope_theta": 10000.0}
 SIZES: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.api.server import load_model
-from engine.errors import RequestRefused
-from engine.model.base_models import BaseModel
+from ratchet.engine.api.server import load_model
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.base_models import BaseModel
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
 CONFIG: dict[str, Any] = json.loads((TINY / "config.json").read_text())

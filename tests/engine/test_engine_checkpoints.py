@@ -9,20 +9,20 @@ import pytest
 import tinker
 from tinker import types
 
-from adapters.tinker.engines import damaged_weights
-from engine.core import EngineCore
-from engine.errors import NotFound, RequestRefused
-from engine.model.base_models import BaseModel
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import (
+from ratchet.adapters.tinker.engines import damaged_weights
+from ratchet.engine.core import EngineCore
+from ratchet.engine.errors import NotFound, RequestRefused
+from ratchet.engine.model.base_models import BaseModel
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.state.checkpoints import (
     CheckpointAddress,
     CheckpointRecord,
     CheckpointStore,
     SaveOptions,
 )
-from engine.state.registry import find_damaged_state
-from engine.training.trainer import Trainer
+from ratchet.engine.state.registry import find_damaged_state
+from ratchet.engine.training.trainer import Trainer
 from tests.support.damages import DAMAGES, delete_the_folder, flip
 from tests.support.servers.engine_server import Address, connected
 

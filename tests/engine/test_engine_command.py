@@ -1,4 +1,4 @@
-"""The command `python -m engine`: its output, its end, and its refusals to start."""
+"""The command `python -m ratchet.engine`: its output, its end, and its refusals to start."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ import tinker
 import torch
 from tinker import types
 
-from engine.__main__ import ServeOptions, resolve_key, serve
-from engine.disk import lock_state
-from engine.errors import RequestRefused
-from engine.model import base_models
+from ratchet.engine.__main__ import ServeOptions, resolve_key, serve
+from ratchet.engine.disk import lock_state
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model import base_models
 from tests.support.servers.engine_server import Address, connected
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "engine", *map(str, arguments)]
+    return [sys.executable, "-m", "ratchet.engine", *map(str, arguments)]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types import RequestErrorCategory
 
-from engine.api.server import LARGEST_BODY, LARGEST_JSON, ROUTERS, create_app
+from ratchet.engine.api.server import LARGEST_BODY, LARGEST_JSON, ROUTERS, create_app
 from tests.support.servers.engine_server import Address
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])

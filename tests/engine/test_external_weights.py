@@ -9,8 +9,8 @@ import pytest
 import tinker
 from safetensors.torch import load, load_file
 
-from engine.api import run_routes
-from engine.state.checkpoints import CheckpointAddress
+from ratchet.engine.api import run_routes
+from ratchet.engine.state.checkpoints import CheckpointAddress
 from tests.support.servers.engine_server import Address
 
 FILES = {"adapter_config.json", "adapter_model.safetensors"}

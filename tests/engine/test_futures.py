@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from fastapi import Response
 
-from engine.errors import Gone, RequestRefused
-from engine.futures import Futures, json_answer
+from ratchet.engine.errors import Gone, RequestRefused
+from ratchet.engine.futures import Futures, json_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,9 @@ async def test_failures_name_the_user_or_the_server(
         "error": "RuntimeError: out of memory",
         "category": "server",
     }
-    assert [bool(r.exc_info) for r in caplog.records if r.name.startswith("engine")] == [True]
+    assert [bool(r.exc_info) for r in caplog.records if r.name.startswith("ratchet.engine")] == [
+        True
+    ]
 
 
 async def test_unknown_request_raises_gone() -> None:

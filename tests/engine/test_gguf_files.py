@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from durable.files import PARTIAL
-from engine.errors import RequestRefused
-from engine.model.base_models import LOCK, prepare_gguf
+from ratchet.durable.files import PARTIAL
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.base_models import LOCK, prepare_gguf
 from tests.support.gguf_models import write_gguf
 
 LIMIT_SECONDS = 120
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def prepare(file: Path, cache: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "engine", "--prepare", "--base-model", str(file)],
+        [sys.executable, "-m", "ratchet.engine", "--prepare", "--base-model", str(file)],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         text=True,
         stdout=subprocess.PIPE,

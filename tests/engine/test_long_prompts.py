@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.decoder import Decoder
-from engine.sampling.requests import SampleRequest, SampleResult, check_request
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import Trainer
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.sampling.decoder import Decoder
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import Trainer
 from tests.engine.test_sampling import VOCABULARY, Asked, answer, answers, bits, network
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
@@ -93,7 +93,7 @@ def test_a_long_prompt_is_warned_of_once(
         for length in (READ, READ + 1, READ + 2):
             decoder.submit(SampleRequest(prompt(length), max_tokens=1), None, Future())
     assert [
-        record.getMessage() for record in caplog.records if record.name.startswith("engine")
+        record.getMessage() for record in caplog.records if record.name.startswith("ratchet.engine")
     ] == ["a prompt of 401 tokens is beyond the 400 that long has read; its answers are noise"]
     with pytest.raises(RequestRefused, match="1601 tokens, but the context of long ends at 1600"):
         check_request(SampleRequest([1] * 1601), long)

@@ -2,12 +2,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.attention import BasePass
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.segments import Segment, SegmentAttention
-from engine.training.training_pass import GradientSums, LotSums, TrainingPass
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.attention import BasePass
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.segments import Segment, SegmentAttention
+from ratchet.engine.training.training_pass import GradientSums, LotSums, TrainingPass
 
 
 @pytest.fixture(scope="module")

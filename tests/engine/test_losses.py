@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from engine.errors import RequestRefused
-from engine.training.losses import LOSSES, resolve_loss
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.training.losses import LOSSES, resolve_loss
 
 HALF = math.log(0.5)
 

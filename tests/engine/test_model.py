@@ -8,8 +8,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from engine.model.attention import bucket
-from engine.model.language_model import LanguageModel
+from ratchet.engine.model.attention import bucket
+from ratchet.engine.model.language_model import LanguageModel
 
 SIZES = {
     "vocab_size": 64,

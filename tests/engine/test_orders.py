@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from engine.__main__ import Orders
+from ratchet.engine.__main__ import Orders
 
 
 def test_a_line_ends_the_serving_before_it_and_names_the_next_folder() -> None:
@@ -42,7 +42,7 @@ def test_an_engine_without_a_folder_whose_threads_cannot_run_ends_itself() -> No
     """A call that keeps the interpreter's lock stands for a thread that has died with it."""
     stuck = """
 import ctypes, sys, threading
-from engine import __main__ as engine
+from ratchet.engine import __main__ as engine
 
 engine.STUCK_SECONDS = 0.5
 threading.Timer(1, ctypes.PyDLL(None).sleep, [600]).start()

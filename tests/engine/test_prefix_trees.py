@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.products import OneDnnProducts, Products, TiledProducts
-from engine.model.segments import SegmentAttention
-from engine.model.workers import Workers
-from engine.training import lots, prefix_tree
-from engine.training.datums import TrainingDatum
-from engine.training.losses import LOSSES
-from engine.training.prefix_tree import Node, grow_forest
-from engine.training.trainer import Trainer
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.products import OneDnnProducts, Products, TiledProducts
+from ratchet.engine.model.segments import SegmentAttention
+from ratchet.engine.model.workers import Workers
+from ratchet.engine.training import lots, prefix_tree
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import LOSSES
+from ratchet.engine.training.prefix_tree import Node, grow_forest
+from ratchet.engine.training.trainer import Trainer
 from tests.engine.test_architectures import SERVED
 from tests.engine.test_architectures import network as random_network
 from tests.engine.test_products import needs_onednn

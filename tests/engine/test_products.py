@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model import workers
-from engine.model.attention import LoraLinear
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.products import (
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model import workers
+from ratchet.engine.model.attention import LoraLinear
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.products import (
     ROUNDING,
     OneDnnProducts,
     TiledProducts,
@@ -23,15 +23,15 @@ from engine.model.products import (
     has_bfloat16,
     is_sound,
 )
-from engine.model.segments import Segment, SegmentAttention
-from engine.model.workers import Workers
-from engine.sampling import decoder
-from engine.sampling.decoder import Decoder
-from engine.sampling.requests import SampleRequest, SampleResult
-from engine.sampling.sampling_pass import SamplingPass, Share
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import AdamParams, Trainer
-from engine.training.training_pass import GradientSums, LotSums, TrainingPass
+from ratchet.engine.model.segments import Segment, SegmentAttention
+from ratchet.engine.model.workers import Workers
+from ratchet.engine.sampling import decoder
+from ratchet.engine.sampling.decoder import Decoder
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult
+from ratchet.engine.sampling.sampling_pass import SamplingPass, Share
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import AdamParams, Trainer
+from ratchet.engine.training.training_pass import GradientSums, LotSums, TrainingPass
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -365,6 +365,6 @@ def test_layers_in_bfloat16_move_log_probabilities_a_little_in_training_as_in_sa
 def test_bfloat16_is_refused_where_its_products_are_not_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.model.products.OneDnnProducts", Uneven)
+    monkeypatch.setattr("ratchet.engine.model.products.OneDnnProducts", Uneven)
     with pytest.raises(RequestRefused, match=r"bfloat16 give a row other bits .*leave --dtype out"):
         LanguageModel(network(), "small", dtype=torch.bfloat16)

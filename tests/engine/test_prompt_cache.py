@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.decoder import Decoder
-from engine.sampling.kv_cache import BLOCK, Pool, PromptCache
-from engine.sampling.requests import SampleRequest, SampleResult
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.sampling.decoder import Decoder
+from ratchet.engine.sampling.kv_cache import BLOCK, Pool, PromptCache
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult
 from tests.engine.test_sampling import VOCABULARY, Asked, bits, network
 
 SHAPE = (2, 2, 16)

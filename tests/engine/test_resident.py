@@ -2,8 +2,8 @@
 
 import torch
 
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.scheduler import ALWAYS_KEPT, ResidentWeights
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.sampling.scheduler import ALWAYS_KEPT, ResidentWeights
 
 
 def weights(size: int = 256) -> LoraWeights:

@@ -8,16 +8,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.model.workers import Workers
-from engine.randomness import stream_keys, uniforms
-from engine.sampling import decoder
-from engine.sampling.decoder import Decoder, choose_tokens
-from engine.sampling.requests import SampleRequest, SampleResult, check_request
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import Trainer
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.model.workers import Workers
+from ratchet.engine.randomness import stream_keys, uniforms
+from ratchet.engine.sampling import decoder
+from ratchet.engine.sampling.decoder import Decoder, choose_tokens
+from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import Trainer
 
 VOCABULARY = 50
 END = 1

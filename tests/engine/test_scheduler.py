@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.sampling.requests import SampleRequest
-from engine.sampling.scheduler import Scheduler
-from engine.training.datums import TrainingDatum
-from engine.training.trainer import AdamParams, Trainer
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.sampling.requests import SampleRequest
+from ratchet.engine.sampling.scheduler import Scheduler
+from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.trainer import AdamParams, Trainer
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.training import target_logprobs
-from engine.training.target_logprobs import compute_target_logprobs
+from ratchet.engine.training import target_logprobs
+from ratchet.engine.training.target_logprobs import compute_target_logprobs
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.errors import RequestRefused
-from engine.model.language_model import LanguageModel
-from engine.model.lora import LoraConfig, LoraWeights
-from engine.state.checkpoints import load_lora, load_optimizer, save_lora, save_optimizer
-from engine.training.trainer import Trainer
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.model.language_model import LanguageModel
+from ratchet.engine.model.lora import LoraConfig, LoraWeights
+from ratchet.engine.state.checkpoints import load_lora, load_optimizer, save_lora, save_optimizer
+from ratchet.engine.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from durable.wire.datums import decode_config, parse
-from durable.wire.tensors import Malformed, decode_tensor
-from engine.api import conversion
-from engine.errors import RequestRefused
-from engine.sampling.requests import SampledSequence, SampleResult
+from ratchet.durable.wire.datums import decode_config, parse
+from ratchet.durable.wire.tensors import Malformed, decode_tensor
+from ratchet.engine.api import conversion
+from ratchet.engine.errors import RequestRefused
+from ratchet.engine.sampling.requests import SampledSequence, SampleResult
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=6)
 finite = st.floats(width=32, allow_nan=False)

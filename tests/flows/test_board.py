@@ -14,13 +14,13 @@ import pytest
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
-from adapters.network.app_server import AppServer
-from flows.server.board import COOKIE, SentHeaders, board_app
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.step_log import record_metrics
-from tasks.reports.page import render_report
-from tasks.storage.files import write_json
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.flows.server.board import COOKIE, SentHeaders, board_app
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.reports.page import render_report
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import (
     PageReader,
@@ -487,7 +487,7 @@ def test_nothing_that_agents_say_runs_in_a_browser(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_an_address_and_ends_by_a_signal_whatever_its_stdin_is() -> None:
-    command = [sys.executable, "-m", "flows.cli.main", "board"]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main", "board"]
     ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **ends) as board:
         assert board.stdout is not None

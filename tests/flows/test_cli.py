@@ -11,11 +11,11 @@ from typing import NoReturn
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.commands import app
-from flows.recipe.loading import RecipeError, named_recipe, recipe_options
-from flows.recipe.run_recipe import FlowError
-from tasks.storage.files import write_text
-from tasks.storage.run_folder import RunError
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.loading import RecipeError, named_recipe, recipe_options
+from ratchet.flows.recipe.run_recipe import FlowError
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.run_folder import RunError
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -30,7 +30,7 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ratchet(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli.main", *arguments]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main", *arguments]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **variables}
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=120, check=False
@@ -192,9 +192,11 @@ def test_prefect_is_set_up_before_a_command_imports_it(
     def load(*_: object) -> NoReturn:
         raise RunError(f"Prefect logs {variables['PREFECT_LOGGING_LEVEL']}")
 
-    monkeypatch.setattr("flows.server.prefect_startup.os", SimpleNamespace(environ=variables))
-    monkeypatch.setattr("flows.cli.commands.load_checked_recipe", load)
-    monkeypatch.setattr("tasks.storage.manifest.recipe_of", load)
+    monkeypatch.setattr(
+        "ratchet.flows.server.prefect_startup.os", SimpleNamespace(environ=variables)
+    )
+    monkeypatch.setattr("ratchet.flows.cli.commands.load_checked_recipe", load)
+    monkeypatch.setattr("ratchet.tasks.storage.manifest.recipe_of", load)
     with pytest.raises(RunError, match="Prefect logs INFO"):
         app([*command.split(), "--verbose"], standalone_mode=False)
 
@@ -205,7 +207,8 @@ def test_help_names_every_command() -> None:
 
 
 def test_no_flow_imports_the_hub_s_client_before_a_local_model_has_it_offline() -> None:
-    flows = "flows.train, flows.replay, flows.dryrun, flows.evaluate, flows.checkpoints.forks"
-    program = f"import sys, {flows}; print('huggingface_hub' in sys.modules)"
+    flows = "train, replay, dryrun, evaluate"
+    program = f"from ratchet.flows import {flows}\nimport ratchet.flows.checkpoints.forks, sys\n"
+    program += "print('huggingface_hub' in sys.modules)"
     said = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert said == "False\n"

@@ -10,16 +10,16 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
-from flows.cli.command_line import check_deployments
-from flows.cli.commands import app
-from flows.cli.new_project import AGENT, write_project
-from flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from flows.server.deployments import AUTOMATION, FLOW_NAMES
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.command_line import check_deployments
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.new_project import AGENT, write_project
+from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
+from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES
 
 NIGHTLY = """
   - name: nightly
-    entrypoint: flows.evaluate.evaluate
+    entrypoint: ratchet.flows.evaluate.evaluate
     description: Score the newest run of the agent introduce, every night, whichever run that is.
     work_pool: {name: ratchet}
     schedules:
@@ -213,9 +213,18 @@ def test_a_file_that_lists_no_deployments_is_refused_in_words(
 
 
 def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path) -> None:
-    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {}}]"
+    entry = "deployments: [{name: a, entrypoint: ratchet.flows.train.train, parameters: {}}]"
     (folder / "prefect.yaml").write_text(entry)
     with pytest.raises(RecipeError, match=r"the deployment a of prefect\.yaml has no parameter"):
+        named_recipe("a")
+
+
+def test_a_deployment_of_an_earlier_version_is_refused_with_its_entrypoint_now(
+    folder: Path,
+) -> None:
+    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {recipe: {}}}]"
+    (folder / "prefect.yaml").write_text(entry)
+    with pytest.raises(RecipeError, match=r"earlier version; write ratchet\.flows\.train\.train$"):
         named_recipe("a")
 
 

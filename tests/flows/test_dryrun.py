@@ -11,16 +11,16 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
-from adapters.process.terminal import hanging
-from flows.cli.commands import app
-from flows.cli.dry_recipes import OfflineError, shrink, take_offline
-from tasks.datums import build_datums
-from tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
-from tasks.reports.programs import Played
-from tasks.rewards import compute_rewards
-from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.tables import write_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.process.terminal import hanging
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.dry_recipes import OfflineError, shrink, take_offline
+from ratchet.tasks.datums import build_datums
+from ratchet.tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
+from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.rewards import compute_rewards
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.storage.tables import write_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_reports import LONG, ended, rollout, said, sealed

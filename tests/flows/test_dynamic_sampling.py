@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import POLICY
-from tasks.recording.spans import SPAN_SCHEMA
-from tasks.recording.step_log import read_metrics
-from tasks.rollouts import Yield, measure_yield
-from tasks.shards import read_shard
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table, write_table
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.recording.spans import SPAN_SCHEMA
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.rollouts import Yield, measure_yield
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table, write_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update

@@ -9,17 +9,17 @@ import httpx
 import psutil
 import pytest
 
-from adapters.errors import UserError
-from flows.server import prefect_startup
-from flows.server.embedded_server import EmbeddedServer
-from flows.server.prefect_startup import server_begun
+from ratchet.adapters.errors import UserError
+from ratchet.flows.server import prefect_startup
+from ratchet.flows.server.embedded_server import EmbeddedServer
+from ratchet.flows.server.prefect_startup import server_begun
 from tests.support.processes import ROOT
 
 SERVING_SECONDS = 300.0
 
 STARTS = """
 import time
-from flows.server.embedded_server import EmbeddedServer
+from ratchet.flows.server.embedded_server import EmbeddedServer
 server = EmbeddedServer()
 print(server.child.process.pid, flush=True)
 {starts}

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.evaluate import evaluate
-from flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunError, folder_of
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunError, folder_of
 from tests.support.runs.small_recipe import small_recipe
 
 

@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.serving import OpenDoor
-from adapters.errors import UserError
-from adapters.project.modules import load_agent_file
-from flows.checkpoints.binding import CheckpointName
-from flows.cli.commands import app
-from flows.evaluate import evaluate
-from flows.opening.eval_targets import EvalTarget
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.journal import Journal, read_journal
-from tasks.recording.scores import SCORES, read_evaluation
-from tasks.reports.board.runs import runs_table
-from tasks.reports.rollouts import read_games
-from tasks.reports.verification import find_damage
-from tasks.rollouts import StepStopped
-from tasks.storage.files import write_json, write_text
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.flows.checkpoints.binding import CheckpointName
+from ratchet.flows.cli.commands import app
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.opening.eval_targets import EvalTarget
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.journal import Journal, read_journal
+from ratchet.tasks.recording.scores import SCORES, read_evaluation
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.rollouts import read_games
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.rollouts import StepStopped
+from ratchet.tasks.storage.files import write_json, write_text
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
 
@@ -163,7 +163,7 @@ def test_failed_games_are_played_again_as_if_they_had_not_failed_and_no_other_is
         raise CutOff
 
     with monkeypatch.context() as patch:
-        patch.setattr("flows.evaluate.submit_held_out", stop)
+        patch.setattr("ratchet.flows.evaluate.submit_held_out", stop)
         with pytest.raises(CutOff):
             evaluate(recipe, model="base", redo_failed=True)
     assert not folder.evaluations(), "what is being played again has no scores"
@@ -358,7 +358,7 @@ def test_a_recipe_of_another_agent_than_the_run_s_plays_its_own(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, other = small_recipe(), small_recipe(agent="tests.support.agents.unrewarded:play")
-    monkeypatch.setattr("flows.opening.eval_targets.read_recipe", lambda _: made)
+    monkeypatch.setattr("ratchet.flows.opening.eval_targets.read_recipe", lambda _: made)
     asked = made.model_copy(update={"evaluation": other.evaluation, "seed": 7})
     assert EvalTarget.find(asked, "one", 1, None).requested == made, "of its agent, the run's"
     assert EvalTarget.find(other, "one", 1, None).requested.agent == other.agent

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import differing
-from tasks.algorithm.advantages import ADVANTAGES
-from tasks.algorithm.losses import TOKEN_LOSSES
-from tasks.algorithm.settings import Number
-from tasks.datums import to_datums
-from tasks.references import REFERENCE_SCHEMA as REFERENCES
-from tasks.settings.presets import PRESETS
-from tasks.settings.section import TABLES
-from tasks.storage.dotted_keys import find_value, flatten, merge_values, nest_value
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import differing
+from ratchet.tasks.algorithm.advantages import ADVANTAGES
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
+from ratchet.tasks.algorithm.settings import Number
+from ratchet.tasks.datums import to_datums
+from ratchet.tasks.references import REFERENCE_SCHEMA as REFERENCES
+from ratchet.tasks.settings.presets import PRESETS
+from ratchet.tasks.settings.section import TABLES
+from ratchet.tasks.storage.dotted_keys import find_value, flatten, merge_values, nest_value
 from tests.support.credited import build
 from tests.support.runs.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table

@@ -13,15 +13,15 @@ import yaml
 from transformers import AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
-import flows.export
-from adapters.errors import UserError
-from adapters.tinker.bases import read_licence
-from adapters.weights.network import merge
-from flows.checkpoints.serving import find_weights, serve_model
-from flows.cli.commands import app
-from flows.export import ExportForm, export
-from tasks.reports.exports import Exported, ExportRefused, Parity
-from tasks.storage.run_folder import RunFolder
+import ratchet.flows.export
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.bases import read_licence
+from ratchet.adapters.weights.network import merge
+from ratchet.flows.checkpoints.serving import find_weights, serve_model
+from ratchet.flows.cli.commands import app
+from ratchet.flows.export import ExportForm, export
+from ratchet.tasks.reports.exports import Exported, ExportRefused, Parity
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
 from tests.support.servers.engine_server import TINY
@@ -157,7 +157,7 @@ def test_weights_that_differ_from_the_service_are_not_written(
         merge(network, adapter)
         merge(network, adapter)
 
-    monkeypatch.setattr(flows.export, "merge", merge_twice)
+    monkeypatch.setattr(ratchet.flows.export, "merge", merge_twice)
     with pytest.raises(ExportRefused, match="is not what the service samples: its log-probabili"):
         export(find_weights("whole@2"), tmp_path / "out", ExportForm("merged"))
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +204,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
     assert "trains no policy fox; it trains policy" in refused("whole:fox@1")
     assert "has no checkpoint 7" in refused("whole@7")
     assert "an adapter is float32; leave out --dtype" in refused("whole", "--dtype", "bfloat16")
-    monkeypatch.setattr(flows.export, "find_spec", lambda name: None)
+    monkeypatch.setattr(ratchet.flows.export, "find_spec", lambda name: None)
     assert "peft is not installed" in refused("whole")
     assert list(tmp_path.iterdir()) == []
     out.mkdir()

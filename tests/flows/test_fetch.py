@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.errors import ServiceError
-from adapters.tinker import bases
-from adapters.tinker.engines import engines_kept
-from adapters.tinker.known_models import KNOWN, KnownModel, largest_file
-from engine.model import base_models
-from engine.model.base_models import prepare_gguf
-from flows.cli.commands import app
+from ratchet.adapters.errors import ServiceError
+from ratchet.adapters.tinker import bases
+from ratchet.adapters.tinker.engines import engines_kept
+from ratchet.adapters.tinker.known_models import KNOWN, KnownModel, largest_file
+from ratchet.engine.model import base_models
+from ratchet.engine.model.base_models import prepare_gguf
+from ratchet.flows.cli.commands import app
 from tests.support.gguf_models import write_gguf
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +35,10 @@ WHEEL = "tiny_model-1.0-py3-none-any.whl"
 MEMBER = "tiny_model/tiny.gguf"
 PROGRAM = """
 import json, sys
-from adapters.tinker.known_models import KNOWN, KnownModel
+from ratchet.adapters.tinker.known_models import KNOWN, KnownModel
 model = KnownModel(**json.loads(sys.argv.pop(1)))
 KNOWN[model.name] = model
-from flows.cli.main import main
+from ratchet.flows.cli.main import main
 main()
 """
 """The program `ratchet` with a further known model."""

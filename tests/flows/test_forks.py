@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.door.batches import OpenBatch
-from flows.checkpoints.forks import fork_run, replay_run
-from flows.cli.commands import app
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.reports.facts import describe_origin
-from tasks.rollouts import Play, RolloutHost
-from tasks.storage.manifest import lineage, write_manifest
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.batches import OpenBatch
+from ratchet.flows.checkpoints.forks import fork_run, replay_run
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.facts import describe_origin
+from ratchet.tasks.rollouts import Play, RolloutHost
+from ratchet.tasks.storage.manifest import lineage, write_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
 from tests.support.runs.small_recipe import small_recipe
 

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from adapters.errors import UserError
-from adapters.yaml_text import read_yaml, write_yaml
-from flows.importing.trinity import import_trinity
-from flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, EXPERTS, LOSSES
-from flows.importing.trinity_file import (
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.yaml_text import read_yaml, write_yaml
+from ratchet.flows.importing.trinity import import_trinity
+from ratchet.flows.importing.trinity_algorithm import ADVANTAGES, ALGORITHMS, EXPERTS, LOSSES
+from ratchet.flows.importing.trinity_file import (
     ImportRefusal,
     TrinityFile,
     known_keys,
     read_values,
     trinity_file,
 )
-from flows.recipe.loading import RecipeError, named_recipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.storage.dotted_keys import merge_values
+from ratchet.flows.recipe.loading import RecipeError, named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.dotted_keys import merge_values
 from tests.flows.test_presets import TRINITY
 from tests.support.runs.small_recipe import DISTILLED
 

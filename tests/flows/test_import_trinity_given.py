@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.finetune import finetune
-from flows.importing.trinity import import_trinity
-from flows.importing.trinity_file import ImportRefusal
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import StagesRecipe
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowRecipe
-from tasks.recording.step_log import read_metrics
-from tasks.storage.dotted_keys import merge_values
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.finetune import finetune
+from ratchet.flows.importing.trinity import import_trinity
+from ratchet.flows.importing.trinity_file import ImportRefusal
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import FlowRecipe
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.dotted_keys import merge_values
+from ratchet.tasks.storage.run_folder import folder_of
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 OURS = ("model.base=local/tiny-chat",)

@@ -8,11 +8,11 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import ValidationError
 
-from flows.recipe.loading import changed_recipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.algorithm.learning_rates import default_learning_rate
-from tasks.storage.manifest import bind_run, recipe_of
+from ratchet.flows.recipe.loading import changed_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.algorithm.learning_rates import default_learning_rate
+from ratchet.tasks.storage.manifest import bind_run, recipe_of
 from tests.support.runs.small_recipe import HELLO
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"

@@ -16,12 +16,12 @@ from prefect.settings import PREFECT_API_URL
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import load_agent
-from adapters.places.filling import fill
-from adapters.places.place import Place
-from flows.cli.commands import app
-from flows.cli.new_project import (
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.places.filling import fill
+from ratchet.adapters.places.place import Place
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.new_project import (
     AGENT,
     PROJECT_KINDS,
     Kind,
@@ -29,11 +29,11 @@ from flows.cli.new_project import (
     ProjectExists,
     write_project,
 )
-from flows.opening.checks import check_recipe
-from flows.recipe.loading import RecipeError, named_recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.server.prefect_server import POOL
-from tasks.settings.places import PlaceOfRollouts
+from ratchet.flows.opening.checks import check_recipe
+from ratchet.flows.recipe.loading import RecipeError, named_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.server.prefect_server import POOL
+from ratchet.tasks.settings.places import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door
 from tests.support.servers.prefect_api import prefect_api
 
@@ -103,7 +103,7 @@ def test_the_project_s_test_passes_without_anything_of_ours() -> None:
 def test_the_deployment_names_a_flow_of_the_wheel_and_the_pool(kind: Kind) -> None:
     [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
     assert deployment["name"] == kind.name
-    assert deployment["entrypoint"] == "flows.train.train"
+    assert deployment["entrypoint"] == "ratchet.flows.train.train"
     assert deployment["work_pool"]["name"] == POOL
 
 
@@ -201,7 +201,7 @@ def test_a_project_without_an_agent_has_a_recipe_rows_and_a_test(
     assert [len(rows.examples()) for rows in recipe.sources().values()] == [64, 16]
     check_recipe(recipe)
     [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
-    assert deployment["entrypoint"] == f"flows.{name}.{name}"
+    assert deployment["entrypoint"] == f"ratchet.flows.{name}.{name}"
     text = Path("README.md").read_text()
     assert set(re.findall(r"ratchet (\w+)", text)) <= get_group(app).commands.keys()
     ran = subprocess.run(
@@ -264,7 +264,7 @@ def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path
     file = project / "prefect.yaml"
     file.write_text(file.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
     url = PREFECT_API_URL.value()
-    deploy = [sys.executable, "-m", "flows.cli.main", "deploy"]
+    deploy = [sys.executable, "-m", "ratchet.flows.cli.main", "deploy"]
     variables = {**os.environ, "PREFECT_API_URL": url}
     said = subprocess.run(deploy, env=variables, check=True, stdout=subprocess.PIPE, text=True)
     table, _, commands = said.stdout.partition("\n\n")

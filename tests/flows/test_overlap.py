@@ -11,19 +11,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from adapters.calls import POLICY
-from adapters.door.door import Door
-from adapters.player_protocol import PlaySettings
-from adapters.project.modules import load_agent_file
-from adapters.tinker.live_policy import LivePolicy, UpdateResult
-from adapters.tinker.service import ServiceRefused
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
-from flows.opening.rollouts import Spans
-from flows.opening.steps import steps_by_shard
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.rollouts import RolloutHost
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.adapters.tinker.live_policy import LivePolicy, UpdateResult
+from ratchet.adapters.tinker.service import ServiceRefused
+from ratchet.flows.opening.rollouts import Spans
+from ratchet.flows.opening.steps import steps_by_shard
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.rollouts import RolloutHost
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import service_without_engine
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of

@@ -12,17 +12,17 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 from safetensors.numpy import load_file
 
-from flows.checkpoints.forks import fork_run
-from flows.checkpoints.policies import lora_seed
-from flows.evaluate import evaluate
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
-from tasks.reports.board.runs import list_runs
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read_table
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.policies import lora_seed
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.board.runs import list_runs
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table
 from tests.flows.test_train import without_clocks
 from tests.support.runs.two_policies import CHANGES, two_policies
 

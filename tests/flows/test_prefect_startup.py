@@ -19,10 +19,10 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from adapters.errors import UserError
-from flows.cli.command_line import explain_absence
-from flows.server.embedded_server import PROGRAM, EmbeddedServer
-from flows.server.prefect_startup import check_prefect, server_begun, start_server
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.command_line import explain_absence
+from ratchet.flows.server.embedded_server import PROGRAM, EmbeddedServer
+from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
 
 LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 

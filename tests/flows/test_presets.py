@@ -7,12 +7,12 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.learning.algorithms import describe_presets
-from flows.recipe.loading import changed_recipe, named_recipe
-from flows.recipe.recipe import Recipe
-from tasks.settings.algorithm import Algorithm
-from tasks.settings.presets import PRESETS, describe_preset
-from tasks.settings.section import TABLES
-from tasks.storage.dotted_keys import flatten, merge_values
+from ratchet.flows.recipe.loading import changed_recipe, named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.settings.algorithm import Algorithm
+from ratchet.tasks.settings.presets import PRESETS, describe_preset
+from ratchet.tasks.settings.section import TABLES
+from ratchet.tasks.storage.dotted_keys import flatten, merge_values
 from tests.support.runs.small_recipe import small_recipe, taught
 
 TRINITY = [

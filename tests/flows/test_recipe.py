@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adapters.door.roles import CallsOf
-from flows.opening.checks import check_binding
-from flows.recipe.loading import RecipeError
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import differing
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.adapters.door.roles import CallsOf
+from ratchet.flows.opening.checks import check_binding
+from ratchet.flows.recipe.loading import RecipeError
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import differing
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe
 
 

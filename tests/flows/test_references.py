@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die, die_and_go_on, differences, fixture_of, train_whole
 from tests.support.servers.dying_engine import dying_in_update

@@ -7,9 +7,9 @@ from shutil import copytree
 import pytest
 
 from benchmarks.interruptions.compare_runs import differing_parts, read_contents
-from flows.train import train
-from tasks.storage.files import Damaged
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.train import train
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
 

@@ -7,13 +7,13 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import Sampling
-from adapters.door import serving
-from adapters.door.serving import choose_sampling
-from adapters.errors import UserError
-from flows.checkpoints.serving import find_weights, open_weights, serve_model
-from flows.cli.commands import app
-from flows.opening.run import open_run
+from ratchet.adapters.calls import Sampling
+from ratchet.adapters.door import serving
+from ratchet.adapters.door.serving import choose_sampling
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.serving import find_weights, open_weights, serve_model
+from ratchet.flows.cli.commands import app
+from ratchet.flows.opening.run import open_run
 from tests.support.damages import delete_the_folder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies

@@ -12,17 +12,17 @@ import psutil
 import pytest
 
 from benchmarks.interruptions.signals import Commands, stop_commands
-from tasks.storage.files import write_json
-from tasks.storage.logs import append_row
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.logs import append_row
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 
 HANGING = """
 import subprocess, sys, threading, time
-from adapters.errors import UserError
-from flows.cli.main import plain_errors
-from flows.cli import signals
-from flows.cli.signals import ending_by_signals, explaining
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.main import plain_errors
+from ratchet.flows.cli import signals
+from ratchet.flows.cli.signals import ending_by_signals, explaining
 
 signals.SAYING_SECONDS = 30  # a busy machine has time to say it
 with plain_errors(), ending_by_signals(), explaining(lambda: "stopped in step 7 of 20"):
@@ -72,7 +72,7 @@ def test_a_signal_ends_a_command_that_is_done_while_python_exits(
 ) -> None:
     leaving = """
 import atexit, time
-from flows.cli import commands, main
+from ratchet.flows.cli import commands, main
 
 def app():
     atexit.register(lambda: [time.sleep(0.1) for _ in range(600)])
@@ -96,8 +96,8 @@ def test_a_command_that_is_done_is_not_torn_down(ending: str, status: int) -> No
     """Python gives the signals their own effects before it does, which can take seconds."""
     leaving = f"""
 import atexit, sys, time
-from adapters.errors import UserError
-from flows.cli import commands, main
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli import commands, main
 
 class Slow:
     def __del__(self):
@@ -120,8 +120,8 @@ main.main()
 def test_a_signal_counts_though_a_library_turns_what_its_handler_raises_into_an_error() -> None:
     failing = """
 import signal, sys
-from flows.cli import signals
-from flows.cli.signals import ending_by_signals
+from ratchet.flows.cli import signals
+from ratchet.flows.cli.signals import ending_by_signals
 
 signals.SAYING_SECONDS = 30
 
@@ -158,8 +158,8 @@ except BaseException:
 """)
     importing = f"""
 import sys
-from flows.cli import signals
-from flows.cli.signals import ending_by_signals, explaining
+from ratchet.flows.cli import signals
+from ratchet.flows.cli.signals import ending_by_signals, explaining
 
 signals.SAYING_SECONDS = 30
 sys.path.append({str(tmp_path)!r})
@@ -177,8 +177,8 @@ with ending_by_signals(), explaining(lambda: "stopped early"):
 def test_a_process_that_is_started_again_when_it_is_killed_does_not_stay() -> None:
     starting = """
 import subprocess, threading, time
-from flows.cli import signals
-from flows.cli.signals import ending_by_signals, explaining
+from ratchet.flows.cli import signals
+from ratchet.flows.cli.signals import ending_by_signals, explaining
 
 signals.SAYING_SECONDS = 30
 
@@ -214,9 +214,9 @@ def test_a_command_that_cannot_say_where_it_was_ends_all_the_same(
 ) -> None:
     silent = f"""
 import time
-from adapters.errors import UserError
-from flows.cli import signals
-from flows.cli.signals import ending_by_signals, explaining
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli import signals
+from ratchet.flows.cli.signals import ending_by_signals, explaining
 
 signals.SAYING_SECONDS = {seconds}
 
@@ -248,8 +248,8 @@ def test_where_a_run_was_stopped_is_said_before_any_large_library_is_imported(
     program = f"""
 import sys
 from pathlib import Path
-from flows.cli.command_line import _explain_stop
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.cli.command_line import _explain_stop
+from ratchet.tasks.storage.run_folder import RunFolder
 
 print(_explain_stop(RunFolder(Path({str(run.path)!r})), 2))
 print({{"torch", "tinker", "prefect", "pyarrow"}} & {{*sys.modules}})
@@ -263,7 +263,7 @@ print({{"torch", "tinker", "prefect", "pyarrow"}} & {{*sys.modules}})
 def test_a_forked_process_has_the_usual_effects_of_signals() -> None:
     forked = """
 import os, signal, time
-from flows.cli.signals import ending_by_signals
+from ratchet.flows.cli.signals import ending_by_signals
 
 with ending_by_signals():
     reading, writing = os.pipe()
@@ -284,7 +284,7 @@ with ending_by_signals():
 def test_a_command_that_no_signal_stops_leaves_the_handlers_as_they_were() -> None:
     leaving = """
 import signal
-from flows.cli.signals import ending_by_signals
+from ratchet.flows.cli.signals import ending_by_signals
 
 before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 with ending_by_signals():

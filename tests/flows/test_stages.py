@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
-from flows.checkpoints.binding import best_step, read_bound
-from flows.cli.existing_run import delete_runs, settle_from
-from flows.recipe.loading import changed_recipe, recipe_options
-from flows.recipe.plan import StagesRecipe
-from flows.stages import check_stages, stages
-from tasks.reports.board.runs import runs_table
-from tasks.reports.page import write_report
-from tasks.reports.tables import fitted
-from tasks.storage.files import write_json
-from tasks.storage.owners import last_owner
-from tasks.storage.plan_record import (
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.binding import best_step, read_bound
+from ratchet.flows.cli.existing_run import delete_runs, settle_from
+from ratchet.flows.recipe.loading import changed_recipe, recipe_options
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.stages import check_stages, stages
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.page import write_report
+from ratchet.tasks.reports.tables import fitted
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.owners import last_owner
+from ratchet.tasks.storage.plan_record import (
     ChildResult,
     PlanRecord,
     child_runs,
     read_plan,
     write_plan,
 )
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from adapters.calls import POLICY
-from adapters.door.batches import OpenBatch
-from adapters.tinker.live_policy import LivePolicy, LoraSpec, Pass
 from benchmarks.interruptions.compare_runs import state_folder
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.rollouts import Play, RolloutHost
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.batches import OpenBatch
+from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec, Pass
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from ratchet.tasks.rollouts import Play, RolloutHost
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 from tests.support.credited import recorded_steps
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe

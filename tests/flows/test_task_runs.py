@@ -21,10 +21,10 @@ from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 from prefect.flow_engine import run_flow
 from pydantic import BaseModel
 
-from flows.evaluate import evaluate
-from flows.opening.flow_runs import RunSummary, name_of_run
-from flows.train import train
-from tasks.tracking.prefect_pages import tag_flow_run
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.opening.flow_runs import RunSummary, name_of_run
+from ratchet.flows.train import train
+from ratchet.tasks.tracking.prefect_pages import tag_flow_run
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import UserError
-from adapters.tracking.wandb import offline_folders
-from flows.cli.command_line import _closing_lines
-from flows.opening.checks import check_tracker
-from flows.train import train
-from tasks.reports.verification import find_damage
-from tasks.settings.run import Tracking
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tracking.wandb import offline_folders
+from ratchet.flows.cli.command_line import _closing_lines
+from ratchet.flows.opening.checks import check_tracker
+from ratchet.flows.train import train
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.settings.run import Tracking
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 from tests.support.wandb_files import artifacts, config, history
@@ -48,7 +48,7 @@ def test_a_training_without_a_key_is_kept_offline_whole(
 
 
 def test_the_error_for_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.opening.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("ratchet.flows.opening.checks.find_spec", lambda name: None)
     check_tracker(Tracking())
     with pytest.raises(UserError, match=r"wandb.*pip install 'ratchet-rl\[tracking\]'"):
         check_tracker(Tracking(project="p"))

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import ServiceError
-from adapters.harness.agents import AgentError
-from flows.cli.command_line import UNTRAINED, train_with_bar
-from flows.evaluate import evaluate
-from flows.opening.flow_runs import RunSummary
-from flows.opening.run import open_run
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.examples.reading import DatasetError
-from tasks.recording.step_log import read_metrics
-from tasks.rollouts import RolloutHost, StepStopped
-from tasks.storage.run_folder import RunError
+from ratchet.adapters.errors import ServiceError
+from ratchet.adapters.harness.agents import AgentError
+from ratchet.flows.cli.command_line import UNTRAINED, train_with_bar
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.opening.flow_runs import RunSummary
+from ratchet.flows.opening.run import open_run
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.rollouts import RolloutHost, StepStopped
+from ratchet.tasks.storage.run_folder import RunError
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 

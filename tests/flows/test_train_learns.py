@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.train import train
+from ratchet.flows.train import train
 from tests.support.runs.small_recipe import small_recipe
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

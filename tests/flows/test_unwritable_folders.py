@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.commands import app
-from flows.cli.main import plain_errors
-from flows.recipe.loading import named_recipe
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.main import plain_errors
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
 
 PLAY = "def play(example, *, base_url, api_key, model):\n    return 1.0\n"
 RECIPE = """

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrainedConfig
 
-from adapters.tinker.known_models import models_folder
-from flows.cli.commands import app
-from flows.cli.main import plain_errors
+from ratchet.adapters.tinker.known_models import models_folder
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.main import plain_errors
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
@@ -340,7 +340,15 @@ def test_an_architecture_that_the_engine_refuses_is_named_and_leaves_no_run(
     """The engine looks at the network itself, so it must have started."""
     shutil.copytree(TINY, project / "model", ignore=shutil.ignore_patterns("*config.json"))
     AutoModelForCausalLM.from_config(config).save_pretrained(project / "model")
-    command = [sys.executable, "-m", "flows.cli.main", "train", "fine.yaml", "--run", "refused"]
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.flows.cli.main",
+        "train",
+        "fine.yaml",
+        "--run",
+        "refused",
+    ]
     env = {k: value for k, value in os.environ.items() if k != "PREFECT_LOGGING_LEVEL"}
     done = subprocess.run(
         [*command, "--set", "model.base=model"],

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from adapters.clients.litellm import import_litellm
-from flows.cli.commands import app
-from flows.cli.main import plain_errors
-from flows.recipe.loading import named_recipe
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.clients.litellm import import_litellm
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.main import plain_errors
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import folder_of
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "engine" / "tiny_chat"
@@ -31,7 +31,7 @@ optimizer: {learning_rate: 0.005}
 HOLLOW = """
 deployments:
   - name: hollow
-    entrypoint: flows.train.train
+    entrypoint: ratchet.flows.train.train
     parameters:
       recipe:
 """
@@ -282,7 +282,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def large_libraries_are_imported() -> None:
     """Import LiteLLM, for which a role of its models waits, and Prefect, for which a fork does."""
     import_litellm()
-    importlib.import_module("flows.checkpoints.forks")
+    importlib.import_module("ratchet.flows.checkpoints.forks")
 
 
 def refuse_to_start(*_: Any, **__: Any) -> None:
@@ -315,7 +315,8 @@ def test_a_wrong_input_is_refused_in_one_sentence_and_leaves_nothing_behind(
 def test_a_refusal_does_not_wait_for_a_large_library(project: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
-        "from flows.cli.main import plain_errors\nfrom flows.cli.commands import app\n"
+        "from ratchet.flows.cli.main import plain_errors\n"
+        "from ratchet.flows.cli.commands import app\n"
         "try:\n    with plain_errors(): app()\n"
         "finally: print({'torch', 'tinker', 'prefect', 'openai', 'litellm'} & {*sys.modules})"
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from adapters.project.modules import load_agent_file
 from pretraining.corpora import (
     arithmetic,
     gem_guesses,
@@ -18,6 +17,7 @@ from pretraining.corpora import (
     word_problems,
 )
 from pretraining.real_models import errands, people, sums, two_steps
+from ratchet.adapters.project.modules import load_agent_file
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 FILES = [

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update

@@ -13,11 +13,11 @@ pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from prefect import flow
 
-from adapters.harness import dask_cluster
-from adapters.harness.dask_cluster import ClusterFailed, open_cluster
-from adapters.network.addresses import Listener
-from tasks.rollouts import collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
+from ratchet.adapters.harness import dask_cluster
+from ratchet.adapters.harness.dask_cluster import ClusterFailed, open_cluster
+from ratchet.adapters.network.addresses import Listener
+from ratchet.tasks.rollouts import collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
 from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand
@@ -54,7 +54,7 @@ def test_a_cluster_without_a_worker_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dask_cluster, "CLUSTER_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("adapters.process.running_clock.FIRST_WORD_SECONDS", 0.3)
+    monkeypatch.setattr("ratchet.adapters.process.running_clock.FIRST_WORD_SECONDS", 0.3)
     with (
         by_hand(tmp_path / "dask", {}) as cluster,
         PlayedShard(tmp_path / "run", AGENT, SLOW[:1], batches=1) as shard,

@@ -21,7 +21,7 @@ from tests.support.servers.prefect_team import (
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(1800)]
 
-RATCHET = [sys.executable, "-m", "flows.cli.main"]
+RATCHET = [sys.executable, "-m", "ratchet.flows.cli.main"]
 
 
 def children(process: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tasks.recording.journal import read_journal
+from ratchet.tasks.recording.journal import read_journal
 from tests.support.runs.small_recipe import small_recipe, with_faults
 from tests.support.servers.prefect_team import (
     RUNNING_SECONDS,
@@ -45,7 +45,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clien
     """A server, the project's deployments on it, and a worker; the API, and the folder of runs."""
     folder = tmp_path_factory.mktemp("team")
     variables = {**os.environ, "RATCHET_RUNS": str(folder / "runs")}
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main"]
     with open_team(ratchet, ROOT, folder, variables) as api:
         yield api, folder / "runs"
 

@@ -26,10 +26,10 @@ from dask import config
 from distributed import Security
 from distributed.comm.core import connect
 
-from adapters.door.door import Door
-from adapters.errors import UserError
-from adapters.harness import dask_cluster
-from adapters.harness.dask_cluster import listener_at, open_cluster
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness import dask_cluster
+from ratchet.adapters.harness.dask_cluster import listener_at, open_cluster
 from tests.support.door.opened_door import CHAT
 from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
@@ -111,7 +111,7 @@ def ended_with_the_block(script: str, variables: dict[str, str], log: Path) -> I
 def here(script: str, port: int = 8786) -> str:
     """Return a script of the document with this Python's programs, and a port for 8786."""
     programs = {
-        "ratchet": f"{sys.executable} -m flows.cli.main",
+        "ratchet": f"{sys.executable} -m ratchet.flows.cli.main",
         "dask": f"{sys.executable} -m dask",
         "python": sys.executable,
     }

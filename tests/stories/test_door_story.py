@@ -9,14 +9,14 @@ import pytest
 import tinker
 from tinker import ModelInput
 
-from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.door.batches import PlannedRollout, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import ROLE
-from adapters.rendering.chat import Chat
-from tasks.recording.journal import Journal, read_spans, seal
-from tasks.recording.spans import call_span
+from ratchet.adapters.calls import POLICY, Completion, Policy, Sampling
+from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import ROLE
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.recording.journal import Journal, read_spans, seal
+from ratchet.tasks.recording.spans import call_span
 from tests.support.door.door_batches import ListRecorder, batch_at, begin
 from tests.support.servers.engine_server import connected, serving
 

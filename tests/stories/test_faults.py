@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from adapters.project.modules import load_agent_file
-from adapters.tinker.service import ServiceRefused, TimedOut
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.recording.journal import read_journal
-from tasks.recording.step_log import read_metrics
-from tasks.reports.verification import find_damage
-from tasks.rollouts import StepStopped
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.adapters.tinker.service import ServiceRefused, TimedOut
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.rollouts import StepStopped
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address, serving
 from tests.support.servers.fault_proxy import Fault, FaultProxy, proxied
@@ -67,7 +67,7 @@ def trained(name: str, engine: Address, timeout_seconds: float = 60) -> list[Any
 
 
 def folder_of(name: str) -> Path:
-    from tasks.storage.run_folder import runs_root
+    from ratchet.tasks.storage.run_folder import runs_root
 
     return runs_root() / name
 
@@ -133,7 +133,7 @@ def test_a_request_that_is_never_answered_is_logged_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     proxy.script(SILENT[name])
-    with caplog.at_level(logging.WARNING, logger="adapters"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.adapters"):
         assert trained(name.replace(" ", "-"), engine, timeout_seconds=4) == undisturbed
     assert proxy.struck["silent"] == 1
     if SILENT[name].endpoint != "asample":

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.harness.agents import load_agent
-from flows.recipe.loading import named_recipe
-from flows.train import train
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read_table, select
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.train import train
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table, select
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.storage.manifest import read_manifest
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.runs.small_recipe import small_recipe
 
 pytest.importorskip("math_verify", reason="math-verify is not installed: make setup")

@@ -17,11 +17,11 @@ import httpx
 import psutil
 import pytest
 
-from adapters.errors import UserError
 from benchmarks.interruptions import killable_runs
-from flows.cli.command_line import explain_absence
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.command_line import explain_absence
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.prefect_api import prefect_api
@@ -34,7 +34,7 @@ PREFECT = str(Path(sys.executable).with_name("prefect"))
 AWAY_SECONDS = 15
 PATIENCE_SECONDS = 200
 PROGRAM = """
-from flows.train import train
+from ratchet.flows.train import train
 from tests.support.runs.small_recipe import small_recipe
 
 train(small_recipe(steps=3, evaluation={"examples": 1, "greedy": False}), run="away")
@@ -87,7 +87,7 @@ def begins(folder: Path, run: "subprocess.Popen[bytes]") -> Callable[[], bool]:
 
 
 def has_another_server(training: killable_runs.Training, killed: int) -> bool:
-    return training.children(" -m flows.server.embedded_program") not in ([], [killed])
+    return training.children(" -m ratchet.flows.server.embedded_program") not in ([], [killed])
 
 
 def assert_whole(folder: Path, api: httpx.Client) -> None:
@@ -142,7 +142,7 @@ def test_an_embedded_server_that_is_killed_is_started_again(
     training = killable_runs.train(run, settings, embedded)
     for size in (1, 20_000):
         assert training.writes(size)
-        (server,) = training.children(" -m flows.server.embedded_program")
+        (server,) = training.children(" -m ratchet.flows.server.embedded_program")
         os.kill(server, signal.SIGKILL)
         started = partial(has_another_server, training, server)
         wait_until("the server's second start", started, PATIENCE_SECONDS)
@@ -156,7 +156,7 @@ def test_an_embedded_server_that_is_killed_is_started_again(
 def test_a_run_of_a_worker_outlives_the_absence_of_its_server(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main"]
     journal = tmp_path / "runs" / "away" / "journal"
     with open_team(ratchet, ROOT, tmp_path, variables, "hello") as api:
         (deployed,) = api.post("/deployments/filter").json()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from flows.cli.commands import app
-from flows.cli.main import plain_errors
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.main import plain_errors
 from tests.support.runs.small_recipe import small_recipe, with_faults
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose one agent ends the process in the second step of its first run."""
     folder = tmp_path_factory.mktemp("project")
     recipe = small_recipe(**RECIPE, **with_faults(folder, "exit")).model_dump(mode="json")
-    train = {"name": "faulty", "entrypoint": "flows.train.train"}
+    train = {"name": "faulty", "entrypoint": "ratchet.flows.train.train"}
     deployments = [{**train, "parameters": {"recipe": recipe}}]
     (folder / "prefect.yaml").write_text(json.dumps({"deployments": deployments}))
     return folder
@@ -74,7 +74,7 @@ Ratchet = Callable[..., Said]
 def alone(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli.main", *arguments],
+        [sys.executable, "-m", "ratchet.flows.cli.main", *arguments],
         cwd=project,
         env=environment(project),
         capture_output=True,
@@ -88,7 +88,7 @@ def answering(project: Path, answer: str, *arguments: str) -> tuple[int, str]:
     """The exit code and the output of a command at a terminal, whose user types `answer`."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.main", *arguments],
+        [sys.executable, "-m", "ratchet.flows.cli.main", *arguments],
         cwd=project,
         env=environment(project),
         stdin=theirs,

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from benchmarks.interruptions.workloads import WORKLOADS
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import with_faults
 from tests.support.runs.staged import VALUES
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Path]]:
     folder = tmp_path_factory.mktemp("team")
     variables = {**os.environ, "RATCHET_RUNS": str(folder / "runs")}
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main"]
     with open_team(ratchet, ROOT, folder, variables, "hello-stages") as api:
         yield api, folder / "runs"
 

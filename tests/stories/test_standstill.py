@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from adapters.process.running_clock import LONGEST_TICK
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.process.running_clock import LONGEST_TICK
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT, wait_until
 
 STILL_SECONDS = LONGEST_TICK + 4
@@ -53,7 +53,7 @@ def test_no_timeout_of_an_agent_counts_a_standstill(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(dataset=dataset))
     variables = {"PREFECT_API_URL": str(PREFECT_API_URL.value()), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.main", "train", "recipe.yaml", "--run", "still"],
+        [sys.executable, "-m", "ratchet.flows.cli.main", "train", "recipe.yaml", "--run", "still"],
         env={**os.environ, **variables, "RATCHET_RUNS": str(tmp_path)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tasks.storage.owners import last_owner
-from tasks.storage.plan_record import read_plan
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.owners import last_owner
+from ratchet.tasks.storage.plan_record import read_plan
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT, wait_until
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.prefect_team import RUNNING_SECONDS, open_team
@@ -46,7 +46,7 @@ class Team:
             "RATCHET_RUNS": str(self.folder / "runs"),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.main", *words],
+            [sys.executable, "-m", "ratchet.flows.cli.main", *words],
             cwd=ROOT,
             env=variables,
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class Team:
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     folder = tmp_path_factory.mktemp("team")
     variables = {**os.environ, "RATCHET_RUNS": str(folder / "runs")}
-    command = [sys.executable, "-m", "flows.cli.main"]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main"]
     with open_team(command, ROOT, folder, variables, "hello-swept") as api:
         yield Team(api, folder)
 

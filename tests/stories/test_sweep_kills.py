@@ -13,12 +13,12 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.opening.checks import is_finished
-from flows.recipe.plan import SweepRecipe
-from flows.sweep import check_sweep, sweep
-from tasks.storage.files import write_text
-from tasks.storage.owners import Owner, last_owner
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.opening.checks import is_finished
+from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.sweep import check_sweep, sweep
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.owners import Owner, last_owner
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.processes import ROOT, wait_until
 from tests.support.runs.small_recipe import small_recipe
 
@@ -52,7 +52,15 @@ def wait_for(count: int, name: str) -> None:
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
 def test_a_sweep_of_twelve_killed_and_resumed_repeats_no_finished_run(tmp_path: Path) -> None:
     file = write_text(tmp_path / "sweep.yaml", RECIPE.model_dump_json())
-    command = [sys.executable, "-m", "flows.cli.main", "sweep", str(file), "--run", "killed"]
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.flows.cli.main",
+        "sweep",
+        str(file),
+        "--run",
+        "killed",
+    ]
     variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
     drawn, seen, opened = random.Random(0), dict[str, Owner | None](), dict[str, Owner | None]()
     for kills, count in enumerate([*KILLS_AFTER, RUNS]):

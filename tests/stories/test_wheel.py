@@ -9,11 +9,12 @@ import venv
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
 
-from flows.cli.new_project import AGENT, PROJECT_KINDS
+from ratchet.flows.cli.new_project import AGENT, PROJECT_KINDS
 from tests.support.processes import ROOT
 from tests.support.servers.prefect_team import open_team, read_log, wait_for_schedule
 
@@ -36,16 +37,24 @@ SMALL = {
 SECONDS = 900
 """Time for one command on a busy machine; a run takes half a minute on an idle one."""
 
-OWN = """
+ALONE = """
 from importlib.util import find_spec
 
+from introduce import play
+
+assert [name for name in ("agents", "datasets", "tests", "runs") if find_spec(name)] == []
+"""
+OWN = """
+import adapters.games
+import engine
+import flows
 import introduce
-import mine
+import tasks
 
 
 async def play(example, **endpoint):
-    assert [name for name in ("agents", "datasets", "tests", "runs") if find_spec(name)] == []
-    return mine.REWARD + await introduce.play(example, **endpoint)
+    own = tasks.SHARE + flows.SHARE + engine.SHARE + adapters.games.SHARE
+    return own + await introduce.play(example, **endpoint)
 """
 
 
@@ -134,20 +143,6 @@ def test_every_kind_of_project_passes_its_own_test(
         assert " passed" in run(folder, variables, binaries / "python", *tests)
 
 
-def test_a_module_called_as_ours_is_refused_where_it_counts(
-    tmp_path: Path, binaries: Path, variables: Mapping[str, str]
-) -> None:
-    run(tmp_path, variables, binaries / "ratchet", "init")
-    (tmp_path / "tasks.py").write_text("VALUE = 1\n")
-    run(tmp_path, variables, binaries / "ratchet", "dryrun", AGENT, "--examples", "1")
-    with (tmp_path / "agents" / f"{AGENT}.py").open("a") as file:
-        file.write("from tasks import VALUE\n")
-    run(tmp_path, variables, binaries / "python", "-m", "pytest", "-p", "no:cacheprovider")
-    for words in (["train", AGENT], ["deploy"]):
-        with pytest.raises(AssertionError, match=r"ratchet: .*/tasks\.py.*; rename yours, or"):
-            run(tmp_path, variables, binaries / "ratchet", *words)
-
-
 def test_an_example_is_trained_in_the_user_s_folder(
     project: Path, binaries: Path, variables: Mapping[str, str]
 ) -> None:
@@ -167,31 +162,64 @@ def test_the_new_project_s_test_passes_and_its_agent_plays(
     assert "# transcript" in said
 
 
-def test_an_agent_of_the_user_s_imports_what_lies_beside_it_and_no_folder(
+def test_no_folder_of_the_project_is_a_package_to_its_agent(
     project: Path, binaries: Path, variables: Mapping[str, str]
 ) -> None:
+    (project / "agents" / "alone.py").write_text(ALONE)
+    alone = ["dryrun", AGENT, "--set", "agent=alone", "--examples", "1"]
+    assert "# transcript" in run(project, variables, binaries / "ratchet", *alone)
+
+
+@pytest.fixture(scope="module")
+def named_as_ours(project: Path) -> Path:
+    """The project with an agent that imports modules called as the repository's folders are."""
     (project / "agents" / "own.py").write_text(OWN)
-    (project / "mine.py").write_text("REWARD = 0.5\n")
-    own = ["dryrun", AGENT, "--set", "agent=own", "--examples", "1"]
-    assert "# transcript" in run(project, variables, binaries / "ratchet", *own)
+    for name in ("tasks.py", "engine.py", "flows/__init__.py", "adapters/games.py"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("SHARE = 0.125\n")
+    (project / "adapters" / "__init__.py").touch()
+    return project
+
+
+def test_the_wheel_has_one_import_name_and_touches_no_other(binaries: Path) -> None:
+    [wheel] = binaries.parent.parent.glob("*.whl")
+    with ZipFile(wheel) as packed:
+        roots = {name.split("/")[0] for name in packed.namelist()}
+    assert roots == {"ratchet", "ratchet_rl-0.1.0.dist-info"}
+
+
+@pytest.mark.parametrize("runner", ["threads", "dask"])
+def test_an_agent_s_modules_called_as_ours_are_its_own(
+    named_as_ours: Path, binaries: Path, variables: Mapping[str, str], runner: str
+) -> None:
+    own = small(agent="own", steps=1, **{"rollouts.runner": runner})
+    said = run(
+        named_as_ours, variables, binaries / "ratchet", "train", AGENT, "--run", runner, *own
+    )
+    assert " in 1 step\n" in said
+    [row] = (named_as_ours / "runs" / runner / "metrics.jsonl").read_text().splitlines()
+    assert 0.5 <= json.loads(row)["reward/mean"] <= 1.5
 
 
 def test_a_schedule_of_the_new_project_trains_on_a_server(
-    project: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
+    named_as_ours: Path, binaries: Path, variables: Mapping[str, str], tmp_path: Path
 ) -> None:
-    declared = yaml.safe_load((project / "prefect.yaml").read_text())
+    declared = yaml.safe_load((named_as_ours / "prefect.yaml").read_text())
     [training] = declared["deployments"]
     training["parameters"]["recipe"] |= {
+        "agent": "own",
         "steps": 1,
         "rollouts": {"groups": 2, "group_size": 2},
         "evaluation": {"examples": 2, "greedy": False},
     }
     training["schedules"] = [{"interval": 60}]
-    (project / "prefect.yaml").write_text(yaml.safe_dump(declared | {"deployments": [training]}))
-    with open_team([str(binaries / "ratchet")], project, tmp_path, variables) as api:
+    (named_as_ours / "prefect.yaml").write_text(
+        yaml.safe_dump(declared | {"deployments": [training]})
+    )
+    with open_team([str(binaries / "ratchet")], named_as_ours, tmp_path, variables) as api:
         deployment = api.get(f"/deployments/name/train/{AGENT}").json()
         ended = wait_for_schedule(api, deployment["id"])
         assert ended["state"]["type"] == "COMPLETED", read_log(api, ended["id"])
     assert ended["state"]["message"].startswith("held-out reward ")
-    made = json.loads((project / "runs" / ended["name"] / "manifest.json").read_text())
-    assert made["recipe"]["agent"] == AGENT
+    made = json.loads((named_as_ours / "runs" / ended["name"] / "manifest.json").read_text())
+    assert made["recipe"]["agent"] == "own"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks import datums
-from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.recovery.rollout_steps import RolloutSteps
-from tasks.rewards import compute_rewards, rewards_of
-from tasks.settings.algorithm import Algorithm, CreditAssignment
-from tasks.storage.manifest import ByStep
-from tasks.storage.run_folder import RunFolder
-from tasks.update_method import UpdateMethod
+from ratchet.tasks import datums
+from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from ratchet.tasks.recovery.rollout_steps import RolloutSteps
+from ratchet.tasks.rewards import compute_rewards, rewards_of
+from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment
+from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.update_method import UpdateMethod
 
 
 def credited(advantage: str, min_group_size: int = 1, **settings: Any) -> CreditAssignment:

@@ -9,7 +9,7 @@ from renderers import RendererConfig, config_from_name, create_renderer
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.chat import Chat
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
 OF_NO_FORMAT = ("auto", "default", "custom")

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from adapters.calls import Choice, Format, Message, Refused, Request, Tool
-from adapters.dialects.instructions import instruction_of
-from adapters.door.role_calls import KeptCalls
-from adapters.errors import UserError
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError
-from tasks.given.tokenizing import tokenize
+from ratchet.adapters.calls import Choice, Format, Message, Refused, Request, Tool
+from ratchet.adapters.dialects.instructions import instruction_of
+from ratchet.adapters.door.role_calls import KeptCalls
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.tokenizing import tokenize
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 
 LOOK: Tool = {

@@ -9,19 +9,19 @@ from prefect.artifacts import Artifact
 from prefect.client.schemas.objects import Artifact as SavedArtifact
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from adapters.calls import POLICY
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.recording.step_log import record_metrics
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder
-from tasks.tracking.prefect_pages import (
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.prefect_pages import (
     UI_NAME,
     PrefectPages,
     artifact_key,
     describe_evaluations,
     metric_rows,
 )
-from tasks.tracking.run_tracking import RunTracking
+from ratchet.tasks.tracking.run_tracking import RunTracking
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_report_page import record_run
 from tests.tasks.test_run_list import evaluate
@@ -62,11 +62,13 @@ def show_all(run: RunFolder, address: str) -> float:
 def test_a_server_that_is_away_costs_one_warning(
     run: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
+    monkeypatch.setattr("ratchet.tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         show_all(run, f"http://127.0.0.1:{closed.getsockname()[1]}/api")
-    (warning,) = [record.message for record in caplog.records if record.name.startswith("tasks")]
+    (warning,) = [
+        record.message for record in caplog.records if record.name.startswith("ratchet.tasks")
+    ]
     assert warning.startswith("Prefect's UI does not have all of the run: ConnectError")
     assert "The training needs none of it" in warning
 
@@ -74,7 +76,7 @@ def test_a_server_that_is_away_costs_one_warning(
 def test_a_server_that_is_silent_holds_no_step_up(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 1.0)
+    monkeypatch.setattr("ratchet.tasks.tracking.run_tracking.LAST_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         assert show_all(run, address) < 40, "Prefect's client alone waits for 60 s"
@@ -95,8 +97,8 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(run: RunFolder) -> None
 def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.prefect_pages.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
+    monkeypatch.setattr("ratchet.tasks.tracking.prefect_pages.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("ratchet.tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     run = record_run(f"trains-{tmp_path.name}")
     with shown(run, 3) as tracking:
@@ -109,7 +111,7 @@ def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
 def test_a_run_that_ended_early_has_all_pages_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
+    monkeypatch.setattr("ratchet.tasks.tracking.run_tracking.LAST_SECONDS", 120.0)
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     run = record_run(f"early-{tmp_path.name}", steps=6)
     run.record_end(1, "after checkpoint 0: held_out/reward/mean 1 >= 1")

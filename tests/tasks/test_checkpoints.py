@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.checkpoints.binding import best_step, read_step
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
-from tasks.storage.files import Damaged, write_json
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.flows.checkpoints.binding import best_step, read_step
+from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from ratchet.tasks.storage.files import Damaged, write_json
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.advantages import Earned
-from tasks.rewards import CreditUnit, calls_of, group_earnings, returns_to_go, rewards_of
+from ratchet.tasks.algorithm.advantages import Earned
+from ratchet.tasks.rewards import CreditUnit, calls_of, group_earnings, returns_to_go, rewards_of
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.examples.reading import DatasetError, Source, read_examples
-from tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
+from ratchet.tasks.examples.reading import DatasetError, Source, read_examples
+from ratchet.tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

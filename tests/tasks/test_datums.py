@@ -8,11 +8,11 @@ import tinker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.algorithm.advantages import Aggregation
-from tasks.algorithm.losses import TOKEN_LOSSES
-from tasks.datums import read_datums, to_datums
-from tasks.settings.algorithm import CreditAssignment
-from tasks.storage.tables import write_table
+from ratchet.tasks.algorithm.advantages import Aggregation
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
+from ratchet.tasks.datums import read_datums, to_datums
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.storage.tables import write_table
 from tests.support.credited import build, credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table

@@ -12,26 +12,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from adapters.calls import Completion
-from adapters.door.batches import PlannedRollout
-from adapters.door.door import Door
-from adapters.errors import UserError
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from adapters.weights.adapter import Adapter, write_adapter
-from flows.cli.main import plain_errors
-from flows.opening.checks import check_run
-from flows.opening.run import staying
-from flows.recipe.loading import named_recipe
-from tasks.recording import journal as journals
-from tasks.recording.journal import Journal, JournalError, read_journal
-from tasks.recording.spans import call_span
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage import files
-from tasks.storage.files import appearing_folder
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import Completion
+from ratchet.adapters.door.batches import PlannedRollout
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.weights.adapter import Adapter, write_adapter
+from ratchet.flows.cli.main import plain_errors
+from ratchet.flows.opening.checks import check_run
+from ratchet.flows.opening.run import staying
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.tasks.recording import journal as journals
+from ratchet.tasks.recording.journal import Journal, JournalError, read_journal
+from ratchet.tasks.recording.spans import call_span
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage import files
+from ratchet.tasks.storage.files import appearing_folder
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
 from tests.support.door.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
@@ -90,7 +90,7 @@ def test_appends_wait_while_the_disk_is_full_and_none_is_lost(
         append_now(journal, call(9))
     freeing.join()
     assert [span["call"] for span in read_journal(path)] == [0, *range(600, 604), 9]
-    said = [record.message for record in caplog.records if record.name.startswith("tasks")]
+    said = [record.message for record in caplog.records if record.name.startswith("ratchet.tasks")]
     assert said == [SAID.format(path)], "it is said once"
 
 

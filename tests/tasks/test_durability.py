@@ -9,9 +9,9 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
 
-from tasks.storage import files
-from tasks.storage.durability import durable
-from tasks.storage.files import appearing, write_text
+from ratchet.tasks.storage import files
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import appearing, write_text
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

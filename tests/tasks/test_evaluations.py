@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluations import (
+from ratchet.tasks.evaluations import (
     PlayedShard,
     ScoredRollout,
     find_reward_gain,
@@ -14,13 +14,13 @@ from tasks.evaluations import (
     score_rollouts,
     score_spans,
 )
-from tasks.recording.scores import Spent, read_evaluation
-from tasks.recording.spans import spans_table
-from tasks.reports.tables import score_rows
-from tasks.storage.files import read_json, write_rows
-from tasks.storage.names import group_name, shard_name
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write_table
+from ratchet.tasks.recording.scores import Spent, read_evaluation
+from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.reports.tables import score_rows
+from ratchet.tasks.storage.files import read_json, write_rows
+from ratchet.tasks.storage.names import group_name, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import write_table
 
 EARNED = {"kind": "reward", "reward_name": "reward", "reward": 1.0}
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.examples.reading import DatasetError, Example, Source, read_examples
+from ratchet.tasks.examples.reading import DatasetError, Example, Source, read_examples
 
 
 def jsonl(path: Path, *rows: object) -> Path:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.recording.spans import spans_table
-from tasks.reports.rollouts import list_games, read_games
-from tasks.storage.tables import write_table
+from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.reports.rollouts import list_games, read_games
+from ratchet.tasks.storage.tables import write_table
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 LOOK = {"type": "function", "function": {"name": "search", "arguments": "{}"}}

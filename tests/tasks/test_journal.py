@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.player_protocol import Failure, Outcome, RolloutEnd
-from adapters.rewards import Reward
-from tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
-from tasks.recording.repeats import ShortCalls, WholeCalls
-from tasks.recording.spans import Span, end_spans
+from ratchet.adapters.player_protocol import Failure, Outcome, RolloutEnd
+from ratchet.adapters.rewards import Reward
+from ratchet.tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
+from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
+from ratchet.tasks.recording.spans import Span, end_spans
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -181,7 +181,7 @@ def test_a_killed_writer_loses_nothing_it_had_confirmed(tmp_path: Path) -> None:
     fields = {name: value for name, value in call(0).items() if name != "started"}
     script = (
         "import os; from array import array; from pathlib import Path\n"
-        "from tasks.recording.journal import Journal\n"
+        "from ratchet.tasks.recording.journal import Journal\n"
         "from tests.tasks.test_journal import append_now\n"
         f"journal = Journal(Path({str(path)!r}))\n"
         f"for number in range(50): append_now(journal, {fields!r} | {{'call': number}})\n"

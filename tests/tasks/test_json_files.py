@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.storage.files import (
+from ratchet.tasks.storage.files import (
     Damaged,
     read_json,
     read_rows,
     write_json,
     write_rows,
 )
-from tasks.storage.logs import append_row, read_log
+from ratchet.tasks.storage.logs import append_row, read_log
 
 Read = Callable[[Path], object]
 VALUE = {"recipe": {"agent": "ä\u2028", "sha256": "no"}, "dataset_sha256": "0" * 64, "x": 0.1}

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from adapters.player_protocol import RolloutEnd
-from adapters.rewards import read_reward
-from tasks.judging import shown_sets
-from tasks.recording.recorder import describe_end
-from tasks.recording.spans import end_spans, scored_names
-from tasks.settings.rollouts import Judge
+from ratchet.adapters.player_protocol import RolloutEnd
+from ratchet.adapters.rewards import read_reward
+from ratchet.tasks.judging import shown_sets
+from ratchet.tasks.recording.recorder import describe_end
+from ratchet.tasks.recording.spans import end_spans, scored_names
+from ratchet.tasks.settings.rollouts import Judge
 
 
 def test_each_pair_of_a_group_is_shown() -> None:

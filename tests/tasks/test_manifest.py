@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tasks.reports.board.runs import list_runs, runs_table
-from tasks.storage.files import write_json
-from tasks.storage.manifest import (
+from ratchet.tasks.reports.board.runs import list_runs, runs_table
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.manifest import (
     FORK,
     FORMAT,
     SEALED,
@@ -20,7 +20,7 @@ from tasks.storage.manifest import (
     recipe_of,
     write_manifest,
 )
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.gguf_models import write_gguf
 from tests.support.processes import ROOT
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.storage.names import (
+from ratchet.tasks.storage.names import (
     BatchName,
     RolloutName,
     batch_name,
@@ -13,7 +13,7 @@ from tasks.storage.names import (
     rollout_name,
     shard_name,
 )
-from tasks.storage.tables import select
+from ratchet.tasks.storage.tables import select
 
 SPLITS = st.from_regex(r"[a-z]+(\\.[0-9a-f]{6})?(-[a-z]+)?", fullmatch=True)
 NUMBERS = st.integers(0, 10**6)

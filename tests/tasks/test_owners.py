@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.storage.logs import read_log
-from tasks.storage.manifest import bind_run
-from tasks.storage.owners import TakenOver, last_owner
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.storage.logs import read_log
+from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.owners import TakenOver, last_owner
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe
 
 RECIPE = small_recipe()
 ROOT = Path(__file__).parents[2]
 OPENING = """
 import os, sys
-from tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.manifest import bind_run
 from tests.support.runs.small_recipe import small_recipe
 
 recipe = small_recipe()
@@ -118,7 +118,9 @@ def test_a_copy_of_a_run_that_is_closed_is_opened_with_a_warning(
         owner = last_owner(copy.owners)
         assert owner is not None
         assert (owner.epoch, owner.folder) == (2, str(copy.path))
-    (warning,) = [record.message for record in caplog.records if record.name.startswith("tasks")]
+    (warning,) = [
+        record.message for record in caplog.records if record.name.startswith("ratchet.tasks")
+    ]
     assert f"the run {copy.path} was open last in process" in warning
     assert str(run.path) in warning
 

@@ -10,26 +10,26 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from adapters.player_protocol import Failure, Outcome
-from adapters.rewards import Reward
-from flows.cli.progress_bar import show_progress, watch_folder
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.journal import Journal, seal
-from tasks.recording.spans import Span
-from tasks.recording.step_log import record_metrics
-from tasks.reports.facts import read_facts
-from tasks.reports.progress import (
+from ratchet.adapters.player_protocol import Failure, Outcome
+from ratchet.adapters.rewards import Reward
+from ratchet.flows.cli.progress_bar import show_progress, watch_folder
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.journal import Journal, seal
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.reports.progress import (
     Progress,
     ProgressReader,
     describe_run,
     describe_seconds_left,
     draw_line,
 )
-from tasks.storage.files import write_json, write_rows
-from tasks.storage.logs import append_row
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write_table
+from ratchet.tasks.storage.files import write_json, write_rows
+from ratchet.tasks.storage.logs import append_row
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import write_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_journal import append_now, ended
 

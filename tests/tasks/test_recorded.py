@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import play_batch
-from adapters.player_protocol import Failure, PlaySettings
-from tasks.metrics import StepFiles, measure_step
-from tasks.recording.journal import Journal, read_journal
-from tasks.recording.recorder import recorded_calls
-from tasks.recording.spans import Span
-from tasks.recording.step_log import Metrics
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import Failure, PlaySettings
+from ratchet.tasks.metrics import StepFiles, measure_step
+from ratchet.tasks.recording.journal import Journal, read_journal
+from ratchet.tasks.recording.recorder import recorded_calls
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.door.played_batch import (
     BATCH,

@@ -5,19 +5,19 @@ from shutil import copytree
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.tinker.live_policy import LoraSpec
-from flows.checkpoints.forks import fork_run
-from flows.recipe.loading import read_lineage, read_recipe
-from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger
-from tasks.recording.step_log import read_metrics, record_metrics
-from tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from tasks.settings.algorithm import CreditAssignment
-from tasks.settings.optimizer import Optimizer
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.update_method import UpdateMethod
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.live_policy import LoraSpec
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.recipe.loading import read_lineage, read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from ratchet.tasks.recording.step_log import read_metrics, record_metrics
+from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from ratchet.tasks.settings.algorithm import CreditAssignment
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.update_method import UpdateMethod
 from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe

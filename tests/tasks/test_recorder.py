@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.calls import CallId, Completion, Message, Request, Usage
-from adapters.door.batches import RolloutEnd
-from adapters.door.role_calls import SAMPLER_REFUSED
-from adapters.player_protocol import Failure
-from adapters.rewards import Reward
-from adapters.tinker.service import ServiceRefused
-from tasks.recording.journal import Journal, read_journal, read_spans, seal
-from tasks.recording.recorder import JournalRecorder
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import CallId, Completion, Message, Request, Usage
+from ratchet.adapters.door.batches import RolloutEnd
+from ratchet.adapters.door.role_calls import SAMPLER_REFUSED
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.rewards import Reward
+from ratchet.adapters.tinker.service import ServiceRefused
+from ratchet.tasks.recording.journal import Journal, read_journal, read_spans, seal
+from ratchet.tasks.recording.recorder import JournalRecorder
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 
 NOW = datetime.now(UTC)

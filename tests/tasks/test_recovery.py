@@ -15,23 +15,23 @@ import tinker
 from prefect.utilities.collections import visit_collection
 from safetensors.torch import load
 
-from adapters.calls import POLICY
-from adapters.door.door import Door
-from adapters.player_protocol import PlaySettings
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.live_policy import LivePolicy, LoraSpec
-from adapters.tinker.service import Service, ServiceFailed
-from tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
-from tasks.datums import DATUM_SCHEMA
-from tasks.recovery.rebuilding import ProbeError
-from tasks.recovery.recorded_steps import TrainedPolicy
-from tasks.rollouts import RolloutHost
-from tasks.settings.optimizer import Optimizer
-from tasks.storage.files import Damaged
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import write_table
-from tasks.update_method import UpdateMethod
-from tasks.updates import PolicyUpdater, update_policy
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
+from ratchet.adapters.tinker.service import Service, ServiceFailed
+from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
+from ratchet.tasks.datums import DATUM_SCHEMA
+from ratchet.tasks.recovery.rebuilding import ProbeError
+from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
+from ratchet.tasks.rollouts import RolloutHost
+from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import write_table
+from ratchet.tasks.update_method import UpdateMethod
+from ratchet.tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import credited, recorded_steps
 from tests.support.damages import delete_the_folder, flip
 from tests.support.door.opened_door import CHAT
@@ -240,7 +240,7 @@ def test_an_older_state_and_more_repeated_steps_replace_a_state_that_is_gone(
         state = updater.ledger.at(step).state
         assert state is not None
         rest.delete_checkpoint_from_tinker_path(state).result()
-    with caplog.at_level(logging.WARNING, logger="tasks"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
         (probe,) = advance(updater, 3, 3)
     assert tensors(updater, address) == undisturbed
     assert probe["probe/optimizer_step"] == 1
@@ -365,7 +365,7 @@ def test_a_service_that_does_not_count_its_steps_is_said_to_be_unknown(
     monkeypatch.setattr(
         LivePolicy, "result", lambda *given: replace(result(*given), optimizer_step=None)
     )
-    with caplog.at_level(logging.WARNING, logger="tasks"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
         (probe,) = advance(make_updater(), 3, 3)
     assert set(probe) == {"probe/max_difference"}
     assert "kept its moments is unknown" in caplog.text

@@ -15,23 +15,27 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from flows.checkpoints.forks import fork_run
-from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.spans import Span
-from tasks.recording.step_log import record_metrics
-from tasks.recording.views import open_views
-from tasks.reports.facts import RunCurves, read_facts
-from tasks.reports.page import render_report, write_report
-from tasks.reports.plots import draw_panels, draw_rewards
-from tasks.storage.files import write_json
-from tasks.storage.logs import append_row
-from tasks.storage.manifest import read_manifest, write_manifest
-from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
-from tasks.storage.run_folder import RunFolder, folder_of, runs_root
-from tasks.tracking.prefect_pages import describe_curves, describe_training, write_run_report
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.reports.facts import RunCurves, read_facts
+from ratchet.tasks.reports.page import render_report, write_report
+from ratchet.tasks.reports.plots import draw_panels, draw_rewards
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.logs import append_row
+from ratchet.tasks.storage.manifest import read_manifest, write_manifest
+from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
+from ratchet.tasks.tracking.prefect_pages import (
+    describe_curves,
+    describe_training,
+    write_run_report,
+)
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.errors import counted
-from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.scores import Spent
-from tasks.recording.spans import Span, spans_table
-from tasks.reports.facts import ask_failures, read_failures
-from tasks.reports.rollouts import transcripts
-from tasks.reports.tables import scores_table
-from tasks.rollouts import StepStopped, check_rewards
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import folder_of
-from tasks.storage.tables import write_table
+from ratchet.adapters.errors import counted
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.scores import Spent
+from ratchet.tasks.recording.spans import Span, spans_table
+from ratchet.tasks.reports.facts import ask_failures, read_failures
+from ratchet.tasks.reports.rollouts import transcripts
+from ratchet.tasks.reports.tables import scores_table
+from ratchet.tasks.rollouts import StepStopped, check_rewards
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.storage.tables import write_table
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 

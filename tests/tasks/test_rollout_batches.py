@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.calls import POLICY, JsonObject
-from tasks.evaluations import score_spans
-from tasks.metrics import StepFiles, measure_step
-from tasks.recording.scores import Score
-from tasks.recording.spans import Span, spans_table
-from tasks.recording.step_log import Metrics
-from tasks.reports.rollouts import read_games, transcripts
-from tasks.storage.files import write_rows
-from tasks.storage.tables import write_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY, JsonObject
+from ratchet.tasks.evaluations import score_spans
+from ratchet.tasks.metrics import StepFiles, measure_step
+from ratchet.tasks.recording.scores import Score
+from ratchet.tasks.recording.spans import Span, spans_table
+from ratchet.tasks.recording.step_log import Metrics
+from ratchet.tasks.reports.rollouts import read_games, transcripts
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.tables import write_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

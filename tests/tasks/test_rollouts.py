@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from adapters.rendering.chat import Chat
-from tasks.reports.dryruns import describe_dryrun
-from tasks.reports.programs import Played
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.reports.dryruns import describe_dryrun
+from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.servers.engine_server import TINY
@@ -93,7 +93,9 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
     assert (len(calls), prompt > 4300) == (2, True)
     assert [end["reward"] for end in ends(spans)] == [1.0, 1.0]
     (noise,) = [
-        said.getMessage() for said in caplog.records if said.name == "adapters.rendering.chat"
+        said.getMessage()
+        for said in caplog.records
+        if said.name == "ratchet.adapters.rendering.chat"
     ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
     text = describe_dryrun(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.storage.files import write_rows
-from tasks.storage.names import batch_name, shard_name
-from tasks.storage.run_folder import (
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.names import batch_name, shard_name
+from ratchet.tasks.storage.run_folder import (
     LONGEST_RUN_NAME,
     RunError,
     RunFolder,
@@ -38,7 +38,7 @@ def touch(*paths: Path) -> None:
 
 def test_a_second_process_is_refused_with_the_first_ones_name(run: RunFolder) -> None:
     program = (
-        "from tasks.storage.run_folder import folder_of\n"
+        "from ratchet.tasks.storage.run_folder import folder_of\n"
         "with folder_of('one').locked(): print('open', flush=True); input()"
     )
     with subprocess.Popen(

@@ -9,16 +9,16 @@ from typing import IO, Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.process.terminal import hanging
-from flows.cli.commands import app
-from tasks.checkpoints import Ledger
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.step_log import record_metrics
-from tasks.reports.board.runs import count, list_runs, runs_table
-from tasks.storage.files import write_json
-from tasks.storage.manifest import bind_run, write_manifest
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.process.terminal import hanging
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.reports.board.runs import count, list_runs, runs_table
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.manifest import bind_run, write_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.tasks.test_reports import LONG, ended, rollout, sealed
 
 FINGERPRINT = "f00d"
@@ -26,7 +26,7 @@ RECIPE = {"agent": "hello", "dataset": {"path": __file__}}
 LIST_RUNS = """
 import sys
 sys.argv[1:] = ["runs"]
-from flows.cli.main import main
+from ratchet.flows.cli.main import main
 try:
     main()
 finally:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.examples.passes import shuffle_pass
-from tasks.examples.reading import Example, Source
-from tasks.shards import ShardSize, choose_examples, draw_shard, read_shard
+from ratchet.tasks.examples.passes import shuffle_pass
+from ratchet.tasks.examples.reading import Example, Source
+from ratchet.tasks.shards import ShardSize, choose_examples, draw_shard, read_shard
 
 
 def jsonl(path: Path, *rows: object) -> Path:

@@ -5,10 +5,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from adapters.calls import CallId, Completion, Request, Sampling, Usage
-from adapters.player_protocol import Failure, Outcome, RolloutEnd
-from adapters.rewards import Reward, read_reward
-from tasks.recording.spans import (
+from ratchet.adapters.calls import CallId, Completion, Request, Sampling, Usage
+from ratchet.adapters.player_protocol import Failure, Outcome, RolloutEnd
+from ratchet.adapters.rewards import Reward, read_reward
+from ratchet.tasks.recording.spans import (
     SPAN_SCHEMA,
     Span,
     call_span,

@@ -12,17 +12,17 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.cli.commands import app
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.queries import answer_query
-from tasks.recording.step_log import record_metrics
-from tasks.recording.views import GIVEN_VIEWS, VIEWS
-from tasks.storage.files import write_json
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import folder_of
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.queries import answer_query
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.recording.views import GIVEN_VIEWS, VIEWS
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.errors import UserError
-from tasks.storage.tables import arrays, select, write_table
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.storage.tables import arrays, select, write_table
 
 
 def test_a_query_is_answered_in_its_order_with_its_parameters(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.recording.spans import spans_table
-from tasks.storage.tables import read_table, write_table
-from tasks.trajectories import assemble_trajectories, trajectories_of
+from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.storage.tables import read_table, write_table
+from ratchet.tasks.trajectories import assemble_trajectories, trajectories_of
 from tests.support.credited import rewards_by_group
 
 ROLLOUT = "train-00000-0000-00"

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tinker.live_policy import Pass
-from tasks.datums import (
+from ratchet.adapters.tinker.live_policy import Pass
+from ratchet.tasks.datums import (
     DATUM_SCHEMA,
     PAIR_DATUM_SCHEMA,
     REFERENCE_DATUM_SCHEMA,
     to_datums,
     units_of,
 )
-from tasks.settings.algorithm import Divergence
-from tasks.settings.given import Expert
-from tasks.settings.optimizer import Optimizer, ScheduleName
-from tasks.update_method import UpdateMethod
+from ratchet.tasks.settings.algorithm import Divergence
+from ratchet.tasks.settings.given import Expert
+from ratchet.tasks.settings.optimizer import Optimizer, ScheduleName
+from ratchet.tasks.update_method import UpdateMethod
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:

@@ -8,13 +8,13 @@ from shutil import copytree
 import pytest
 from typer.testing import CliRunner
 
-from durable.files import remove
-from engine.state.registry import find_damaged_state
-from flows.cli.commands import app
-from flows.finetune import finetune
-from flows.prefer import prefer
-from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import UNSEALED, RunFolder
+from ratchet.durable.files import remove
+from ratchet.engine.state.registry import find_damaged_state
+from ratchet.flows.cli.commands import app
+from ratchet.flows.finetune import finetune
+from ratchet.flows.prefer import prefer
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.run_folder import UNSEALED, RunFolder
 from tests.support.damages import DAMAGES
 from tests.support.runs import finetuned, preferred
 from tests.support.runs.small_recipe import small_recipe

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import UserError
-from adapters.rewards import Reward
-from tasks.recording.journal import Journal, seal
-from tasks.recording.spans import Span
-from tasks.recording.views import open_views
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rewards import Reward
+from ratchet.tasks.recording.journal import Journal, seal
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, append_now, call, ended
 
 

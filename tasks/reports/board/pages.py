@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from adapters.tinker.token_texts import find_decoder
-from tasks.reports.board.played import (
+from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.tasks.reports.board.played import (
     PAGE_ROWS,
     ExampleSearch,
     FromQuery,
@@ -25,7 +25,7 @@ from tasks.reports.board.played import (
     search_rollouts,
     skipped,
 )
-from tasks.reports.board.runs import (
+from ratchet.tasks.reports.board.runs import (
     RunRow,
     find_differences,
     last_reward,
@@ -33,13 +33,13 @@ from tasks.reports.board.runs import (
     read_runs,
     show,
 )
-from tasks.reports.facts import RunCurves, RunFacts, metric_names
-from tasks.reports.page import TEMPLATES, render_report
-from tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
-from tasks.reports.progress import ProgressReader
-from tasks.storage.files import FileVersions, version_of
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunFolder, folder_of, runs_root
+from ratchet.tasks.reports.facts import RunCurves, RunFacts, metric_names
+from ratchet.tasks.reports.page import TEMPLATES, render_report
+from ratchet.tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
+from ratchet.tasks.reports.progress import ProgressReader
+from ratchet.tasks.storage.files import FileVersions, version_of
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
 REFRESH_SECONDS = 5
 """Time after which a page of a run that trains is loaded again."""

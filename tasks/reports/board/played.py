@@ -11,15 +11,15 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from adapters.calls import POLICY
-from adapters.door.roles import answerers, policy_of
-from adapters.tinker.token_texts import Decode
-from tasks.recording.views import Views, open_views
-from tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
-from tasks.storage.manifest import recipe_of
-from tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
-from tasks.storage.run_folder import TRAINED_SPLITS, RunError, RunFolder
-from tasks.storage.tables import query_beside
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.roles import answerers, policy_of
+from ratchet.adapters.tinker.token_texts import Decode
+from ratchet.tasks.recording.views import Views, open_views
+from ratchet.tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.names import BatchName, is_judging, parse_batch, parse_rollout
+from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunError, RunFolder
+from ratchet.tasks.storage.tables import query_beside
 
 ROLLOUTS_QUERY, GROUPS_QUERY, CALLS_QUERY, EXAMPLES_QUERY = (
     query_beside(__file__, name) for name in ("rollouts", "groups", "calls", "examples")

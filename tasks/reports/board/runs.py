@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from adapters.errors import counted
-from adapters.process.terminal import hanging
-from tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
-from tasks.reports.tables import fitted
-from tasks.storage.dotted_keys import Json
-from tasks.storage.run_folder import RunFolder, all_runs, runs_root
+from ratchet.adapters.errors import counted
+from ratchet.adapters.process.terminal import hanging
+from ratchet.tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
+from ratchet.tasks.reports.tables import fitted
+from ratchet.tasks.storage.dotted_keys import Json
+from ratchet.tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
 RUN_COLUMNS = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
 SHORTENED_COLUMNS = ("run", "agent", "parent", "state")

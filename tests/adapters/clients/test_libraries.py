@@ -18,17 +18,17 @@ import httpx
 import openai
 import pytest
 
-from adapters.clients.libraries import (
+from ratchet.adapters.clients.libraries import (
     TELEMETRY,
     SharedContext,
     release_responses,
     share_contexts,
     when_imported,
 )
-from adapters.door.door import Door
-from adapters.network.addresses import Certificate, Listener
-from adapters.network.app_server import AppServer
-from adapters.rewards import Reward
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.network.addresses import Certificate, Listener
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.adapters.rewards import Reward
 from tests.adapters.harness.test_player import play
 from tests.support.door.garbage import no_collector
 from tests.support.door.opened_door import ASK
@@ -75,7 +75,10 @@ def test_importing_a_missing_package_still_raises(package: str) -> None:
         importlib.import_module("no_such_package")
 
 
-SCRIPT = "import flows, os, sys; print('prefect' in sys.modules, *(os.environ[n] for n in {names}))"
+SCRIPT = (
+    "import ratchet.flows, os, sys; "
+    "print('prefect' in sys.modules, *(os.environ[n] for n in {names}))"
+)
 
 
 def test_the_flows_turn_telemetry_off_before_prefect_is_imported() -> None:
@@ -121,7 +124,7 @@ for thread in threads:
 waiting = [model for model in openai.BaseModel.__subclasses__() if not model.__pydantic_complete__]
 print(len(failed), len(waiting))
 """
-BUILD = "from adapters.clients.libraries import build_client_models; build_client_models()"
+BUILD = "from ratchet.adapters.clients.libraries import build_client_models; build_client_models()"
 
 
 def first_use(before: str = "", after: str = "") -> list[int]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import adapters.door.role_calls
-from adapters.calls import POLICY, Policy, Refused
-from adapters.clients.current_rollout import Roles, ask_role, rollout_context
-from adapters.clients.litellm import (
+import ratchet.adapters.door.role_calls
+from ratchet.adapters.calls import POLICY, Policy, Refused
+from ratchet.adapters.clients.current_rollout import Roles, ask_role, rollout_context
+from ratchet.adapters.clients.litellm import (
     SERVER_KEY,
     NoProvider,
     Reply,
@@ -22,14 +22,14 @@ from adapters.clients.litellm import (
     complete,
     import_litellm,
 )
-from adapters.clients.litellm_provider import provide
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from tasks.recording.journal import read_journal
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.clients.litellm_provider import provide
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.opened_door import (
     ASK,
     CALL,
@@ -179,13 +179,15 @@ def test_a_helper_that_cannot_answer_now_may_be_asked_again(helper: Opened) -> N
 def test_a_helper_s_first_failure_of_a_kind_is_logged_and_no_other(
     helper: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("adapters.clients.litellm._failed", set())
+    monkeypatch.setattr("ratchet.adapters.clients.litellm._failed", set())
     helper.sampler.error = UNAVAILABLE
     for _ in range(3):
         with pytest.raises(Refused):
             ask_helper()
     (said,) = [
-        record.message for record in caplog.records if record.name == "adapters.clients.litellm"
+        record.message
+        for record in caplog.records
+        if record.name == "ratchet.adapters.clients.litellm"
     ]
     assert said.startswith("The helper openai/gpt-4o-mini could not answer")
 
@@ -334,8 +336,8 @@ def test_a_caller_that_gave_up_finds_its_answer_when_it_comes_back(
         first.cancel()
         return await ask()
 
-    recognised = adapters.door.role_calls._is_resent
-    monkeypatch.setattr(adapters.door.role_calls, "_is_resent", again)
+    recognised = ratchet.adapters.door.role_calls._is_resent
+    monkeypatch.setattr(ratchet.adapters.door.role_calls, "_is_resent", again)
     inside.sampler.hold = slow
     assert asyncio.run(twice()).id == inside.spans[0].response_id
     assert len(inside.spans) == 1

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import POLICY, Policy
-from adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
-from adapters.door.door import Door
-from adapters.player_protocol import PlaySettings
-from adapters.rewards import Reward
+from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.rewards import Reward
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import CALL, SAMPLING, Scripted
 

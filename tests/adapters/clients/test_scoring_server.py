@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.clients.scoring_server import (
+from ratchet.adapters.clients.scoring_server import (
     CannotScore,
     ScoringFailed,
     ScoringServer,

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.diagnosis import examination
-from adapters.diagnosis.bench import Finding
-from adapters.diagnosis.examination import SERVICE_PROBES, TITLES, Diagnosis, examine
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import Service, open_session
+from ratchet.adapters.diagnosis import examination
+from ratchet.adapters.diagnosis.bench import Finding
+from ratchet.adapters.diagnosis.examination import SERVICE_PROBES, TITLES, Diagnosis, examine
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import Service, open_session
 from tests.support.servers.engine_server import TINY, Address, serving
 from tests.support.servers.poor_servers import FAULTS, Fault, poor_server
 

@@ -10,9 +10,9 @@ import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from pydantic import BaseModel
 
-from adapters.calls import Choice, Format, Refused
-from adapters.dialects.anthropic_messages import read, write_error
-from tasks.recording.spans import call_span
+from ratchet.adapters.calls import Choice, Format, Refused
+from ratchet.adapters.dialects.anthropic_messages import read, write_error
+from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}

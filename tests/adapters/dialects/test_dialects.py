@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.calls import Message, Refused, Request, Sampling
-from adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from adapters.dialects.field_rules import Api, rules_of
-from adapters.dialects.google_generate import GenerateContent
-from adapters.dialects.instructions import choice_outcome, instruction_of
-from adapters.dialects.table import DIALECTS, Dialect
-from adapters.door.format_checks import find_error
-from adapters.door.role_calls import KeptCalls, request_sha
-from adapters.door.serving import choose_sampling
+from ratchet.adapters.calls import Message, Refused, Request, Sampling
+from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
+from ratchet.adapters.dialects.field_rules import Api, rules_of
+from ratchet.adapters.dialects.google_generate import GenerateContent
+from ratchet.adapters.dialects.instructions import choice_outcome, instruction_of
+from ratchet.adapters.dialects.table import DIALECTS, Dialect
+from ratchet.adapters.door.format_checks import find_error
+from ratchet.adapters.door.role_calls import KeptCalls, request_sha
+from ratchet.adapters.door.serving import choose_sampling
 from tests.support.door.opened_door import CHAT
 
 WORDS = [

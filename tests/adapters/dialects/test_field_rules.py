@@ -11,11 +11,11 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 
-from adapters.calls import Refused
-from adapters.clients.litellm import PASSED_FIELDS
-from adapters.dialects.field_rules import RULES, Api, Fate, rules_of, write_table
-from adapters.dialects.google_generate import GenerateContent
-from adapters.dialects.table import DIALECTS
+from ratchet.adapters.calls import Refused
+from ratchet.adapters.clients.litellm import PASSED_FIELDS
+from ratchet.adapters.dialects.field_rules import RULES, Api, Fate, rules_of, write_table
+from ratchet.adapters.dialects.google_generate import GenerateContent
+from ratchet.adapters.dialects.table import DIALECTS
 from tests.support.door.opened_door import ASK, Opened
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"

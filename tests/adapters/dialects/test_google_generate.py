@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters.calls import Choice, Format, Message, Refused, Thinking
-from adapters.dialects.google_generate import GENERATION, GenerateContent
-from tasks.recording.spans import call_span
+from ratchet.adapters.calls import Choice, Format, Message, Refused, Thinking
+from ratchet.adapters.dialects.google_generate import GENERATION, GenerateContent
+from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import CALL, CHAT, Opened
 
 HELLO: Any = {"role": "user", "parts": [{"text": "hello"}]}

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.calls import Message, Refused, Tool
-from adapters.dialects.instructions import render_told
-from adapters.door.role_calls import KeptCalls
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import TEMPLATE
+from ratchet.adapters.calls import Message, Refused, Tool
+from ratchet.adapters.dialects.instructions import render_told
+from ratchet.adapters.door.role_calls import KeptCalls
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.answered_call import answered_call
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 

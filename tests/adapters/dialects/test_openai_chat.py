@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import Choice, Format, Refused
-from adapters.dialects.openai_chat import read, write_error
-from adapters.dialects.openai_fields import to_chat_fields
+from ratchet.adapters.calls import Choice, Format, Refused
+from ratchet.adapters.dialects.openai_chat import read, write_error
+from ratchet.adapters.dialects.openai_fields import to_chat_fields
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -1,6 +1,6 @@
 import json
 
-from adapters.dialects.fields import write_data
+from ratchet.adapters.dialects.fields import write_data
 
 
 def test_a_piece_is_one_line_for_any_kind_of_line_break() -> None:

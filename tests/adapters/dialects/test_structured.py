@@ -11,11 +11,11 @@ import psutil
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from adapters.calls import Choice, Format, Message, Refused, Request, Sampling
-from adapters.dialects.instructions import instruction_of
-from adapters.door.format_checks import FormatChecks
-from adapters.door.role_calls import request_sha
-from tasks.recording.spans import call_span
+from ratchet.adapters.calls import Choice, Format, Message, Refused, Request, Sampling
+from ratchet.adapters.dialects.instructions import instruction_of
+from ratchet.adapters.door.format_checks import FormatChecks
+from ratchet.adapters.door.role_calls import request_sha
+from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOOLS, Opened
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}

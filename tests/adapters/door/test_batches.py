@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.calls import POLICY, Completion, Policy, Refused
-from adapters.door.batches import (
+from ratchet.adapters.calls import POLICY, Completion, Policy, Refused
+from ratchet.adapters.door.batches import (
     CHANGES,
     Attempt,
     AttemptState,
@@ -23,10 +23,10 @@ from adapters.door.batches import (
     RolloutEnd,
     SampledBy,
 )
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import BEGIN, END, ROLE, ROLLOUT, WAITED
-from adapters.rewards import Reward
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import BEGIN, END, ROLE, ROLLOUT, WAITED
+from ratchet.adapters.rewards import Reward
 from tests.support.door.door_batches import ListRecorder, batch_at, bearer
 from tests.support.door.opened_door import ASK, SAMPLING, Scripted
 from tests.support.processes import wait_until

@@ -13,10 +13,10 @@ import pytest
 import tinker
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY
-from adapters.harness.player import Batch
-from adapters.player_protocol import ROLE
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import ROLE
+from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.recording_sampler import RecordedRollouts, rollout_names, seed
 from tests.support.door.stand_in import END, TINY, TOKENIZER, StandIn, letters, tool_call
 from tests.support.door.token_identity import Reuse, differences, reuse

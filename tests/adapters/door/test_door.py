@@ -12,15 +12,15 @@ import openai
 import pytest
 import tinker
 
-from adapters.calls import Completion
-from adapters.door import role_calls
-from adapters.door.batches import MOST_REFUSALS, PlannedRollout
-from adapters.door.door import Door
-from adapters.door.role_calls import CallSequence
-from adapters.network.addresses import Listener
-from adapters.network.app_server import CannotListen
-from adapters.player_protocol import ROLE
-from adapters.process.event_loop import cancel_and_wait
+from ratchet.adapters.calls import Completion
+from ratchet.adapters.door import role_calls
+from ratchet.adapters.door.batches import MOST_REFUSALS, PlannedRollout
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.role_calls import CallSequence
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.network.app_server import CannotListen
+from ratchet.adapters.player_protocol import ROLE
+from ratchet.adapters.process.event_loop import cancel_and_wait
 from tests.support.door.door_batches import ListRecorder, bearer
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, TOOLS, Opened, opened_batch
 

@@ -21,10 +21,10 @@ from openai.types.chat.completion_create_params import CompletionCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import TypeAdapter
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
-from adapters.dialects.table import DIALECTS
-from adapters.harness.player import Batch
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.dialects.table import DIALECTS
+from ratchet.adapters.harness.player import Batch
 from tests.support.door.door_batches import bearer
 from tests.support.door.recording_sampler import RecordedRollouts
 from tests.support.door.requests_from_document import complaint, drawn, written

@@ -9,8 +9,8 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.door.door import Door
-from adapters.rendering.chat import Chat
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.opened_door import TINY, Opened, opened_batch
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import (
+from ratchet.adapters.calls import (
     CallId,
     Completion,
     FunctionCall,
@@ -25,10 +25,16 @@ from adapters.calls import (
     Tool,
     ToolCall,
 )
-from adapters.door.policy_backend import PolicyBackend
-from adapters.door.role_calls import SAMPLER_FORBIDDEN, CallSequence, KeptCalls, Memory, RequestMeta
-from adapters.rendering.chat import Chat
-from tasks.checkpoints import CheckpointError
+from ratchet.adapters.door.policy_backend import PolicyBackend
+from ratchet.adapters.door.role_calls import (
+    SAMPLER_FORBIDDEN,
+    CallSequence,
+    KeptCalls,
+    Memory,
+    RequestMeta,
+)
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.garbage import no_collector

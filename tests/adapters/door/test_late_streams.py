@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from adapters.door import chat_api
+from ratchet.adapters.door import chat_api
 from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, CHAT, Opened
 

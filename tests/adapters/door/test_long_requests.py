@@ -7,10 +7,10 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.door.door import Door
-from adapters.process.event_loop import SHORT_TEXT
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import TEMPLATE
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.process.event_loop import SHORT_TEXT
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, TINY, Opened, opened_batch
 

@@ -10,22 +10,22 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
-from adapters.door.backends import ScriptError, create_backends
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.door.role_calls import KeptCalls, Memory
-from adapters.door.roles import CallsOf, check_role
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from tasks.metrics import StepFiles, measure_step
-from tasks.recording.journal import read_journal, seal
-from tasks.recording.spans import Span
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
+from ratchet.adapters.door.backends import ScriptError, create_backends
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.role_calls import KeptCalls, Memory
+from ratchet.adapters.door.roles import CallsOf, check_role
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.tasks.metrics import StepFiles, measure_step
+from ratchet.tasks.recording.journal import read_journal, seal
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.door.opened_door import Opened, opened_batch
 from tests.support.door.played_batch import (

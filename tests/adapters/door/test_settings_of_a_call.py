@@ -7,10 +7,10 @@ import httpx
 import openai
 import pytest
 
-from adapters.calls import Request, Thinking
-from adapters.door.door import Door
-from adapters.door.role_calls import KeptCalls, request_sha
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import Request, Thinking
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.role_calls import KeptCalls, request_sha
+from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.door_batches import bearer
 from tests.support.door.opened_door import ASK, CHAT, SAMPLING, Opened, opened_batch
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of

@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
-from adapters.calls import Completion
-from adapters.door.door import Door
-from adapters.door.roles import roles_of_policies
-from adapters.door.stand_in import THE_END, SayError, StandIn, StandInDoor, read_turns
+from ratchet.adapters.calls import Completion
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.door.roles import roles_of_policies
+from ratchet.adapters.door.stand_in import THE_END, SayError, StandIn, StandInDoor, read_turns
 from tests.support.door.opened_door import ASK, CHAT, TOOLS, Opened, bearer, opened_batch
 
 LOOK = {"name": "look", "arguments": {"at": "the box"}}

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from tinker import SamplingParams
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.player import Batch
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.player import Batch
 from tests.support.door.door_batches import bearer
 from tests.support.door.recording_sampler import RecordedRollouts
 from tests.support.door.stand_in import CHAT, StandIn, anything, letters, tool_call, turn

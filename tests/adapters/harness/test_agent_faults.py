@@ -17,15 +17,15 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from adapters.harness.agents import contained_task
-from adapters.harness.players_door import BatchRefused
-from tasks.metrics import StepFiles, measure_step
-from tasks.recording.journal import Journal, JournalError
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.manifest import bind_run
-from tasks.storage.run_folder import RunFolder
-from tasks.storage.tables import read_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.harness.agents import contained_task
+from ratchet.adapters.harness.players_door import BatchRefused
+from ratchet.tasks.metrics import StepFiles, measure_step
+from ratchet.tasks.recording.journal import Journal, JournalError
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, rewards_by_group, write_datums
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.processes import wait_until

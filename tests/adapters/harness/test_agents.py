@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import AgentError, load_agent
-from adapters.rewards import Reward, RewardError
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import AgentError, load_agent
+from ratchet.adapters.rewards import Reward, RewardError
 
 ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 

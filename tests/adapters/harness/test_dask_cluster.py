@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
-from adapters.errors import PassingError
-from adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_cluster
-from adapters.harness.player import play_batch
-from adapters.harness.players_door import BatchRefused
-from adapters.process.event_loop import cancel_and_wait
+from ratchet.adapters.errors import PassingError
+from ratchet.adapters.harness.dask_cluster import DaskCluster, DoorUnreachable, open_cluster
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.harness.players_door import BatchRefused
+from ratchet.adapters.process.event_loop import cancel_and_wait
 from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
 from tests.support.processes import free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from adapters.harness.agents import load_agent
-from adapters.harness.verifiers import NoEnvironment
-from adapters.rewards import Reward
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.harness.verifiers import NoEnvironment
+from ratchet.adapters.rewards import Reward
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 pytest.importorskip("gem", reason="GEM is not installed: pip install gem-llm==0.1.0")

@@ -14,12 +14,12 @@ import httpx
 import psutil
 import pytest
 
-from adapters.calls import POLICY
-from adapters.door.batches import RolloutEnd
-from adapters.door.door import Door
-from adapters.harness.player import play_batch
-from adapters.player_protocol import Failure, shorten_message
-from adapters.rewards import Reward
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.door.batches import RolloutEnd
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import Failure, shorten_message
+from ratchet.adapters.rewards import Reward
 from tests.adapters.harness.test_player import TIMEOUT, batch_of
 from tests.support.door.door_batches import bearer, begin
 from tests.support.door.opened_door import ASK, Scripted
@@ -104,7 +104,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     endpoints = {POLICY: {"base_url": "http://127.0.0.1:9", "api_key": KEY, "model": "m"}}
     script = f"""
 import asyncio
-from adapters.harness.player import own_process
+from ratchet.adapters.harness.player import own_process
 
 async def play():
     async with own_process({agent!r}, {{"file": {str(started)!r}}}, {endpoints}) as end:

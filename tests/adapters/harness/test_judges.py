@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.harness.judges import (
+from ratchet.adapters.harness.judges import (
     JUDGES,
     MARK,
     comparison,
@@ -250,6 +250,6 @@ def test_texts_under_headings_are_found_again_as_they_were(
 
 
 def test_a_mark_that_is_in_a_text_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.harness.judges.MARK", 1)
+    monkeypatch.setattr("ratchet.adapters.harness.judges.MARK", 1)
     most = "abcdefghijklmnopqrstuvwxyz234567".replace("q", "")
     assert framed([("A", most)], "?").splitlines()[-1].startswith("q ")

@@ -16,15 +16,15 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from adapters.calls import POLICY, Policy
-from adapters.clients.libraries import tls
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Reach, play_batch
-from adapters.harness.players_door import BatchRefused, door_at
-from adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
-from adapters.process.open_files import OutOfFiles
-from adapters.rewards import Reward
+from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.clients.libraries import tls
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Reach, play_batch
+from ratchet.adapters.harness.players_door import BatchRefused, door_at
+from ratchet.adapters.player_protocol import CUT, LONGEST_MESSAGE, Failure, PlaySettings
+from ratchet.adapters.process.open_files import OutOfFiles
+from ratchet.adapters.rewards import Reward
 from tests.support.door.door_batches import ListRecorder, bearer, begin
 from tests.support.door.opened_door import ASK, SAMPLING, Scripted
 

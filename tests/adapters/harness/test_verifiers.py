@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from adapters.harness.agents import load_agent
-from adapters.harness.verifiers import NoEnvironment
-from adapters.harness.verifiers_program import row_of_example
-from adapters.process.program import CommandFailed
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.harness.verifiers import NoEnvironment
+from ratchet.adapters.harness.verifiers_program import row_of_example
+from ratchet.adapters.process.program import CommandFailed
 from tests.support.door.scripted_door import scripted_door
 
 ROOT = Path(__file__).parents[3]

@@ -9,21 +9,21 @@ from threading import Thread
 
 import pytest
 
-from adapters.errors import UserError
-from adapters.network.addresses import (
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.network.addresses import (
     check_listener,
     check_proxies,
     exempt_loopback,
     spare_loopback,
 )
-from adapters.process.program import program_environment
+from ratchet.adapters.process.program import program_environment
 from tests.support.processes import ROOT
 
 LOOPBACK = "127.0.0.1,localhost,::1"
 
 CLIENTS = """
 import asyncio, sys, urllib.request
-import flows
+import ratchet.flows
 import aiohttp, httpx, openai, requests
 from prefect.client.orchestration import PrefectHttpxSyncClient
 

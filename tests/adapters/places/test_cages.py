@@ -9,11 +9,11 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from adapters.door.door import Door
-from adapters.places import cage
-from adapters.places.cage import NoCage, check_cage
-from adapters.player_protocol import Failure
-from adapters.rewards import Reward
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.places import cage
+from ratchet.adapters.places.cage import NoCage, check_cage
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.rewards import Reward
 from tests.support.agents.placed_batch import CURL, play_in_places, rollout_id, shell
 from tests.support.processes import wait_until
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from adapters.door.door import Door
-from adapters.harness.agents import load_agent
-from adapters.player_protocol import Failure
-from adapters.project.modules import AgentError
-from adapters.rewards import Reward
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.project.modules import AgentError
+from ratchet.adapters.rewards import Reward
 from tests.support.agents.placed_batch import play_in_places, rollout_id, shell
 
 LOOP = "i=0; while :; do {}; i=$((i+1)); done"

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from adapters.door.door import Door
-from adapters.player_protocol import Failure
-from adapters.rewards import Reward
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.rewards import Reward
 from tests.support.agents.placed_batch import play_in_places, rollout_id, shell
 
 REPORT = """<testsuites><testsuite>

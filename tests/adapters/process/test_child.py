@@ -3,7 +3,7 @@
 import sys
 from subprocess import PIPE
 
-from adapters.process.child import ChildProcess
+from ratchet.adapters.process.child import ChildProcess
 
 LAST_WORDS = "import sys; sys.stdin.readline(); sys.exit('the cause')"
 

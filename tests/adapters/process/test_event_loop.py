@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from adapters.process.event_loop import watch_event_loop
-from adapters.process.running_clock import LONGEST_TICK
+from ratchet.adapters.process.event_loop import watch_event_loop
+from ratchet.adapters.process.running_clock import LONGEST_TICK
 
 WAIT_SECONDS, STILL_SECONDS = LONGEST_TICK + 2, LONGEST_TICK + 3
 
 PROGRAM = """
 import asyncio, sys
 import httpx
-from adapters.process.event_loop import run_event_loop
+from ratchet.adapters.process.event_loop import run_event_loop
 
 async def ask(http, path):
     answer = await http.get(path)

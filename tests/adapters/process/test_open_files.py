@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from adapters.process.open_files import (
+from ratchet.adapters.process.open_files import (
     HIGHEST_OF_MACOS,
     LIMIT,
     PER_ROLLOUT,
@@ -21,15 +21,15 @@ from adapters.process.open_files import (
     most_rollouts,
     raise_limit,
 )
-from adapters.process.program import Program, running_program
+from ratchet.adapters.process.program import Program, running_program
 from tests.support.processes import ROOT
 
 LIMITED = 'ulimit -S -n 200; ulimit -H -n 400; exec "$@"'
 RAISED = """
 import asyncio, os, resource
-import flows
-from adapters.process.program import Program, running_program
-from adapters.process.open_files import most_rollouts
+import ratchet.flows
+from ratchet.adapters.process.program import Program, running_program
+from ratchet.adapters.process.open_files import most_rollouts
 
 async def limit():
     async with running_program(["/bin/sh", "-c", "ulimit -n"], os.environ, "") as program:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from adapters.process import phases as module
-from adapters.process.phases import EVALUATION, STARTING, TRAINING, Phases
+from ratchet.adapters.process import phases as module
+from ratchet.adapters.process.phases import EVALUATION, STARTING, TRAINING, Phases
 
 
 @pytest.fixture

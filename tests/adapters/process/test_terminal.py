@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.process.terminal import (
+from ratchet.adapters.process.terminal import (
     break_lines,
     hanging,
     on_one_line,
@@ -20,7 +20,7 @@ from adapters.process.terminal import (
     visible,
     write_data,
 )
-from tasks.reports.tables import aligned, fitted, markdown_table
+from ratchet.tasks.reports.tables import aligned, fitted, markdown_table
 from tests.support.processes import ROOT
 
 COMMAND = '`ratchet sql --run hello-1 "select rollout_id from rollouts where reward is null"`'
@@ -137,7 +137,7 @@ def test_data_is_exact_for_a_program_and_text_in_a_terminal(
 
 WORK = """
 import os, subprocess, sys
-from flows.cli import commands, main
+from ratchet.flows.cli import commands, main
 
 def app():
     print("0.21 \\u2192 0.39, \\xfc, \\udcff")
@@ -192,7 +192,7 @@ def test_letters_that_a_stream_does_not_have_are_written_in_those_of_ascii(tmp_p
 
 def test_a_result_that_a_full_disk_does_not_take_is_told() -> None:
     words = 'exec "$@" > /dev/full'
-    program = [sys.executable, "-m", "flows.cli.main", "sql", "select 1"]
+    program = [sys.executable, "-m", "ratchet.flows.cli.main", "sql", "select 1"]
     asked = subprocess.run(
         ["/bin/sh", "-c", words, "sh", *program], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )

@@ -15,10 +15,10 @@ import pytest
 import tinker
 from tinker.types import RequestErrorCategory
 
-from adapters.errors import EngineDied, PassingError
-from adapters.process.running_clock import Wait
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import (
+from ratchet.adapters.errors import EngineDied, PassingError
+from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import (
     PatientSampler,
     Service,
     ServiceFailed,
@@ -33,14 +33,16 @@ from adapters.tinker.service import (
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     stopped = SimpleNamespace(seconds=lambda: now[0])
-    for module in ("adapters.process.running_clock", "adapters.tinker.service"):
+    for module in ("ratchet.adapters.process.running_clock", "ratchet.adapters.tinker.service"):
         monkeypatch.setattr(f"{module}.running_clock", lambda: stopped)
     return now
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return our log messages; the SDK's threads may still log an engine of another test."""
-    return [record.message for record in caplog.records if record.name.startswith("adapters")]
+    return [
+        record.message for record in caplog.records if record.name.startswith("ratchet.adapters")
+    ]
 
 
 def logged_seconds(wait: Wait, clock: list[float], caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -58,7 +60,7 @@ def test_a_wait_is_one_warning_after_20_seconds_and_then_a_line_at_doubled_inter
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert logged_seconds(Wait("an answer", None), clock, caplog) == [20]
-    with caplog.at_level(logging.INFO, logger="adapters"):
+    with caplog.at_level(logging.INFO, logger="ratchet.adapters"):
         clock[0] = 0.0
         assert logged_seconds(Wait("an answer", None), clock, caplog) == [20, 40, 80, 160]
 
@@ -196,7 +198,7 @@ def test_rollouts_that_wait_for_the_service_are_one_line_of_the_log(
         waits = (service.while_alive(asyncio.sleep(1.2), batch) for batch in batches)
         await asyncio.gather(*waits)
 
-    with caplog.at_level(logging.WARNING, logger="adapters"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.adapters"):
         asyncio.run(wait_together())
     assert messages(caplog) == [
         "waiting for 2 answers of the Tinker service, for the first for 31 s"
@@ -210,7 +212,7 @@ def test_rollouts_that_wait_for_nothing_of_the_service_are_named(
         clock[0] = 31.0
         await asyncio.sleep(0.6)
 
-    with caplog.at_level(logging.WARNING, logger="adapters"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.adapters"):
         asyncio.run(service.while_alive(work(), "the rollouts of train-00003"))
     said = "waiting for the rollouts of train-00003 for 31 s, and no sampling call is under way"
     assert messages(caplog) == [said]

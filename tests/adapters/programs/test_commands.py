@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from psutil import process_iter
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import load_agent
-from adapters.process.program import LONGEST_OUTPUT, CommandFailed, NoCommand
-from adapters.rewards import Reward, RewardError
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.process.program import LONGEST_OUTPUT, CommandFailed, NoCommand
+from ratchet.adapters.rewards import Reward, RewardError
 from tests.support.door.scripted_door import scripted_door
 from tests.support.processes import ROOT, wait_until
 
@@ -190,7 +190,7 @@ def test_a_command_never_starts_if_its_player_dies_before_it_can_answer_for_it(
     ready = tmp_path / "ready"
     die = "program.end_with_this_process = lambda _: os.kill(os.getpid(), signal.SIGKILL)"
     script = (
-        f"import os, signal; from adapters.process import program; {die}; "
+        f"import os, signal; from ratchet.adapters.process import program; {die}; "
         f"from {__name__} import play; play({shell(f'touch {ready}; sleep 999')!r})"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -signal.SIGKILL

@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import load_agent
-from adapters.places.filling import fill
-from adapters.places.place import PROGRAM_LOG, Place, PlaceError
-from adapters.player_protocol import PlaceBounds, PlaceSettings
-from adapters.process.program import CommandFailed, NoCommand
-from adapters.programs.lasting import kill_programs
-from adapters.rewards import Reward
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.places.filling import fill
+from ratchet.adapters.places.place import PROGRAM_LOG, Place, PlaceError
+from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
+from ratchet.adapters.process.program import CommandFailed, NoCommand
+from ratchet.adapters.programs.lasting import kill_programs
+from ratchet.adapters.rewards import Reward
 from tests.support.processes import ROOT, wait_until
 
 LIBRARY = """

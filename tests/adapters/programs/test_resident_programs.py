@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.clients.current_rollout import Endpoint
-from adapters.harness.agents import load_agent
-from adapters.process.program import CommandFailed, NoCommand
-from adapters.programs.lasting import kill_programs
-from adapters.programs.residents import LONGEST_LINE
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.process.program import CommandFailed, NoCommand
+from ratchet.adapters.programs.lasting import kill_programs
+from ratchet.adapters.programs.residents import LONGEST_LINE
 from tests.support.processes import ROOT, wait_until
 
 NOWHERE = {
@@ -200,7 +200,7 @@ def test_a_cancelled_rollout_is_announced_and_the_others_go_on(tmp_path: Path) -
 def test_a_program_that_does_not_answer_a_cancelled_rollout_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("adapters.programs.residents.CANCEL_SECONDS", 0.3)
+    monkeypatch.setattr("ratchet.adapters.programs.residents.CANCEL_SECONDS", 0.3)
     begun = tmp_path / "begun"
     name = program(f"read(); open({str(begun)!r}, 'w').close(); time.sleep(600)")
 

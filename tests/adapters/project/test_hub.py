@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from adapters.project.hub import HubError, locate_dataset
-from tasks.examples.reading import read_examples
-from tasks.storage.manifest import bind_run, read_manifest
+from ratchet.adapters.project.hub import HubError, locate_dataset
+from ratchet.tasks.examples.reading import read_examples
+from ratchet.tasks.storage.manifest import bind_run, read_manifest
 from tests.support.runs.small_recipe import small_recipe
 
 COMMIT, OLDER = "1" * 40, "2" * 40

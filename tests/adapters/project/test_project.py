@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.clients.current_rollout import Endpoint
-from adapters.door.backends import load_function
-from adapters.harness.agents import load_agent
-from adapters.project import modules
-from adapters.project.modules import EXAMPLES, AgentError, load_agent_file, load_module, locate
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.door.backends import load_function
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.project import modules
+from ratchet.adapters.project.modules import (
+    EXAMPLES,
+    AgentError,
+    load_agent_file,
+    load_module,
+    locate,
+)
 
 ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
 ROOT = Path(__file__).parents[3]
@@ -41,7 +47,7 @@ def reward(name: str) -> float | None:
 
 
 def test_an_agent_of_the_working_folder_comes_before_an_example(project: Path) -> None:
-    assert load_agent_file("hello").__file__ == str(EXAMPLES / "agents" / "hello.py")
+    assert load_agent_file("hello").__file__ == str((EXAMPLES / "agents" / "hello.py").resolve())
     (project / "agents" / "hello.py").write_text(PAYS.format(0.25))
     assert reward("hello") == reward("hello:play") == 0.25
 
@@ -52,7 +58,7 @@ def test_a_module_that_can_be_imported_comes_before_an_example(
     monkeypatch.delitem(sys.modules, "hello", raising=False)
     (project / "hello.py").write_text(PAYS.format(0.5))
     assert reward("hello:play") == 0.5
-    assert load_agent_file("hello").__file__ == str(EXAMPLES / "agents" / "hello.py")
+    assert load_agent_file("hello").__file__ == str((EXAMPLES / "agents" / "hello.py").resolve())
 
 
 def test_an_agent_can_import_a_package_called_agents(
@@ -130,7 +136,9 @@ def test_a_process_of_its_own_loads_agents_in_the_same_way(project: Path) -> Non
     """A worker of a cluster is one: it has the folder in which it was started."""
     (project / "agents" / "riddles.py").write_text("import beside\n\nWHO = beside.WHO\n")
     (project / "agents" / "beside.py").write_text("WHO = 'riddles'\n")
-    program = "from adapters.project.modules import load_agent_file as l; print(l('riddles').WHO)"
+    program = (
+        "from ratchet.adapters.project.modules import load_agent_file as l; print(l('riddles').WHO)"
+    )
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-c", program]
     assert subprocess.check_output(command, env=variables, text=True) == "riddles\n"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import UserError
-from adapters.project.hub import HubError
-from adapters.project.publishing import check_push, push
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.hub import HubError
+from ratchet.adapters.project.publishing import check_push, push
 from tests.support.servers.hub_server import TOKEN, hub_server
 
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from adapters.calls import Message
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import NoRenderer
+from ratchet.adapters.calls import Message
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import NoRenderer
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]

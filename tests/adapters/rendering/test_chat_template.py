@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from adapters.calls import Message, Refused, Tool
-from adapters.door.role_calls import KeptCalls
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import TEMPLATE
-from adapters.rendering.writing import ChatTemplateError
+from ratchet.adapters.calls import Message, Refused, Tool
+from ratchet.adapters.door.role_calls import KeptCalls
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
+from ratchet.adapters.rendering.writing import ChatTemplateError
 from tests.support.door.answered_call import answered_call
 from tests.support.runs.small_recipe import small_recipe
 

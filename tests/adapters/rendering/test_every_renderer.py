@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import Message, Refused
-from adapters.rendering.chat import Chat
-from adapters.rendering.messages import read_message, read_tool
-from adapters.rendering.renderer_names import TEMPLATE, NoRenderer
+from ratchet.adapters.calls import Message, Refused
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import read_message, read_tool
+from ratchet.adapters.rendering.renderer_names import TEMPLATE, NoRenderer
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 from tests.support.renderer_table import COLUMNS, try_cell, write_table
 

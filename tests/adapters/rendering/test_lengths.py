@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.calls import Message, Refused
-from adapters.rendering.chat import Chat, check_length, longest_token
-from adapters.rendering.renderer_names import TEMPLATE
+from ratchet.adapters.calls import Message, Refused
+from ratchet.adapters.rendering.chat import Chat, check_length, longest_token
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.opened_door import TINY
 
 LAST_ALONE = TEMPLATE + "{{ messages[-1].content }}"

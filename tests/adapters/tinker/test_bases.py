@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adapters.tinker import bases
-from adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
-from engine.training import lots
+from ratchet.adapters.tinker import bases
+from ratchet.adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
+from ratchet.engine.training import lots
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -48,7 +48,7 @@ def test_a_gguf_file_is_the_model_it_was_written_from(tmp_path: Path) -> None:
 
 
 def test_the_engine_prints_the_folder_that_it_has_prepared() -> None:
-    command = [sys.executable, "-m", "engine", "--prepare", "--base-model", str(TINY)]
+    command = [sys.executable, "-m", "ratchet.engine", "--prepare", "--base-model", str(TINY)]
     assert subprocess.check_output(command, text=True) == f"{TINY}\n"
 
 

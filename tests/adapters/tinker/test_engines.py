@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import ServiceError
-from adapters.tinker import engines
-from adapters.tinker.engines import engine_begun, engines_kept, running_engine
-from engine.disk import lock_state
+from ratchet.adapters.errors import ServiceError
+from ratchet.adapters.tinker import engines
+from ratchet.adapters.tinker.engines import engine_begun, engines_kept, running_engine
+from ratchet.engine.disk import lock_state
 
 pytestmark = pytest.mark.usefixtures("no_tinker")
 

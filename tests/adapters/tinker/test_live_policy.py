@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tinker import AdamParams
 
-from adapters.diagnosis.bench import TOKENS, datum
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.live_policy import LivePolicy
-from adapters.tinker.service import Service, open_session
+from ratchet.adapters.diagnosis.bench import TOKENS, datum
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.live_policy import LivePolicy
+from ratchet.adapters.tinker.service import Service, open_session
 from tests.support.servers.engine_server import TINY, serving
 
 BASE = str(TINY)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tinker import AdamParams, Datum, ModelInput
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.live_policy import LivePolicy, download, fetch_weights
-from adapters.tinker.service import Service, ServiceFailed
-from adapters.weights.adapter import (
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.live_policy import LivePolicy, download, fetch_weights
+from ratchet.adapters.tinker.service import Service, ServiceFailed
+from ratchet.adapters.weights.adapter import (
     TENSORS,
     Adapter,
     AdapterError,
@@ -25,7 +25,7 @@ from adapters.weights.adapter import (
     read_base,
     write_adapter,
 )
-from adapters.weights.network import (
+from ratchet.adapters.weights.network import (
     check_fit,
     head_of,
     is_tied,
@@ -36,7 +36,7 @@ from adapters.weights.network import (
     save_network,
     score,
 )
-from tasks.reports.exports import largest_difference
+from ratchet.tasks.reports.exports import largest_difference
 from tests.support.servers.engine_server import connected, make_tiny_model, serving
 
 TOLERANCE = 1e-4

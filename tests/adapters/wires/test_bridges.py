@@ -15,11 +15,17 @@ import psutil
 import pytest
 import tinker
 
-from adapters.errors import EngineDied, ServiceError
-from adapters.tinker.bridges import bridged
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import Service, ServiceFailed, ServiceRefused, open_session, server_at
-from adapters.wires.asking import OlderWire, ask_wire
+from ratchet.adapters.errors import EngineDied, ServiceError
+from ratchet.adapters.tinker.bridges import bridged
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import (
+    Service,
+    ServiceFailed,
+    ServiceRefused,
+    open_session,
+    server_at,
+)
+from ratchet.adapters.wires.asking import OlderWire, ask_wire
 from tests.support.servers.engine_server import Address
 from tests.support.servers.older_server import OlderServer, older
 
@@ -226,7 +232,7 @@ def test_the_end_of_a_session_gives_the_servers_slots_back(address: Address) -> 
 
 KILLED = """
 import os, signal, sys
-from adapters.tinker.service import open_session, server_at
+from ratchet.adapters.tinker.service import open_session, server_at
 with server_at(sys.argv[1], sys.argv[2]) as server, open_session(server, 60) as service:
     create = service.client.create_lora_training_client
     service.create("a client", create, sys.argv[3], rank=4)
@@ -250,7 +256,7 @@ def bridges() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if "adapters.wires.program" in child.cmdline()
+        if "ratchet.adapters.wires.program" in child.cmdline()
     ]
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from adapters.wires.asking import OlderWire
-from adapters.wires.fields import NEWER, CallRefused, without_newer
+from ratchet.adapters.wires.asking import OlderWire
+from ratchet.adapters.wires.fields import NEWER, CallRefused, without_newer
 
 PROTOBUF = OlderWire("protobuf")
 ASKED: dict[tuple[str, str], Any] = {

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from flows.diagnosis.of_run import read_diagnosis
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
+from ratchet.flows.diagnosis.of_run import read_diagnosis
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address, serving
 from tests.support.servers.older_server import OlderServer, older
@@ -87,7 +87,7 @@ def test_a_run_whose_bridge_is_killed_loads_its_state_and_ends_with_the_same_wei
             [bridge] = [
                 child
                 for child in psutil.Process().children()
-                if "adapters.wires.program" in child.cmdline()
+                if "ratchet.adapters.wires.program" in child.cmdline()
             ]
             bridge.send_signal(signal.SIGKILL)
             killed.append(bridge.pid)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from adapters.process.phases import phases
-from flows.cli import command_line
-from flows.cli.commands import app
-from flows.opening.checks import is_complete
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.process.phases import phases
+from ratchet.flows.cli import command_line
+from ratchet.flows.cli.commands import app
+from ratchet.flows.opening.checks import is_complete
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
 

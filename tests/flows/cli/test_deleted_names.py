@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from adapters.deleted import DELETED
-from flows.recipe.loading import RecipeError, changed_recipe
-from tasks.algorithm.settings import find_row
+from ratchet.adapters.deleted import DELETED
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe
+from ratchet.tasks.algorithm.settings import find_row
 from tests.support.processes import ROOT
 
 KEYS = [name for name in DELETED if "." in name and " " not in name]
@@ -33,7 +33,7 @@ def test_a_deleted_row_is_refused_with_what_is_left(row: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_deleted_command_is_refused_with_what_is_left(command: str) -> None:
-    line = [sys.executable, "-m", "flows.cli.main", *command.split()[1:]]
+    line = [sys.executable, "-m", "ratchet.flows.cli.main", *command.split()[1:]]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert DELETED[command] in ended.stderr

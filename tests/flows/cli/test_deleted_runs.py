@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
-from flows.cli import command_line
-from flows.cli.commands import app
-from flows.recipe.plan import StagesRecipe
-from flows.stages import stages
-from tasks.comparison.promotions import Promotion, record_promotion
-from tasks.storage.files import write_text
-from tasks.storage.manifest import read_manifest
-from tasks.storage.plan_record import PlanRecord, read_plan, write_plan
-from tasks.storage.run_folder import folder_of, runs_root
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli import command_line
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.stages import stages
+from ratchet.tasks.comparison.promotions import Promotion, record_promotion
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.manifest import read_manifest
+from ratchet.tasks.storage.plan_record import PlanRecord, read_plan, write_plan
+from ratchet.tasks.storage.run_folder import folder_of, runs_root
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.staged import VALUES

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT
 
 LIMITED = 'ulimit -n "$0"; exec "$@"'
@@ -17,7 +17,7 @@ WORDS = "train hello --steps 1 --run few --set rollouts.groups=8"
 
 
 def train(limit: int, runs: Path) -> "subprocess.CompletedProcess[str]":
-    ratchet = [sys.executable, "-m", "flows.cli.main", *WORDS.split()]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main", *WORDS.split()]
     variables = {"RATCHET_RUNS": str(runs), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     return subprocess.run(
         ["/bin/sh", "-c", LIMITED, str(limit), *ratchet],

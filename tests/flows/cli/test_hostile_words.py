@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.process.terminal import say, show
-from flows.cli.command_line import _closing_lines
-from flows.cli.commands import app
-from flows.cli.comparing import _shown
-from flows.cli.main import show_trace
-from flows.opening.flow_runs import RunSummary
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.transcripts import read_transcripts
-from tasks.reports.dryruns import _list_spans, _show_best
-from tasks.reports.progress import ProgressReader, describe_run
-from tasks.reports.tables import scores_table
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.process.terminal import say, show
+from ratchet.flows.cli.command_line import _closing_lines
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.comparing import _shown
+from ratchet.flows.cli.main import show_trace
+from ratchet.flows.opening.flow_runs import RunSummary
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.transcripts import read_transcripts
+from ratchet.tasks.reports.dryruns import _list_spans, _show_best
+from ratchet.tasks.reports.progress import ProgressReader, describe_run
+from ratchet.tasks.reports.tables import scores_table
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import answered, begin_run, record_step, rewarded
 from tests.tasks.test_reports import rollout, sealed
@@ -143,7 +143,6 @@ def test_a_stack_trace_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 PRINTING = re.compile(r"(.*\.)?(print|print_exc\w*|echo|secho)|sys\.std.*write")
 OWN = {
     "flows/cli/progress_bar.py": "it prints above what is live, by `visible`",
-    "flows/__init__.py": "it prints before anything of ours can be imported",
 }
 
 

@@ -10,8 +10,8 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from rich.console import Console
 
 from benchmarks.pictures.terminal import RATCHET, ROOT, Terminal
-from flows.cli.progress_bar import logs_printed_to, show_progress
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.cli.progress_bar import logs_printed_to, show_progress
+from ratchet.tasks.storage.run_folder import RunFolder
 
 WRONG = (*RATCHET, "train", "hello", "--set", "steps=0", "--set", "epochs=0")
 SAID = (

@@ -6,12 +6,12 @@ from threading import Timer
 import pytest
 from typer.testing import CliRunner, Result
 
-from adapters.errors import UserError
-from flows.cli import inspect_runs
-from flows.cli.commands import app
-from tasks.storage.manifest import write_manifest
-from tasks.storage.plan_record import PlanRecord, write_plan
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli import inspect_runs
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.finished import write_finished
 from tests.support.runs.small_recipe import small_recipe
 

@@ -8,19 +8,19 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.commands import app
-from flows.cli.dry_recipes import describe_given
-from flows.recipe.given_examples import GivenRecipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.whole_recipe import multiply_played
-from flows.stages import FLOWS
-from tasks.recording.spans import OURS
-from tasks.spending.ledger import read_ledger
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import write_table
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.dry_recipes import describe_given
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.whole_recipe import multiply_played
+from ratchet.flows.stages import FLOWS
+from ratchet.tasks.recording.spans import OURS
+from ratchet.tasks.spending.ledger import read_ledger
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import write_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_reports import ended, rollout, said, sealed
 

@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import Policy, Sampling
-from adapters.door.serving import OpenDoor
-from adapters.errors import UserError
-from flows.checkpoints.binding import CheckpointName, bind_checkpoints, promote
-from flows.checkpoints.serving import find_weights
-from flows.cli.commands import app
-from flows.compare import compare
-from flows.opening.eval_targets import EvalTarget
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.comparison.comparisons import Comparison, NotBetter, most_different
-from tasks.comparison.promotions import (
+from ratchet.adapters.calls import Policy, Sampling
+from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.binding import CheckpointName, bind_checkpoints, promote
+from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.cli.commands import app
+from ratchet.flows.compare import compare
+from ratchet.flows.opening.eval_targets import EvalTarget
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.comparison.comparisons import Comparison, NotBetter, most_different
+from ratchet.tasks.comparison.promotions import (
     Promotion,
     PromotionRefused,
     find_promotion,
     read_promotions,
 )
-from tasks.recording.views import open_views
-from tasks.storage.files import write_text
-from tasks.storage.manifest import recipe_of, write_manifest
-from tasks.storage.owners import last_owner
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.manifest import recipe_of, write_manifest
+from ratchet.tasks.storage.owners import last_owner
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import HELLO
 
@@ -223,7 +223,7 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
     named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = {"created": "later"}
-    monkeypatch.setattr("tasks.comparison.promotions.read_manifest", lambda _: made)
+    monkeypatch.setattr("ratchet.tasks.comparison.promotions.read_manifest", lambda _: made)
     with pytest.raises(PromotionRefused, match="is not that run any more; put that back, or"):
         CheckpointName.parse(named)
 

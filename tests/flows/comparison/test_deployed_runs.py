@@ -17,16 +17,16 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
-from flows.cli.commands import app
-from flows.recipe.loading import changed_recipe
-from flows.recipe.plan import SweepRecipe
-from flows.server import deployed_runs
-from flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
-from flows.sweep import check_sweep, sweep
-from tasks.storage.files import write_text
-from tasks.storage.plan_record import PlanRecord, has_plan, write_plan
-from tasks.storage.run_folder import RunError, folder_of
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.loading import changed_recipe
+from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.server import deployed_runs
+from ratchet.flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
+from ratchet.flows.sweep import check_sweep, sweep
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.plan_record import PlanRecord, has_plan, write_plan
+from ratchet.tasks.storage.run_folder import RunError, folder_of
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from adapters.errors import UserError
-from flows.recipe.loading import changed_recipe, recipe_options, swept_recipe
-from flows.recipe.plan import SweepRecipe, as_overrides, name_child
-from flows.recipe.run_recipe import RunRecipe
-from flows.stages import PlanSummary
-from flows.sweep import check_sweep, choose, describe_draws, sweep
-from tasks.recording.scores import read_evaluation
-from tasks.reports.page import write_report
-from tasks.storage.files import write_text
-from tasks.storage.manifest import parent_of
-from tasks.storage.owners import last_owner
-from tasks.storage.plan_record import ChildResult, child_runs, read_plan
-from tasks.storage.run_folder import RunError, folder_of
+from ratchet.adapters.errors import UserError
+from ratchet.flows.recipe.loading import changed_recipe, recipe_options, swept_recipe
+from ratchet.flows.recipe.plan import SweepRecipe, as_overrides, name_child
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.stages import PlanSummary
+from ratchet.flows.sweep import check_sweep, choose, describe_draws, sweep
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.reports.page import write_report
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.manifest import parent_of
+from ratchet.tasks.storage.owners import last_owner
+from ratchet.tasks.storage.plan_record import ChildResult, child_runs, read_plan
+from ratchet.tasks.storage.run_folder import RunError, folder_of
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.swept import RECIPE
 

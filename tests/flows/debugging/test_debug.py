@@ -14,14 +14,14 @@ import pytest
 import tinker
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.cli.commands import app
-from flows.debug import RequestDiffers, Rerun, debug_rollout
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.recording.recorder import find_rollout
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunError, RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.commands import app
+from ratchet.flows.debug import RequestDiffers, Rerun, debug_rollout
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.recording.recorder import find_rollout
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.played_batch import Stage, open_stage
 from tests.support.runs.small_recipe import small_recipe
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_debugged_is_refused(
 def at_terminal(words: Sequence[str], answers: Sequence[str]) -> str:
     """Run the command at a terminal, and give each prompt of pdb an answer; return what it says."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "flows.cli.main", "debug", *words]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main", "debug", *words]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.diagnosis import examination
-from adapters.diagnosis.examination import SERVICE_PROBES
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import ServiceRefused
 from benchmarks.servers.hello_on_skyrl import equal_steps
-from flows.cli.commands import app
-from flows.evaluate import evaluate
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import steps_done
-from tasks.spending.budgets import BudgetReached, grant
-from tasks.storage.files import read_json
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.diagnosis import examination
+from ratchet.adapters.diagnosis.examination import SERVICE_PROBES
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import ServiceRefused
+from ratchet.flows.cli.commands import app
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.spending.budgets import BudgetReached, grant
+from ratchet.tasks.storage.files import read_json
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import TINY_CHAT, Address, serving
 from tests.support.servers.poor_servers import FAULTS, Fault, PoorServer, poor_server
@@ -78,8 +78,8 @@ def test_hosted_tinker_whose_fields_are_those_of_the_api_is_probed_for_its_preci
     engine: Address, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosted = TinkerServer(engine.url, engine.key, Future(), None)
-    monkeypatch.setattr("adapters.tinker.service.server_at", lambda *_: nullcontext(hosted))
-    monkeypatch.setattr("adapters.tinker.service.needs_engine", lambda _: False)
+    monkeypatch.setattr("ratchet.adapters.tinker.service.server_at", lambda *_: nullcontext(hosted))
+    monkeypatch.setattr("ratchet.adapters.tinker.service.needs_engine", lambda _: False)
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     monkeypatch.setenv("TINKER_API_KEY", engine.key)
     train(small_recipe(**SHORT, steps=1), run="hosted")
@@ -113,7 +113,7 @@ def test_a_run_that_does_not_need_what_a_service_does_not_honour_is_trained(
 def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
         summary = train(small_recipe(**SHORT, steps=1), run="unseeded")
     assert not summary.reproducible
     assert "does not honour seeds, which seed 0 needs" in caplog.text
@@ -123,7 +123,7 @@ def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
 def test_a_run_on_a_service_without_optimizers_says_what_a_crash_repeats(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
         train(small_recipe(**SHORT, steps=2), run="forgetful")
     assert "a crash applies the recorded datums of every step again" in caplog.text
     run = folder_of("forgetful")
@@ -143,7 +143,7 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = folder_of(train(small_recipe(**SHORT, steps=3), run="at-once").run)
-    with caplog.at_level(logging.WARNING, logger="tasks"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
         assert equal_steps(stopped_and_resumed("in-two"), whole) == 3
         assert "The weights of checkpoint 1 are made again" in caplog.text
         two = small_recipe(**SHORT | {"evaluation": {"examples": 2, "greedy": False}})
@@ -156,7 +156,7 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
 def test_a_run_on_a_service_of_another_precision_compares_within_what_that_makes_of_weights(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
         run = stopped_and_resumed("rounded")
     assert "So what a crash rebuilds is compared within 4 times" in caplog.text
     assert 1e-4 < read_json(run.update(POLICY, 1))["probe/max_difference"] < 0.5
@@ -180,7 +180,7 @@ def states_of(run: RunFolder) -> list[int]:
 def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows"):
+    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
         train(small_recipe(**SHORT, steps=1), run="endless")
     assert "lacks end of a session" in caplog.text
 

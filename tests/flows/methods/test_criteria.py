@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.recording.views import open_views
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.runs.small_recipe import small_recipe
 
 SHORT, KIND = "It is short.", "Is it, by and large, kind?"

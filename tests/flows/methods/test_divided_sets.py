@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from adapters.errors import UserError
-from flows.finetune import finetune
-from flows.opening.flow_runs import NOTHING, summarize_run
-from flows.prefer import prefer
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.examples.reading import DatasetError
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.errors import UserError
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.flow_runs import NOTHING, summarize_run
+from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_examples import jsonl
 

@@ -11,11 +11,11 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from flows.cli.commands import app
-from flows.cli.dry_recipes import describe_given
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.given_examples import GivenRecipe
-from flows.recipe.preferring import PreferRecipe
+from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.dry_recipes import describe_given
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
 from tests.tasks.test_examples import jsonl
 
 MARKED = re.compile(r"⟦(.*?)⟧", re.S)

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from adapters.tinker import engines
-from flows.cli.commands import app
-from tasks.storage.run_folder import folder_of
-from tasks.storage.tables import read_table
+from ratchet.adapters.tinker import engines
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.storage.tables import read_table
 
 ROOT = Path(__file__).parents[3]
 LOOKS = {"text": "I look.", "tools": [{"name": "look", "arguments": {"at": "the box"}}]}

@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
-from flows.checkpoints.forks import fork_run, replay_run
-from flows.cli.commands import app
-from flows.compare import compare
-from flows.evaluate import evaluate
-from flows.opening.checks import is_complete
-from flows.opening.evaluation import EarlyEnd
-from flows.opening.flow_runs import RunSummary
-from flows.recipe.plan import SweepRecipe
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.sweep import sweep
-from flows.train import train
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.reports.page import write_report
-from tasks.reports.verification import find_damage
-from tasks.storage.files import write_json
-from tasks.storage.owners import last_owner
-from tasks.storage.plan_record import child_runs, read_plan
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.forks import fork_run, replay_run
+from ratchet.flows.cli.commands import app
+from ratchet.flows.compare import compare
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.opening.checks import is_complete
+from ratchet.flows.opening.evaluation import EarlyEnd
+from ratchet.flows.opening.flow_runs import RunSummary
+from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.sweep import sweep
+from ratchet.flows.train import train
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.page import write_report
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.owners import last_owner
+from ratchet.tasks.storage.plan_record import child_runs, read_plan
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.runs.stopping import ALWAYS, stopping
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")

@@ -5,23 +5,23 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.finetune import finetune
-from flows.opening.checks import is_complete
-from flows.prefer import prefer
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.plan import StagesRecipe
-from flows.recipe.preferring import PreferRecipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recording.scores import is_scored
-from tasks.recording.step_log import read_metrics
-from tasks.reports.verification import find_damage
-from tasks.settings.stop import Stop
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.checks import is_complete
+from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.scores import is_scored
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.settings.stop import Stop
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.preferred import RECIPE as PAIRS
 from tests.support.runs.small_recipe import small_recipe

@@ -13,21 +13,21 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
-from adapters.calls import POLICY
-from adapters.tinker.live_policy import Pass
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.checkpoints.forks import fork_run
-from flows.checkpoints.policies import recorded_steps
-from flows.recipe.loading import read_lineage
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.examples.reading import DatasetError
-from tasks.recording.step_log import read_metrics
-from tasks.reports.verification import find_damage
-from tasks.settings.algorithm import Algorithm
-from tasks.settings.given import Expert
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.live_policy import Pass
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.policies import recorded_steps
+from ratchet.flows.recipe.loading import read_lineage
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.settings.algorithm import Algorithm
+from ratchet.tasks.settings.given import Expert
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import EXPERT
 from tests.support.runs.finetuned import WITH_EXPERT as RECIPE

@@ -14,29 +14,29 @@ import yaml
 from prefect.settings import PREFECT_API_URL
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.checkpoints.forks import fork_run
-from flows.checkpoints.serving import find_weights
-from flows.cli.commands import app
-from flows.evaluate import evaluate
-from flows.finetune import finetune
-from flows.opening.eval_targets import EvalTarget
-from flows.opening.flow_runs import RunSummary, summarize_run
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
-from flows.recipe.plan import SweepRecipe
-from flows.recipe.run_recipe import FlowError
-from flows.train import train
-from tasks.examples.reading import DatasetError
-from tasks.given.held_out import read_measure
-from tasks.recording.queries import answer_query
-from tasks.recording.step_log import read_metrics
-from tasks.reports.board.runs import runs_table
-from tasks.reports.page import render_report
-from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.tracking.recorded_step import RecordedStep
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.cli.commands import app
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.eval_targets import EvalTarget
+from ratchet.flows.opening.flow_runs import RunSummary, summarize_run
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
+from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.recipe.run_recipe import FlowError
+from ratchet.flows.train import train
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.recording.queries import answer_query
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.page import render_report
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TEXTS
 
@@ -355,7 +355,7 @@ def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_pat
     assert "1 step since by-command@2: held-out loss" in call(
         "fork", "by-command", "--at", "best", "--run", "forked", "--set", "steps=3"
     )
-    ratchet = [sys.executable, "-m", "flows.cli.main"]
+    ratchet = [sys.executable, "-m", "ratchet.flows.cli.main"]
     refused = subprocess.run([*ratchet, "replay", "forked"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "no rollouts: `ratchet fork forked --at 0 --set KEY=VALUE` trains them" in refused.stderr

@@ -9,13 +9,13 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.recipe.loading import read_recipe
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import FlowError
-from tasks.recording.step_log import read_metrics
-from tasks.reports.board.runs import runs_table
-from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.flows.recipe.loading import read_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import FlowError
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.processes import ROOT
 from tests.support.runs.given_datums import RECIPE, CountingRecipe, count
 

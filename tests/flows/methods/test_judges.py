@@ -9,30 +9,30 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.checkpoints.forks import fork_run, replay_run
-from flows.checkpoints.policies import recorded_steps
-from flows.cli.dry_recipes import shrink
-from flows.debug import debug_rollout
-from flows.dryrun import dryrun
-from flows.evaluate import evaluate
-from flows.opening.flow_runs import summarize_run
-from flows.recipe.loading import read_lineage
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.judging import verdicts_of
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.recording.views import open_views
-from tasks.reports.facts import read_facts
-from tasks.rollouts import StepStopped
-from tasks.shards import read_shard
-from tasks.spending.ledger import read_ledger
-from tasks.storage.files import is_written
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.forks import fork_run, replay_run
+from ratchet.flows.checkpoints.policies import recorded_steps
+from ratchet.flows.cli.dry_recipes import shrink
+from ratchet.flows.debug import debug_rollout
+from ratchet.flows.dryrun import dryrun
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.opening.flow_runs import summarize_run
+from ratchet.flows.recipe.loading import read_lineage
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.judging import verdicts_of
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.recording.views import open_views
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.rollouts import StepStopped
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.spending.ledger import read_ledger
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from adapters.calls import Policy, Sampling
-from adapters.door.serving import OpenDoor
-from adapters.rewards import BETTER
-from flows.cli.commands import app
-from flows.compare import compare
-from flows.evaluate import evaluate
-from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.examples.reading import DatasetError
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.calls import Policy, Sampling
+from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.rewards import BETTER
+from ratchet.flows.cli.commands import app
+from ratchet.flows.compare import compare
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.finetune import finetune
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.processes import ROOT
 from tests.support.runs.small_recipe import small_recipe

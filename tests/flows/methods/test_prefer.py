@@ -13,31 +13,31 @@ import pyarrow.compute as pc
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.checkpoints.forks import fork_run
-from flows.evaluate import evaluate
-from flows.finetune import finetune
-from flows.opening.checks import check_recipe
-from flows.opening.flow_runs import RunSummary
-from flows.prefer import prefer
-from flows.recipe.loading import changed_recipe, named_recipe, read_recipe
-from flows.recipe.preferring import PreferRecipe
-from flows.train import train
-from tasks.algorithm.preferences import MISMATCHED, SIDES
-from tasks.datums import to_datums, units_of
-from tasks.examples.reading import DatasetError
-from tasks.given.scores import SCORED_AT_ONCE
-from tasks.recording.queries import answer_query
-from tasks.recording.step_log import read_metrics
-from tasks.reports.board.runs import runs_table
-from tasks.reports.page import render_report
-from tasks.reports.verification import find_damage
-from tasks.storage.files import Damaged, read_json, write_json
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table
-from tasks.tracking.recorded_step import RecordedStep
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.evaluate import evaluate
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.checks import check_recipe
+from ratchet.flows.opening.flow_runs import RunSummary
+from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.train import train
+from ratchet.tasks.algorithm.preferences import MISMATCHED, SIDES
+from ratchet.tasks.datums import to_datums, units_of
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.scores import SCORED_AT_ONCE
+from ratchet.tasks.recording.queries import answer_query
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.page import render_report
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.files import Damaged, read_json, write_json
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table
+from ratchet.tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.preferred import PAIRS, RECIPE

@@ -7,17 +7,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from adapters.rendering.chat import Chat
-from adapters.tinker.token_texts import open_tokenizer
-from flows.cli.commands import app
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.given_examples import GivenRecipe
-from flows.recipe.loading import named_recipe
-from flows.recipe.run_recipe import RunRecipe
-from tasks.given.given import bind_given
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.token_texts import open_tokenizer
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.given.given import bind_given
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.published_sets import SETS
 
 END = "<|im_end|>"

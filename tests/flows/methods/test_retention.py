@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.tinker.service import Service, ServiceFailed
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.checkpoints.binding import promote
-from flows.checkpoints.forks import fork_run
-from flows.checkpoints.serving import find_weights
-from flows.finetune import finetune
-from flows.opening.checks import check_start
-from flows.opening.run import open_run
-from flows.recipe.finetuning import FinetuneRecipe
-from tasks.checkpoints import CheckpointError, Ledger
-from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.tinker.service import Service, ServiceFailed
+from ratchet.flows.checkpoints.binding import promote
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.opening.run import open_run
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.tasks.checkpoints import CheckpointError, Ledger
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")

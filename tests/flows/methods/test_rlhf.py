@@ -8,16 +8,16 @@ from typing import Any
 import duckdb
 import pytest
 
-from adapters.project.modules import load_agent_file
-from flows.checkpoints.binding import read_bound
-from flows.recipe.loading import named_recipe
-from flows.recipe.plan import StagesRecipe
-from flows.stages import stages
-from tasks.examples.reading import read_examples
-from tasks.given.sides import read_sides
-from tasks.recording.scores import read_evaluation
-from tasks.recording.step_log import read_metrics
-from tasks.storage.run_folder import folder_of
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.flows.checkpoints.binding import read_bound
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.stages import stages
+from ratchet.tasks.examples.reading import read_examples
+from ratchet.tasks.given.sides import read_sides
+from ratchet.tasks.recording.scores import read_evaluation
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.support.processes import ROOT
 
 DATASETS = ROOT / "datasets"

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import POLICY
-from flows.checkpoints.binding import CheckpointRefused, read_bound
-from flows.checkpoints.forks import fork_run
-from flows.debug import debug_rollout
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.checkpoints import policy_version
-from tasks.recording.spans import LLM, REWARD
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.flows.checkpoints.binding import CheckpointRefused, read_bound
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.debug import debug_rollout
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import policy_version
+from ratchet.tasks.recording.spans import LLM, REWARD
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch

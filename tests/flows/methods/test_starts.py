@@ -6,31 +6,31 @@ from typing import Any
 
 import pytest
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
-from engine.state.registry import find_damaged_state
-from flows.checkpoints.binding import (
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.engine.state.registry import find_damaged_state
+from ratchet.flows.checkpoints.binding import (
     CheckpointRefused,
     best_step,
     bind_checkpoints,
     find_start,
     read_bound,
 )
-from flows.checkpoints.forks import fork_run
-from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
-from tasks.reports.board.runs import runs_table
-from tasks.reports.facts import describe_origin, read_facts
-from tasks.reports.page import render_report
-from tasks.storage.files import write_text
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.finetune import finetune
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.board.runs import runs_table
+from ratchet.tasks.reports.facts import describe_origin, read_facts
+from ratchet.tasks.reports.page import render_report
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.damages import flip
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.small_recipe import small_recipe

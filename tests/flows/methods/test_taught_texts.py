@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from adapters.errors import UserError
-from adapters.rendering.chat import Chat
-from adapters.tinker.service import PatientSampler, connect
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.checkpoints.binding import CheckpointRefused, open_teacher, read_bound
-from flows.checkpoints.forks import fork_run
-from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe
-from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
-from tasks.examples.reading import DatasetError
-from tasks.examples.teachers import read_before
-from tasks.given.held_out import read_measure
-from tasks.given.scores import score_part
-from tasks.given.texts import Texts
-from tasks.recording.queries import answer_query
-from tasks.recording.step_log import read_metrics
-from tasks.reports.verification import find_damage
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.service import PatientSampler, connect
+from ratchet.flows.checkpoints.binding import CheckpointRefused, open_teacher, read_bound
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.finetune import finetune
+from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.examples.teachers import read_before
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.scores import score_part
+from ratchet.tasks.given.texts import Texts
+from ratchet.tasks.recording.queries import answer_query
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.verification import find_damage
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
 
@@ -111,7 +111,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.given.texts.ROWS_A_PART", 200)
+    monkeypatch.setattr("ratchet.tasks.given.texts.ROWS_A_PART", 200)
     score, asked = PatientSampler.score_likeliest, list[int]()
 
     def score_or_stop(

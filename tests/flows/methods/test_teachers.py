@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY
-from adapters.clients.scoring_server import CannotScore
-from adapters.errors import UserError
-from adapters.project.modules import load_agent_file
-from flows.checkpoints.binding import CheckpointRefused
-from flows.checkpoints.forks import fork_run
-from flows.cli.dry_recipes import shrink
-from flows.dryrun import dryrun
-from flows.opening.checks import check_run, check_teachers
-from flows.recipe.recipe import Recipe
-from flows.replay import replay
-from flows.train import train
-from tasks.recording.step_log import read_metrics
-from tasks.recovery.recorded_steps import TrainedPolicy
-from tasks.recovery.rollout_steps import RolloutSteps
-from tasks.settings.run import Model
-from tasks.shards import read_shard
-from tasks.storage.manifest import ByStep, parent_of
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.clients.scoring_server import CannotScore
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.flows.checkpoints.binding import CheckpointRefused
+from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.cli.dry_recipes import shrink
+from ratchet.flows.dryrun import dryrun
+from ratchet.flows.opening.checks import check_run, check_teachers
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.replay import replay
+from ratchet.flows.train import train
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
+from ratchet.tasks.recovery.rollout_steps import RolloutSteps
+from ratchet.tasks.settings.run import Model
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.manifest import ByStep, parent_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Message
-from adapters.errors import UserError
-from adapters.rendering.chat import Chat
-from adapters.tinker.service import Service
-from engine.model.base_models import find
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.examples.teachers import read_before
-from tasks.recording.spans import spans_table
-from tasks.references import Reads, References, UnreadableText, compute_references
-from tasks.settings.algorithm import Teacher
-from tasks.shards import read_shard
-from tasks.storage.files import write_rows
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import arrays, read_table, write_table
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY, Message
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.service import Service
+from ratchet.engine.model.base_models import find
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.examples.teachers import read_before
+from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.references import Reads, References, UnreadableText, compute_references
+from ratchet.tasks.settings.algorithm import Teacher
+from ratchet.tasks.shards import read_shard
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
 from tests.support.servers.dying_engine import dying_in_update

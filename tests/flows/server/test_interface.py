@@ -14,11 +14,15 @@ from typing import Any
 import httpx
 import pytest
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
-from flows.server import prefect_server
-from flows.server.interface import find_interface
-from flows.server.prefect_startup import start_server
+from ratchet.flows.server import prefect_server
+from ratchet.flows.server.deployments import warn_of_older
+from ratchet.flows.server.interface import find_interface
+from ratchet.flows.server.prefect_server import POOL, POOL_TYPE
+from ratchet.flows.server.prefect_startup import start_server
 from tests.support.processes import ROOT, wait_until
 
 PATIENCE_SECONDS = 300.0
@@ -39,7 +43,7 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     home = str(tmp_path_factory.mktemp("prefect"))
     variables = {**kept, "PREFECT_HOME": home, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    command = [sys.executable, "-m", "flows.cli.main", "server", "--port", str(port)]
+    command = [sys.executable, "-m", "ratchet.flows.cli.main", "server", "--port", str(port)]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=quiet, stderr=quiet) as server:
         url = f"http://127.0.0.1:{port}/api"
@@ -111,10 +115,27 @@ def test_the_flow_runs_of_a_worker_print_links_to_the_default_interface(
     assert begun[0]["PREFECT_UI_URL"] == own_server.replace("/api", "/v2")
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_a_worker_names_the_deployments_of_an_earlier_version(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with get_client(sync_client=True) as client:
+        if POOL not in [pool.name for pool in client.read_work_pools()]:
+            client.create_work_pool(WorkPoolCreate(name=POOL, type=POOL_TYPE))
+        flow = client.create_flow_from_name("train")
+        for name, entrypoint in (
+            ("old", "flows.train.train"),
+            ("new", "ratchet.flows.train.train"),
+        ):
+            client.create_deployment(flow, name, work_pool_name=POOL, entrypoint=entrypoint)
+    warn_of_older()
+    assert capsys.readouterr().err.startswith("old on the server: of an earlier version")
+
+
 def test_a_flow_beside_the_embedded_server_prints_no_link(tmp_path: Path) -> None:
     program = (
         "from prefect import flow\n"
-        "from flows.server.prefect_startup import start_server\n"
+        "from ratchet.flows.server.prefect_startup import start_server\n"
         "@flow\n"
         "def nothing(): print('done')\n"
         "with start_server() as served, served(): nothing()\n"

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from adapters.harness.dask_cluster import open_cluster
-from adapters.network.addresses import Listener
+from ratchet.adapters.harness.dask_cluster import open_cluster
+from ratchet.adapters.network.addresses import Listener
 from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 
 

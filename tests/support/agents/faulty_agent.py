@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 hello = load_agent_file("hello")
 
@@ -30,7 +30,7 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
 
 def kill_the_engine() -> None:
     """The child of this process that serves the Tinker API."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", "--", "-m engine"]
+    command = ["pgrep", "-P", str(os.getpid()), "-f", "--", "-m ratchet.engine"]
     found = subprocess.run(command, capture_output=True, check=True)
     for process in found.stdout.split():
         os.kill(int(process), signal.SIGKILL)

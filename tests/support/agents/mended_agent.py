@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 hello = load_agent_file("hello")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from adapters.calls import POLICY, Policy
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from tasks.settings.places import PlaceOfRollouts
+from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.tasks.settings.places import PlaceOfRollouts
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import SAMPLING, Scripted
 

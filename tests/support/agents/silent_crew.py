@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from adapters.harness.player import play_batch
+from ratchet.adapters.harness.player import play_batch
 
 OPENS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")

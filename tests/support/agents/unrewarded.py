@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from adapters.project.modules import load_agent_file
+from ratchet.adapters.project.modules import load_agent_file
 
 hello = load_agent_file("hello")
 

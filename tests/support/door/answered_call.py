@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from adapters.calls import POLICY, CallId, Completion, Message, Request, Tool
+from ratchet.adapters.calls import POLICY, CallId, Completion, Message, Request, Tool
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import httpx
 
-from adapters.calls import Begun, Completion, RefusedCall
-from adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, read_record
+from ratchet.adapters.calls import Begun, Completion, RefusedCall
+from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, read_record
 
 
 class ListRecorder:

@@ -13,12 +13,12 @@ import openai
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Completion, Policy, Sampling
-from adapters.door.batches import PlannedRollout, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import END, ROLE
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import POLICY, Completion, Policy, Sampling
+from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import END, ROLE
+from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.door_batches import ListRecorder, batch_at, bearer, begin
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import play_batch
-from adapters.player_protocol import PlaySettings
-from adapters.rendering.chat import Chat
-from adapters.tinker.engines import TinkerServer
-from adapters.tinker.service import PatientSampler, Service
-from tasks.recording.journal import read_journal
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.files import write_rows
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.tinker.engines import TinkerServer
+from ratchet.adapters.tinker.service import PatientSampler, Service
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 
 SAMPLING = Sampling(max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1)

@@ -11,17 +11,17 @@ from typing import Any, cast
 import numpy as np
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY, Policy, Sampling
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.network.addresses import Listener
-from adapters.player_protocol import PlaySettings
-from tasks.recording.journal import read_journal
-from tasks.recording.spans import Span
-from tasks.rollouts import Play, RolloutHost, collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.files import write_rows
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.network.addresses import Listener
+from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.tasks.recording.journal import read_journal
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import SHARD, ends, service_without_engine
 from tests.support.door.stand_in import CHAT, StandIn, turn
 

@@ -10,17 +10,17 @@ import httpx
 import pyarrow as pa
 from tinker import ModelInput, SampleResponse, SamplingParams
 
-from adapters.calls import POLICY, CallId, Policy, Sampler, Sampling
-from adapters.door.batches import SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.player_protocol import BEGIN, END, PlaySettings
-from adapters.rendering.chat import Chat
-from tasks.recording.journal import read_spans
-from tasks.rollouts import RolloutHost, collect_rollouts
-from tasks.storage.batch_plans import BatchPlan
-from tasks.storage.run_folder import RunFolder
-from tasks.trajectories import trajectories_of
+from ratchet.adapters.calls import POLICY, CallId, Policy, Sampler, Sampling
+from ratchet.adapters.door.batches import SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.player_protocol import BEGIN, END, PlaySettings
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.recording.journal import read_spans
+from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
+from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.trajectories import trajectories_of
 from tests.support.door.door_batches import bearer
 from tests.support.door.played_batch import SHARD, service_without_engine, write_examples
 

@@ -10,13 +10,13 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.calls import POLICY, Example, Policy, Sampling
-from adapters.clients.current_rollout import Endpoint
-from adapters.door.backends import create_backends
-from adapters.door.batches import PlannedRollout, SampledBy
-from adapters.door.door import Door
-from adapters.harness.player import Batch
-from adapters.rendering.chat import Chat
+from ratchet.adapters.calls import POLICY, Example, Policy, Sampling
+from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.door.backends import create_backends
+from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.door import Door
+from ratchet.adapters.harness.player import Batch
+from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.door_batches import ListRecorder, batch_at, begin
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"

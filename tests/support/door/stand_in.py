@@ -9,7 +9,7 @@ import numpy as np
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
-from adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.chat import Chat
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 TOKENIZER = AutoTokenizer.from_pretrained(TINY)

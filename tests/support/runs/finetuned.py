@@ -8,9 +8,9 @@ kills its own process where checkpoint 3 is to be noted as begun (`begin`), or a
 import sys
 from pathlib import Path
 
-from flows.finetune import finetune
-from flows.recipe.finetuning import FinetuneRecipe, TextTeacher
-from flows.train import train
+from ratchet.flows.finetune import finetune
+from ratchet.flows.recipe.finetuning import FinetuneRecipe, TextTeacher
+from ratchet.flows.train import train
 from tests.support.runs.given_datums import kill_at
 from tests.support.runs.small_recipe import small_recipe
 

@@ -1,18 +1,18 @@
 """Runs as they are on disk when they have finished, of which nothing was trained."""
 
-from flows.recipe.loading import count_steps
-from flows.recipe.recipe import Recipe
-from flows.recipe.run_recipe import RunRecipe
-from flows.recipe.plan import StagesRecipe
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.evaluations import ScoredRollout, score_outcomes
-from tasks.recording.step_log import record_metrics
-from tasks.storage.files import write_text
-from tasks.storage.files import write_json
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.given.held_out import HeldOutMeasure
-from tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
+from ratchet.flows.recipe.loading import count_steps
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.files import write_json
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 
 
 def write_finished(name: str, recipe: RunRecipe) -> RunFolder:

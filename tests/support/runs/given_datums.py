@@ -13,18 +13,18 @@ from pathlib import Path
 import pyarrow as pa
 from prefect import flow
 
-from adapters.calls import POLICY
-from flows.recipe.run_recipe import RunRecipe
-from flows.opening.flow_runs import name_of_run
-from flows.opening.run import open_run
-from flows.opening.step_records import measure_of, record_step
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.datums import DATUM_SCHEMA
-from tasks.metrics import StepFiles
-from tasks.storage.durability import durable
-from tasks.storage.tables import write_table
-from tasks.update_method import UpdateMethod
-from tasks.updates import update_policy
+from ratchet.adapters.calls import POLICY
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.opening.flow_runs import name_of_run
+from ratchet.flows.opening.run import open_run
+from ratchet.flows.opening.step_records import measure_of, record_step
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.datums import DATUM_SCHEMA
+from ratchet.tasks.metrics import StepFiles
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.tables import write_table
+from ratchet.tasks.update_method import UpdateMethod
+from ratchet.tasks.updates import update_policy
 
 LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from flows.prefer import prefer
-from flows.recipe.preferring import PreferRecipe
-from tasks.given import scores
+from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.tasks.given import scores
 from tests.support.runs.given_datums import kill_at
 
 PAIRS = Path(__file__).parents[3] / "datasets" / "hello_pairs.jsonl"

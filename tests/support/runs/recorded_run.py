@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from adapters.calls import POLICY
-from adapters.rewards import Reward
-from tasks.recording.journal import seal
-from tasks.storage.run_folder import RunFolder
-from tasks.trajectories import assemble_trajectories
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.rewards import Reward
+from ratchet.tasks.recording.journal import seal
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.tasks.test_journal import call, ended, written
 

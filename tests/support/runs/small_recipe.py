@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.recipe import Recipe
 
 DISTILLED = ("on_policy_distill", "jsd")
 MIXED = ("mix", "mix_chord")

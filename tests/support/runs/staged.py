@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows import stages as flow
-from flows.recipe.plan import StagesRecipe
-from tasks.storage.plan_record import PlanRecord
-from tasks.storage.run_folder import RunFolder
-from tasks.updates import PolicyUpdater
+from ratchet.flows import stages as flow
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.tasks.storage.plan_record import PlanRecord
+from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.updates import PolicyUpdater
 
 DATASETS = Path(__file__).parents[3] / "datasets"
 HELLO = {

@@ -1,6 +1,6 @@
 """Recipes of runs that end early."""
 
-from flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.recipe import Recipe
 from tests.support.runs.small_recipe import small_recipe
 
 ALWAYS = "held_out/reward/mean >= -1e9"

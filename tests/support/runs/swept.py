@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import Any
 
-from flows.recipe.plan import SweepRecipe
-from flows.sweep import sweep
-from tasks.updates import PolicyUpdater
+from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.sweep import sweep
+from ratchet.tasks.updates import PolicyUpdater
 from tests.support.runs.small_recipe import small_recipe
 
 LEARNING = ("0.002", "0.01")

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from adapters.calls import POLICY
-from adapters.player_protocol import Failure
-from adapters.rewards import Reward
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.evaluations import PlayedShard, score_rollouts
-from tasks.recording.journal import seal
-from tasks.recording.spans import Span
-from tasks.recording.step_log import record_metrics
-from tasks.storage.files import write_json, write_rows
-from tasks.storage.names import batch_name, rollout_name, shard_name
-from tasks.storage.run_folder import RunFolder
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.player_protocol import Failure
+from ratchet.adapters.rewards import Reward
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.evaluations import PlayedShard, score_rollouts
+from ratchet.tasks.recording.journal import seal
+from ratchet.tasks.recording.spans import Span
+from ratchet.tasks.recording.step_log import record_metrics
+from ratchet.tasks.storage.files import write_json, write_rows
+from ratchet.tasks.storage.names import batch_name, rollout_name, shard_name
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON, call, ended, written
 
 

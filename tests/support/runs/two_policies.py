@@ -11,9 +11,9 @@ import signal
 import sys
 from typing import Any
 
-from adapters.project.modules import load_agent_file
-from flows.recipe.recipe import Recipe
-from tasks.checkpoints import Checkpoint, Ledger
+from ratchet.adapters.project.modules import load_agent_file
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from tests.support.runs.small_recipe import small_recipe
 
 whispers = load_agent_file("whispers")
@@ -54,7 +54,7 @@ def kill_at(phase: str) -> None:
 
 
 if __name__ == "__main__":
-    from flows.train import train
+    from ratchet.flows.train import train
 
     kill_at(sys.argv[2])
     train(two_policies(), run=sys.argv[1])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.storage.run_folder import RunFolder
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.servers.dying_engine import ending_the_run
 
 

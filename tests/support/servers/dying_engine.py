@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from tenacity import stop_after_attempt
 
-from adapters.door.batches import OpenBatch
-from adapters.errors import EngineDied
-from adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from flows.train import train
-from tasks.rollouts import Play, RolloutHost
+from ratchet.adapters.door.batches import OpenBatch
+from ratchet.adapters.errors import EngineDied
+from ratchet.adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
+from ratchet.flows.train import train
+from ratchet.tasks.rollouts import Play, RolloutHost
 
 
 @contextmanager

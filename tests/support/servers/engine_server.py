@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     import tinker
 
-    from adapters.tinker.service import Service
+    from ratchet.adapters.tinker.service import Service
 
 # Heavy modules are imported where they are used, because tests without an engine load this file.
 
@@ -66,10 +66,10 @@ def make_tiny_model(folder: Path) -> Path:
 
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Address]:
-    from engine.__main__ import listen
-    from engine.api.server import load_model, run
-    from engine.core import EngineCore
-    from engine.model import base_models
+    from ratchet.engine.__main__ import listen
+    from ratchet.engine.api.server import load_model, run
+    from ratchet.engine.core import EngineCore
+    from ratchet.engine.model import base_models
 
     base = base_models.find(str(folder))
     base_models.add_to_cache(base)  # as the engine's command does
@@ -110,8 +110,8 @@ def connected(address: Address) -> "Iterator[tinker.ServiceClient]":
 @contextmanager
 def tiny_chat_service(state: Path) -> "Iterator[Service]":
     """Yield a Tinker service of the shipped model, as a run uses it."""
-    from adapters.tinker.engines import TinkerServer
-    from adapters.tinker.service import Service
+    from ratchet.adapters.tinker.engines import TinkerServer
+    from ratchet.adapters.tinker.service import Service
 
     with serving(TINY, state) as address, connected(address) as client:
         yield Service(client, TinkerServer(address.url, address.key, Future(), None))

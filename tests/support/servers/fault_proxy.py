@@ -12,7 +12,7 @@ from typing import Any, Literal
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from adapters.network.app_server import AppServer
+from ratchet.adapters.network.app_server import AppServer
 
 Kind = Literal[
     "limited",  # 429, with a retry-after

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from adapters.network.app_server import AppServer
-from durable.wire.datums import from_json, parse
-from durable.wire.results import (
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.durable.wire.datums import from_json, parse
+from ratchet.durable.wire.results import (
     LOSS,
     losses_to_json,
     parse_losses,

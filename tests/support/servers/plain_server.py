@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
-from adapters.network.app_server import AppServer
-from adapters.tinker.service import PatientSampler
+from ratchet.adapters.network.app_server import AppServer
+from ratchet.adapters.tinker.service import PatientSampler
 from tests.support.servers.fault_proxy import answer_json, read_body
 
 MODEL, SMALLEST = "local/tiny-chat", -9999.0

@@ -11,7 +11,7 @@ import numpy as np
 from starlette.types import Receive, Scope, Send
 from tinker.proto import tinker_public_pb2 as pb
 
-from adapters.network.app_server import AppServer
+from ratchet.adapters.network.app_server import AppServer
 from tests.support.servers.fault_proxy import HOP, answer_json, read_body
 
 Body = dict[str, Any]

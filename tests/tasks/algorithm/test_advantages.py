@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.algorithm.advantages import (
+from ratchet.tasks.algorithm.advantages import (
     ADVANTAGES,
     Earned,
     estimate_advantages,
     is_uniform,
 )
-from tasks.algorithm.settings import Settings
+from ratchet.tasks.algorithm.settings import Settings
 
 COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre")]
 """Advantages that compare with a mean alone."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN, find_distillation
+from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN, find_distillation
 
 POSITIONS, VOCABULARY, K = 6, 12, 4
 STEP = 1e-6

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.algorithm.divergences import ESTIMATORS
-from tasks.references import REFERENCE_SCHEMA
-from tasks.rewards import penalties_of
-from tasks.settings.algorithm import Algorithm, Divergence, Teacher
+from ratchet.tasks.algorithm.divergences import ESTIMATORS
+from ratchet.tasks.references import REFERENCE_SCHEMA
+from ratchet.tasks.rewards import penalties_of
+from ratchet.tasks.settings.algorithm import Algorithm, Divergence, Teacher
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 from tests.tasks.test_credit import advantages, trajectory

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens, draw_steps, draw_trajectories
 from benchmarks.peers.ours import compute_advantages, compute_losses
-from tasks.algorithm.advantages import ADVANTAGES
-from tasks.algorithm.losses import TOKEN_LOSSES
-from tasks.algorithm.settings import Settings
+from ratchet.tasks.algorithm.advantages import ADVANTAGES
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
+from ratchet.tasks.algorithm.settings import Settings
 
 TRAJECTORIES = draw_trajectories(100, seed=1)
 STEPS = draw_steps(seed=1)

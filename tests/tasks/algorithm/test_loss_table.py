@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from tinker.types import LossFnType
 
 from benchmarks.learning.algorithms import describe_advantages, describe_losses
-from engine.training.losses import LOSSES as ENGINE_LOSSES
-from tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
-from tasks.algorithm.settings import Option
-from tasks.datums import read_datums
+from ratchet.engine.training.losses import LOSSES as ENGINE_LOSSES
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
+from ratchet.tasks.algorithm.settings import Option
+from ratchet.tasks.datums import read_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_datums import trajectory, written
 

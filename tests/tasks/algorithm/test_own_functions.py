@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from adapters.project.modules import load_module
-from flows.opening.checks import check_start
-from flows.recipe.recipe import Recipe
-from flows.train import train
-from tasks.algorithm import own_functions
-from tasks.algorithm.advantages import find_advantage
-from tasks.algorithm.own_functions import OwnFunctionError
-from tasks.storage.manifest import recipe_of
-from tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.adapters.project.modules import load_module
+from ratchet.flows.opening.checks import check_start
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.train import train
+from ratchet.tasks.algorithm import own_functions
+from ratchet.tasks.algorithm.advantages import find_advantage
+from ratchet.tasks.algorithm.own_functions import OwnFunctionError
+from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.processes import ROOT
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import train_whole
@@ -67,8 +67,8 @@ def test_a_loss_and_an_advantage_equal_to_ones_of_the_tables_give_the_same_weigh
     prefect_server: None, no_tinker: None, tmp_path: Path
 ) -> None:
     write(
-        "from tasks.algorithm.advantages import ADVANTAGES\n"
-        "from tasks.algorithm.weighted_losses import dual_clip as bounded\n"
+        "from ratchet.tasks.algorithm.advantages import ADVANTAGES\n"
+        "from ratchet.tasks.algorithm.weighted_losses import dual_clip as bounded\n"
         "def compared(groups, settings):\n"
         "    return ADVANTAGES['centred'].estimate(groups, settings)\n"
     )
@@ -156,8 +156,8 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
 
 def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
     write(
-        "from tasks.algorithm.advantages import ADVANTAGES\n"
-        "from tasks.algorithm.losses import TOKEN_LOSSES\n"
+        "from ratchet.tasks.algorithm.advantages import ADVANTAGES\n"
+        "from ratchet.tasks.algorithm.losses import TOKEN_LOSSES\n"
         "mine, compared = TOKEN_LOSSES['ppo'], ADVANTAGES['rebn']\n"
     )
     given = recipe(

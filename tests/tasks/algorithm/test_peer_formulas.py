@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers.formulas import AGREE, PEERS, STEPS, TRAJECTORIES, Compared, compare
 from benchmarks.peers.ours import compute_advantages
 from benchmarks.peers.pairs import ADVANTAGES, DIVERGENCES, LOSSES, PREFERENCES
-from tasks.algorithm import advantages, divergences, losses, preferences
+from ratchet.tasks.algorithm import advantages, divergences, losses, preferences
 
 EVERY_PAIR = (*LOSSES, *ADVANTAGES, *DIVERGENCES, *PREFERENCES)
 

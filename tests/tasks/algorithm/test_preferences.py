@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tinker.live_policy import ServiceLoss
-from tasks.algorithm.losses import check_loss, service_loss
-from tasks.algorithm.preferences import (
+from ratchet.adapters.tinker.live_policy import ServiceLoss
+from ratchet.tasks.algorithm.losses import check_loss, service_loss
+from ratchet.tasks.algorithm.preferences import (
     PREFERENCES,
     SIDES,
     PairTokens,
     compare_pairs,
     find_preference,
 )
-from tasks.algorithm.settings import Settings, complete_settings
+from ratchet.tasks.algorithm.settings import Settings, complete_settings
 
 LABELLED = [name for name, row in PREFERENCES.items() if row.labelled]
 SETTINGS: dict[str, Settings] = {"dpo": {"smoothing": 0.1}, "kto": {"undesirable_weight": 1.5}}

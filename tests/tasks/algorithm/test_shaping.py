@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from tasks.algorithm.shaping import ShapingError, check_query
+from ratchet.tasks.algorithm.shaping import ShapingError, check_query
 from tests.support.credited import build, credited, rewards_by_group
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -104,7 +104,7 @@ def test_a_query_that_gives_other_rewards_than_a_step_s_is_refused(query: str, s
 def test_a_query_that_does_not_end_is_refused_with_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
     endless = "with recursive r(n) as (select 1 union all select n + 1 from r)"
     rows = "select 'a' as rollout_id, 'policy' as role, max(n) as reward from r"
     with pytest.raises(ValueError, match=r"takes more than 0.5 s of processor time; let it end"):
@@ -122,7 +122,7 @@ def test_a_query_that_does_not_end_is_refused_with_the_recipe(
 def test_a_single_call_of_a_function_ends_in_time_as_well(
     monkeypatch: pytest.MonkeyPatch, reward: str
 ) -> None:
-    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
     with pytest.raises(ShapingError, match=r"takes more than 0.5 s of processor time"):
         check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
     assert shaped(SOFT_OVERLONG) == {"00": 1.0, "01": -0.5, "02": 0.0}
@@ -131,7 +131,7 @@ def test_a_single_call_of_a_function_ends_in_time_as_well(
 def test_a_query_that_is_planned_without_end_is_refused_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
+    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
     nested = [
         f"t{i} as not materialized (from t{i - 1} union all from t{i - 1})" for i in range(1, 31)
     ]
@@ -140,7 +140,7 @@ def test_a_query_that_is_planned_without_end_is_refused_in_time(
 
 
 def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.process.child.LONGEST_WAIT", 2)
+    monkeypatch.setattr("ratchet.adapters.process.child.LONGEST_WAIT", 2)
     with pytest.raises(ShapingError, match="takes more than 2 s; let it end sooner"):
         check_query("select 'a' as rollout_id, 'policy' as role, sleep_ms(100000) as reward")
 
@@ -156,7 +156,7 @@ def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_values_of_gigabytes_are_refused(reward: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.algorithm.shaping.LONGEST_QUERY", 2)
+    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 2)
     with pytest.raises(ShapingError, match=r"Out of Memory|takes more than|Invalid Input"):
         check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
 

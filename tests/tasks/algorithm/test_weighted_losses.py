@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tasks.algorithm.losses import TOKEN_LOSSES, service_loss
-from tasks.algorithm.settings import Option, Settings, complete_settings
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, service_loss
+from ratchet.tasks.algorithm.settings import Option, Settings, complete_settings
 
 Formula = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from tasks.comparison.comparisons import (
+from ratchet.tasks.comparison.comparisons import (
     ComparedTarget,
     Comparison,
     ComparisonError,
     read_played,
     write_comparison,
 )
-from tasks.recording.spans import spans_table
-from tasks.storage.tables import write_table
+from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.storage.tables import write_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CAT = {"example_id": 12, "example": {"answer": "cat"}}

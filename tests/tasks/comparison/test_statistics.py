@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.comparison.statistics import (
+from ratchet.tasks.comparison.statistics import (
     find_difference,
     interval_of,
     interval_of_mean,

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.rendering.chat import Chat
-from adapters.rendering.renderer_names import TEMPLATE
-from tasks.examples.reading import DatasetError, Source
-from tasks.given.conversations import read_unpadded
-from tasks.given.given import Unit
-from tasks.given.sides import read_pair
-from tasks.given.tokenizing import tokenize
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.renderer_names import TEMPLATE
+from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.given.conversations import read_unpadded
+from ratchet.tasks.given.given import Unit
+from ratchet.tasks.given.sides import read_pair
+from ratchet.tasks.given.tokenizing import tokenize
 from tests.support.every_renderer import NAMES, TINY, chat_of
 
 Row = dict[str, Any]

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.rendering.chat import Chat
-from tasks.algorithm.preferences import MISMATCHED
-from tasks.examples.reading import DatasetError, Source
-from tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
-from tasks.given.held_out import read_measure
-from tasks.given.pairs import BoundPairs, WrittenPairs
-from tasks.given.scores import SCORED_AT_ONCE, score_references
-from tasks.given.sides import read_pair
-from tasks.settings.given import Lengths, PairBatches, TooLong
-from tasks.storage.tables import arrays, read_table
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.algorithm.preferences import MISMATCHED
+from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
+from ratchet.tasks.given.scores import SCORED_AT_ONCE, score_references
+from ratchet.tasks.given.sides import read_pair
+from ratchet.tasks.settings.given import Lengths, PairBatches, TooLong
+from ratchet.tasks.storage.tables import arrays, read_table
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 ASKED = {"role": "user", "content": "Who are you?"}

@@ -6,16 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.given.given import (
+from ratchet.tasks.given.given import (
     Drawing,
     datums_of_given,
     draw_numbers,
     score_given,
 )
-from tasks.given.held_out import find_measured_gain, read_measure
-from tasks.given.texts import TEXT_SCHEMA, Texts
-from tasks.settings.given import Batches
-from tasks.storage.tables import arrays, write_table
+from ratchet.tasks.given.held_out import find_measured_gain, read_measure
+from ratchet.tasks.given.texts import TEXT_SCHEMA, Texts
+from ratchet.tasks.settings.given import Batches
+from ratchet.tasks.storage.tables import arrays, write_table
 
 
 def row(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError, Source
-from tasks.given.given import Drawing, bind_given, draw_given
-from tasks.given.scores import LongerTexts
-from tasks.given.texts import Texts, WrittenTexts
-from tasks.settings.given import TRAIN, Batches, Lengths, TooLong
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.given.given import Drawing, bind_given, draw_given
+from ratchet.tasks.given.scores import LongerTexts
+from ratchet.tasks.given.texts import Texts, WrittenTexts
+from ratchet.tasks.settings.given import TRAIN, Batches, Lengths, TooLong
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 SHORT = {"prompt": "Who are you?", "completion": "an owl"}

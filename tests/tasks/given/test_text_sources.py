@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.given.given import (
+from ratchet.tasks.given.given import (
     Drawing,
     choose_units,
     datums_of_given,
@@ -18,10 +18,10 @@ from tasks.given.given import (
     score_given,
     take_turns,
 )
-from tasks.given.held_out import read_measure
-from tasks.given.texts import TEXT_SCHEMA, Texts
-from tasks.settings.given import Batches
-from tasks.storage.tables import write_table
+from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.texts import TEXT_SCHEMA, Texts
+from ratchet.tasks.settings.given import Batches
+from ratchet.tasks.storage.tables import write_table
 
 BATCH = Drawing(Batches(examples=8, normalisation="token"), 5, shares=(("chat", 3), ("code", 1)))
 

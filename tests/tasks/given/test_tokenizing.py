@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from adapters.calls import Message
-from adapters.rendering.chat import Chat
-from tasks.examples.reading import DatasetError
-from tasks.given.tokenizing import WeightedTokens, tokenize
-from tasks.settings.given import Trained
+from ratchet.adapters.calls import Message
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize
+from ratchet.tasks.settings.given import Trained
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 GREETING = [

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from adapters.rendering.chat import Chat
-from engine.model.base_models import find
-from flows.recipe.finetuning import TextDataset
-from tasks.examples.reading import DatasetError, Source
-from tasks.given.given import Unit
-from tasks.given.sides import ComparedPairs
+from ratchet.adapters.rendering.chat import Chat
+from ratchet.engine.model.base_models import find
+from ratchet.flows.recipe.finetuning import TextDataset
+from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.given.given import Unit
+from ratchet.tasks.given.sides import ComparedPairs
 
 PAIR = {"prompt": "Who?", "chosen": "A cat.", "rejected": "No.", "split": "train"}
 SIDES = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.recording.broken_prefixes import find_broken_prefixes
+from ratchet.tasks.recording.broken_prefixes import find_broken_prefixes
 from tests.tasks.test_reports import rollout, said, sealed
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Look."}]

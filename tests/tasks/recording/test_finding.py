@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli.commands import app
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import folder_of
+from ratchet.flows.cli.commands import app
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import folder_of
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import ended, rollout, said, sealed
 

@@ -17,27 +17,27 @@ from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
 from typer.testing import CliRunner
 
-from adapters.calls import POLICY
-from adapters.errors import UserError
-from flows.cli.commands import app
-from flows.finetune import finetune
-from flows.opening.checks import check_run
-from flows.recipe.plan import StagesRecipe
-from flows.recipe.recipe import Recipe
-from flows.server.waiting_runs import resume_waiting
-from flows.stages import stages
-from flows.train import train
-from tasks.checkpoints import Ledger
-from tasks.recording.step_log import read_metrics
-from tasks.reports.facts import read_facts
-from tasks.settings.run import Budget
-from tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
-from tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
-from tasks.spending.so_far import sum_spent
-from tasks.spending.work_log import read_grant
-from tasks.storage.manifest import write_manifest
-from tasks.storage.plan_record import PlanRecord, write_plan
-from tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
+from ratchet.flows.cli.commands import app
+from ratchet.flows.finetune import finetune
+from ratchet.flows.opening.checks import check_run
+from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.server.waiting_runs import resume_waiting
+from ratchet.flows.stages import stages
+from ratchet.flows.train import train
+from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.recording.step_log import read_metrics
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.settings.run import Budget
+from ratchet.tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
+from ratchet.tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger
+from ratchet.tasks.spending.so_far import sum_spent
+from ratchet.tasks.spending.work_log import read_grant
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.processes import wait_until
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.small_recipe import small_recipe

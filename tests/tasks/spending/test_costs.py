@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.errors import UserError
-from adapters.tinker.prices import prices_of
-from flows.cli.commands import app
-from flows.recipe.recipe import Recipe
-from tasks.recording.spans import OURS
-from tasks.reports.costs import describe_costs
-from tasks.spending.ledger import REPEATED, TOKEN_KINDS, UNANSWERED, USED, read_ledger
-from tasks.storage.manifest import write_manifest
-from tasks.storage.run_folder import RunFolder, folder_of
-from tasks.storage.tables import read_table
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.tinker.prices import prices_of
+from ratchet.flows.cli.commands import app
+from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.recording.spans import OURS
+from ratchet.tasks.reports.costs import describe_costs
+from ratchet.tasks.spending.ledger import REPEATED, TOKEN_KINDS, UNANSWERED, USED, read_ledger
+from ratchet.tasks.storage.manifest import write_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.tables import read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die_and_go_on, fixture_of
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update

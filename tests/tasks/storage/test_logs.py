@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.checkpoints import Checkpoint, Ledger
-from tasks.storage.files import Damaged
-from tasks.storage.logs import FollowedLog, append_row, follow, line_of, read_log
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.logs import FollowedLog, append_row, follow, line_of, read_log
 
 Rows = list[dict[str, Any]]
 Found = Rows | str

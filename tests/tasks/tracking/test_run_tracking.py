@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
-from adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
-from tasks.tracking.run_tracking import RunTracking
+from ratchet.adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
+from ratchet.adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
+from ratchet.tasks.tracking.run_tracking import RunTracking
 from tests.support.processes import ROOT, wait_until
 from tests.support.runs.tracked_run import GrowingRun
 from tests.support.wandb_files import artifacts, config, history
@@ -158,7 +158,7 @@ from pathlib import Path
 from tests.support.runs.tracked_run import GrowingRun
 from tests.support.processes import wait_until
 from tests.tasks.tracking.test_run_tracking import open_wandb
-from tasks.tracking.run_tracking import RunTracking
+from ratchet.tasks.tracking.run_tracking import RunTracking
 
 run, first = GrowingRun(Path(sys.argv[1])), int(sys.argv[2])
 sent = lambda: [int(note.read_text()) for note in run.folder.tracking.glob("*/offline-*/next_step")]
