@@ -19,7 +19,7 @@ from ratchet.adapters.tinker.bases import read_origin
 from ratchet.tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
-FORMAT = 10
+FORMAT = 11
 """Version of the run folder's layout and schemas. Manifests without one are of format 1."""
 SEALED = 3
 """First format whose JSON files carry checksums."""

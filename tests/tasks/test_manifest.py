@@ -106,7 +106,7 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
     [
         (
             None,
-            "was written by an older Ratchet, in format 1, and this one reads format 10; continu",
+            "was written by an older Ratchet, in format 1, and this one reads format 11; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
         (11, "was written by a newer Ratchet, in format 11"),
