@@ -103,9 +103,8 @@ class CallsRecorder:
         if self._journal is not None:
             await self._journal.append(call_span(completion))
 
-    async def ended(self, end: RolloutEnd) -> bool:
+    async def ended(self, end: RolloutEnd) -> None:
         """Record nothing: no rollout is ended here."""
-        return False
 
 
 def ask_door(chat: Chat, sampler: Sampler, rollouts: int, folder: Path | None) -> None:

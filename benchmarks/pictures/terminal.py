@@ -32,13 +32,13 @@ SEEN = "held-out"
 
 
 class Terminal:
-    """A terminal with one command in it."""
+    """A terminal of so many columns, with one command in it."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
-        self._screen = pyte.Screen(COLUMNS, ROWS)
+    def __init__(self, command: Sequence[str], folder: Path, columns: int = COLUMNS) -> None:
+        self._screen = pyte.Screen(columns, ROWS)
         self._stream = pyte.ByteStream(self._screen)
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=variables

@@ -22,7 +22,7 @@ SAID = (
 
 @pytest.mark.parametrize("columns", [70, 80, 200])
 def test_a_refusal_is_broken_at_words_in_a_terminal(columns: int, tmp_path: Path) -> None:
-    terminal = Terminal(WRONG, columns, tmp_path)
+    terminal = Terminal(WRONG, tmp_path, columns)
     terminal.read_until(lambda: False)
     first, *others = [line for line in terminal.lines() if line]
     assert len(first) <= min(columns, 100)
