@@ -28,7 +28,7 @@ NIGHTLY = """
 """
 BROKEN = """
   - name: broken
-    entrypoint: flows.nothing.at_all
+    entrypoint: ratchet.flows.nothing.at_all
     work_pool: {name: ratchet}
 """
 
@@ -120,7 +120,7 @@ def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -
     with pytest.raises(UserError) as raised:
         deploy("broken")
     what, advice = str(raised.value).splitlines()
-    assert what.endswith("stops: ModuleNotFoundError: No module named 'flows.nothing'")
+    assert what.endswith("stops: ModuleNotFoundError: No module named 'ratchet.flows.nothing'")
     assert advice == "Mend that, and deploy again"
 
 

@@ -171,7 +171,7 @@ def test_an_evaluation_is_named_after_its_checkpoint_and_ends_with_its_score(
 
 def test_a_training_leaves_curves_metrics_transcripts_and_evaluations(flow_run: FlowRun) -> None:
     artifacts = artifacts_of(flow_run)
-    shown = ("progress", "now", "curves", "metrics", "transcripts", "evaluations")
+    shown = ("progress", "curves", "metrics", "transcripts", "evaluations")
     assert artifacts.keys() == {f"linked-{what}" for what in shown}
     assert "![curves](data:image/svg+xml;base64," in str(artifacts["linked-curves"].data)
     assert "## best: train-00000-" in str(artifacts["linked-transcripts"].data)

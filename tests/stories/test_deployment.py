@@ -65,7 +65,7 @@ def test_a_deployment_trains_and_shows_itself(team: tuple[httpx.Client, Path]) -
         task["name"] for task in tasks
     }
     artifacts = {a["key"]: a for a in api.post("/artifacts/filter", json=_of(flow_run)).json()}
-    shown = ("now", "progress", "curves", "metrics", "transcripts", "evaluations")
+    shown = ("progress", "curves", "metrics", "transcripts", "evaluations")
     assert set(artifacts) == {f"deployed-{name}" for name in shown}
     assert str(runs / "deployed" / "report.html") in artifacts["deployed-curves"]["data"]
     assert artifacts["deployed-progress"]["data"] == 100

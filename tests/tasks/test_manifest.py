@@ -109,7 +109,7 @@ def test_the_newest_run_of_an_agent_has_the_same_roles_whoever_helps_in_them() -
             "was written by an older Ratchet, in format 1, and this one reads format 11; continu",
         ),
         (3, "was written by an older Ratchet, in format 3"),
-        (11, "was written by a newer Ratchet, in format 11"),
+        (12, "was written by a newer Ratchet, in format 12"),
     ],
 )
 def test_a_run_of_another_format_is_refused(number: int | None, said: str) -> None:
