@@ -18,12 +18,13 @@ from tests.support.processes import ROOT, wait_until
 STILL_SECONDS = LONGEST_TICK + 4
 AGENT = """
 import asyncio
+from collections import defaultdict
 from itertools import cycle
 from pathlib import Path
 
 from openai import AsyncOpenAI
 
-rewards = cycle([0.0, 1.0])
+rewards = defaultdict(lambda: cycle([0.0, 1.0]))  # which differ within a group, in any order
 messages = [{{"role": "user", "content": "Who are you?"}}]
 
 async def play(example, *, base_url, api_key, model):
@@ -32,7 +33,7 @@ async def play(example, *, base_url, api_key, model):
     Path("begun").touch()
     async with asyncio.timeout({limit}):
         await asyncio.sleep({limit} - 1)
-    return next(rewards)
+    return next(rewards[example["identity"]])
 """
 RECIPE = """
 agent: waiting
