@@ -94,9 +94,9 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
 def warn_of_older() -> None:
     """Say which deployments of the work pool name a flow as an earlier version did."""
     check_server(variables := client_environment())
-    address = {PREFECT_API_URL: variables["PREFECT_API_URL"]}
+    address = variables["PREFECT_API_URL"]
     in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-    with temporary_settings(address), get_client(sync_client=True) as client:
+    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         found = client.read_deployments(work_pool_filter=in_pool)
     older = [one.name for one in found if OLD_ENTRYPOINT.fullmatch(one.entrypoint or "")]
     if older:
