@@ -12,27 +12,30 @@ from ratchet.adapters.calls import (
     Message,
     Refused,
     Request,
-    Thinking,
     Tool,
     ToolCall,
     ToolFunction,
 )
-from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
 from ratchet.adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
+    Api,
     Fields,
     bad_field,
     bad_request,
     check_body,
+    check_fields,
     check_object,
     check_offered,
+    check_some_left,
+    find_function,
+    find_hints,
+    no_thinking,
     read_text,
     read_thinking,
     type_of,
     write_named,
     write_token_ids,
 )
-from ratchet.adapters.dialects.tool_types import check_some_left, find_function
 from ratchet.adapters.rendering.chat import Chat, stop_string
 from ratchet.adapters.rendering.messages import create_tool_call, read_tool
 
@@ -67,7 +70,8 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
-        thinking=read_thinking(sent) or _read_disabled(sent),
+        thinking=read_thinking(sent)
+        or no_thinking(sent.read_object("thinking").get("type") == "disabled", "thinking.type"),
         left_out=left_out,
         hints=find_hints(sent, Api.MESSAGES, passed),
         dialect="messages",
@@ -86,19 +90,16 @@ def answer(completion: Completion, chat: Chat) -> JsonObject:
     }
 
 
-def stream(completion: Completion, chat: Chat, waited: int = 0) -> Iterator[str]:
-    del waited  # a ping has no number
+def stream(completion: Completion, chat: Chat, **_: object) -> Iterator[str]:
     yield from map(write_named, _pieces(completion, chat))
 
 
-def wait(request: Request, name: str, told: int) -> str:
+def wait(*_: object) -> str:
     """Write a ping, which clients leave out of what they read."""
-    del request, name, told
     return write_named({"type": "ping"})
 
 
-def write_late_error(refused: Refused, request: Request, name: str, waited: int) -> str:
-    del request, name, waited
+def write_late_error(refused: Refused, *_: object) -> str:
     return write_named(write_error(refused))
 
 
@@ -227,12 +228,6 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     check_offered(MODE_OF_CHOICE[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
     return Choice(MODE_OF_CHOICE[mode], names, parallel=not single)
-
-
-def _read_disabled(sent: Fields) -> Thinking | None:
-    thinking = sent.read_object("thinking")
-    off = thinking.get("type") == "disabled"
-    return Thinking(on=False, where=thinking.path_of("type"), hint=True) if off else None
 
 
 def _read_format(sent: Fields) -> Format | None:

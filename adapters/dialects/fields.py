@@ -1,12 +1,21 @@
-"""Fields of a client's body, each of its type or refused by name, and what all dialects write."""
+"""Fields of a client's body: what becomes of each, its type, and what all dialects write.
+
+A field or a type of tools without a row in fields.yaml is refused by its name. A value of null is
+the same as no field.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from pathlib import Path
 from typing import TypeVar
 
-from ratchet.adapters.calls import Completion, JsonObject, Refused, Thinking, Tool
+from ratchet.adapters.calls import Completion, JsonObject, Refused, Thinking, Tool, ToolFunction
 from ratchet.adapters.rendering.messages import json_type, read_content
 from ratchet.adapters.rendering.renderer_names import SWITCHES
+from ratchet.adapters.yaml_text import read_yaml
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
@@ -106,6 +115,110 @@ class Fields(dict[str, object]):
         return {name: value for name, value in self.items() if name not in names}
 
 
+class Api(StrEnum):
+    CHAT = "chat completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    GOOGLE = "generateContent"
+
+
+class Fate(StrEnum):
+    HONOURED = "honoured"
+    HINT = "hint"
+    """Obeyed as far as a policy has a setting for it; otherwise the record names the field."""
+    SAMPLING = "sampling"
+    """Said by the recipe in a run, and by the client where `ratchet serve` answers."""
+    HARMLESS = "harmless"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The fate of fields, and why.
+
+    Values of `unless` ask for nothing, so they are not refused, or are no hints that nobody obeys.
+    """
+
+    names: tuple[str, ...]
+    fate: Fate
+    why: str
+    unless: tuple[object, ...]
+    apis: tuple[Api, ...]
+
+    def excepts(self, value: object) -> bool:
+        """Return whether a value asks for nothing; JSON's false is not the number 0."""
+        same = (one for one in self.unless if isinstance(one, bool) == isinstance(value, bool))
+        return value is None or value in same
+
+
+_TABLES = read_yaml(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+RULES = tuple(
+    Rule(
+        tuple(row["names"]),
+        Fate(row["fate"]),
+        row["why"],
+        tuple(row.get("unless", ())),
+        tuple(Api[api.upper()] for api in row["of"]),
+    )
+    for row in _TABLES["fields"]
+)
+TOOL_TYPES = {
+    (Api[row["of"].upper()], name): row for row in _TABLES["tool_types"] for name in row["types"]
+}
+"""By the API and the type: the row of tools, with the `function` that the client runs, or why they
+are `refused`. The client does not run tools of a row with neither."""
+
+
+def rules_of(api: Api) -> dict[str, Rule]:
+    """Return the rule of each field that an API is known to have."""
+    return {name: rule for rule in RULES if api in rule.apis for name in rule.names}
+
+
+def check_fields(sent: Fields, api: Api, passed: Collection[str] = ()) -> None:
+    """Refuse by its name a field that is not honoured; `passed` are fields that the model takes."""
+    rules = rules_of(api)
+    for name, value in sent.items():
+        rule = rules.get(name)
+        if value is None or name in passed:
+            continue
+        if rule is None:
+            raise bad_field(name, f"is no field of {api} that is known here; leave it out.")
+        if rule.fate is Fate.REFUSED and not rule.excepts(value):
+            raise bad_field(name, f"is not honoured here: {rule.why}.")
+
+
+def find_hints(sent: Fields, api: Api, passed: Collection[str] = ()) -> list[str]:
+    """Return the paths of the hints in a body that no policy has a setting for."""
+    return [
+        name
+        for name, rule in rules_of(api).items()
+        if rule.fate is Fate.HINT
+        and name not in passed
+        and not rule.excepts(reduce(lambda at, key: Fields(at).get(key), name.split("."), sent))
+    ]
+
+
+def find_function(api: Api, named: object, path: str) -> ToolFunction | None:
+    """Return the function of a type of tools; None if the client does not run it."""
+    row = TOOL_TYPES.get((api, named)) if isinstance(named, str) else None
+    if row is None:
+        problem = f"is of type {named!r}, which is not known here; send it as a function."
+        raise bad_field(path, problem)
+    if "refused" in row:
+        raise bad_field(path, f"is of type {named!r}: {row['refused']}; leave it out.")
+    return row.get("function")
+
+
+def check_some_left(functions: Sequence[Tool], left_out: Sequence[str]) -> None:
+    """Refuse tools if the client runs not one of them, since an agent then lives on the others."""
+    if left_out and not functions:
+        problem = (
+            f"are all run by the API's own service ({', '.join(left_out)}), and nothing but the "
+            "model runs here; send a function that the client runs."
+        )
+        raise bad_field("tools", problem)
+
+
 def type_of(value: object) -> object:
     """Return the `type` that an object names, or the JSON type of another value."""
     return value.get("type") if isinstance(value, dict) else json_type(value)
@@ -159,6 +272,11 @@ def read_thinking(sent: Fields) -> Thinking | None:
             raise bad_field(settings.path_of(name), problem)
     found = [(settings.read(name, bool), settings.path_of(name)) for name in SWITCHES]
     return next((Thinking(on, where) for on, where in found if on is not None), None)
+
+
+def no_thinking(asked: bool, where: str) -> Thinking | None:
+    """Return the hint not to think, if it is asked for; no policy has levels."""
+    return Thinking(on=False, where=where, hint=True) if asked else None
 
 
 def write_prompt_token_ids(completion: Completion) -> JsonObject:

@@ -15,20 +15,22 @@ from ratchet.adapters.calls import (
     Message,
     Refused,
     Request,
-    Thinking,
     Tool,
 )
-from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
 from ratchet.adapters.dialects.fields import (
     NUMBER,
+    Api,
     Fields,
     bad_field,
     bad_request,
+    check_fields,
     check_object,
     check_offered,
+    check_some_left,
+    find_hints,
+    no_thinking,
     write_data,
 )
-from ratchet.adapters.dialects.tool_types import check_some_left
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.messages import create_tool_call, json_type, parse_text, read_tool
 
@@ -37,6 +39,7 @@ SAMPLED_BY = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "s
 """Numbers by which an answer is sampled, and their names in the other dialects."""
 MODES = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 DECLARED = "functionDeclarations"
+BUDGET = "thinkingBudget"
 STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -64,6 +67,7 @@ class GenerateContent:
         counted = body.get("generateContentRequest")
         sent = Fields(body if counted is None else counted)
         config = sent.read_object(GENERATION)
+        thinking = config.read_object("thinkingConfig")
         tools, left_out = _read_tools(sent)
         request = Request(
             model=self.model,
@@ -78,7 +82,7 @@ class GenerateContent:
             },
             format=_read_format(config),
             choice=_read_choice(sent, tools),
-            thinking=_read_thinking(config),
+            thinking=no_thinking(thinking.read(BUDGET, int) == 0, thinking.path_of(BUDGET)),
             left_out=left_out,
             hints=find_hints(sent, Api.GOOGLE, passed),
             dialect="generateContent",
@@ -89,14 +93,12 @@ class GenerateContent:
         return request
 
     @staticmethod
-    def answer(completion: Completion, chat: Chat) -> JsonObject:
-        del chat
+    def answer(completion: Completion, *_: object) -> JsonObject:
         return _chunk(completion, _parts(completion.message), ends=True)
 
     @staticmethod
-    def stream(completion: Completion, chat: Chat, waited: int = 0) -> Iterator[str]:
+    def stream(completion: Completion, chat: Chat, **_: object) -> Iterator[str]:
         """Yield the lines of the answer's stream: texts token by token, and each call whole."""
-        del waited  # a comment has no number
         said: list[JsonObject] = []
         for part in _parts(completion.message):
             text = part.get("text")
@@ -108,14 +110,12 @@ class GenerateContent:
         yield write_data(_chunk(completion, [last], ends=True))
 
     @staticmethod
-    def wait(request: Request, name: str, told: int) -> str:
+    def wait(request: Request, name: str, *_: object) -> str:
         """Write an empty text: Google's client for Python takes no comments."""
-        del told
         return write_data({**_envelope([{"text": ""}]), **_names(request, name)})
 
     @staticmethod
-    def write_late_error(refused: Refused, request: Request, name: str, waited: int) -> str:
-        del request, name, waited
+    def write_late_error(refused: Refused, *_: object) -> str:
         return write_data(write_error(refused))
 
     @staticmethod
@@ -298,13 +298,6 @@ def _read_format(config: Fields) -> Format | None:
     if isinstance(schema, dict):
         return Format(schema, config.path_of(written))
     return Format() if kind == "application/json" else None
-
-
-def _read_thinking(config: Fields) -> Thinking | None:
-    thinking = config.read_object("thinkingConfig")
-    name = "thinkingBudget"
-    off = thinking.read(name, int) == 0
-    return Thinking(on=False, where=thinking.path_of(name), hint=True) if off else None
 
 
 def _parts(message: Message) -> list[JsonObject]:

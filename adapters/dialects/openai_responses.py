@@ -1,43 +1,48 @@
-"""OpenAI's responses: bodies read as requests, completions written as answers or streams."""
+"""OpenAI's responses: bodies read as requests, completions written as answers or streams.
 
-from collections.abc import Collection, Iterator
+Their tools are shown as functions, the form in which models are trained. A custom tool, whose input
+is a text, is a function with the argument `input`. A function of a namespace is shown as
+`NAMESPACE__NAME`. A shell, and an editor by patches, is a function of what the items of its calls
+have.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from typing import NamedTuple
 
-from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request
-from ratchet.adapters.dialects.field_rules import Api, check_fields, find_hints
+from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request, Tool, ToolCall
 from ratchet.adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
+    TOOL_TYPES,
+    Api,
     Fields,
     bad_field,
     bad_request,
     check_body,
+    check_fields,
     check_object,
+    check_some_left,
+    find_function,
+    find_hints,
+    no_thinking,
     read_text,
     read_thinking,
+    type_of,
     write_named,
     write_token_ids,
 )
-from ratchet.adapters.dialects.openai_fields import (
+from ratchet.adapters.dialects.openai_chat import (
     check_sampling,
     read_choice,
-    read_effort,
     read_format,
     write_error,
     write_logprobs,
 )
-from ratchet.adapters.dialects.openai_tools import (
-    CALLS,
-    OUTPUTS,
-    PARTS,
-    name_chosen,
-    read_call,
-    read_output,
-    read_tools,
-    tools_named,
-    write_call,
-)
 from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import create_tool_call, parse_text, read_tool
 
 __all__ = ["answer", "read", "stream", "wait", "write_error", "write_late_error"]
 
@@ -59,6 +64,20 @@ ECHOED: JsonObject = {
     "truncation": "disabled",
 }
 """The fields of the request that an answer repeats, each with its value if it was not set."""
+PLAIN, CUSTOM, NAMESPACE = "function", "custom", "namespace"
+OF_FUNCTION = ("description", "parameters", "strict")
+INPUT = "input"
+OF_CALL, OUTPUT = "_call", "_call_output"
+CONTENTS: Mapping[str, tuple[str, JsonObject]] = {
+    "local_shell": ("action", {"type": "exec", "env": {}}),
+    "shell": ("action", {}),
+    "apply_patch": ("operation", {}),
+}
+"""By the type of a tool, the field of a call's item that has the arguments, and what is always in
+it."""
+CALLS = ("function_call", "custom_tool_call", *(kind + OF_CALL for kind in CONTENTS))
+OUTPUTS = tuple(f"{call}_output" for call in CALLS)
+PARTS = ("input_text", "output_text", "text", "refusal")
 
 
 def read(body: object, passed: Collection[str] = ()) -> Request:
@@ -68,14 +87,17 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
     tools = read_tools(sent)
     request = Request(
         model=model,
-        messages=[*_read_instructions(sent), *_read_messages(sent)],
+        messages=_read_messages(sent),
         tools=tools.functions,
         max_tokens=sent.read_count("max_output_tokens"),
         stop=[],
         fields=sent.without("input", "model"),
         format=read_format(sent.read_object("text").get("format"), "text.format"),
         choice=read_choice(sent, tools.functions, name_chosen),
-        thinking=read_thinking(sent) or read_effort(sent.read_object("reasoning"), "effort"),
+        thinking=read_thinking(sent)
+        or no_thinking(
+            sent.read_object("reasoning").read("effort", str) == "none", "reasoning.effort"
+        ),
         left_out=tools.left_out,
         hints=find_hints(sent, Api.RESPONSES, passed),
         dialect="responses",
@@ -135,22 +157,18 @@ def _check_fields(sent: Fields) -> None:
     sent.read("store", bool)
 
 
-def _read_instructions(sent: Fields) -> list[Message]:
-    text = sent.read("instructions", str)
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _read_messages(sent: Fields) -> list[Message]:
-    text = sent.get("input")
+    told, text = sent.read("instructions", str), sent.get("input")
+    first: list[Message] = [{"role": "system", "content": told}] if told else []
     if isinstance(text, str):
-        return [{"role": "user", "content": text}]
+        return [*first, {"role": "user", "content": text}]
     items = sent.read_list("input")
     if not items:
         raise bad_request("There is no input; send a text or an array of items.", "input")
     messages: list[Message] = []
     for item, path in items:
         _add(messages, check_object(item, path, "an item"))
-    return messages
+    return first + messages
 
 
 def _add(messages: list[Message], item: Fields) -> None:
@@ -218,10 +236,6 @@ def _envelope(request: Request, name: str, created: datetime, status: str) -> Js
     }
 
 
-def _of(completion: Completion) -> tuple[Request, str, datetime]:
-    return completion.request, completion.response_id, completion.ended
-
-
 def _begin(request: Request, name: str, created: datetime) -> Iterator[JsonObject]:
     begun = {**_envelope(request, name, created, "in_progress"), "output": [], "usage": None}
     for kind in BEGINNING:
@@ -229,8 +243,9 @@ def _begin(request: Request, name: str, created: datetime) -> Iterator[JsonObjec
 
 
 def _write_answer(completion: Completion, output: list[JsonObject]) -> JsonObject:
+    request, name, status = completion.request, completion.response_id, _status(completion)
     return {
-        **_envelope(*_of(completion), _status(completion)),
+        **_envelope(request, name, completion.ended, status),
         "output": output,
         "usage": _usage(completion),
         **write_token_ids(completion),
@@ -247,7 +262,8 @@ def _output(completion: Completion, chat: Chat) -> list[JsonObject]:
         text = _text(completion, chat)
         items.append({"type": "message", "role": "assistant", "content": [text]})
     if calls := message.get("tool_calls", ()):
-        named = tools_named(completion.request)
+        # The tools by the names that the model was shown.
+        named = read_tools(Fields({"tools": completion.request.fields.get("tools")})).named
         items += [write_call(call, named) for call in calls]
     name, status = completion.id.name, _status(completion)
     return [
@@ -280,7 +296,7 @@ def _usage(completion: Completion) -> JsonObject:
 
 def _pieces(completion: Completion, chat: Chat) -> Iterator[JsonObject]:
     """Yield a stream of items, token by token; an answer leaves when all of it is recorded."""
-    yield from _begin(*_of(completion))
+    yield from _begin(completion.request, completion.response_id, completion.ended)
     output = _output(completion, chat)
     for index, item in enumerate(output):
         yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}
@@ -322,3 +338,152 @@ def _content_pieces(item: JsonObject, at: JsonObject, chat: Chat) -> Iterator[Js
             yield {"type": f"{kind}.done", **at, "input": text}
         case _:
             pass  # the item of another tool is told whole
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool as its client names it."""
+
+    kind: str
+    name: str
+    namespace: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name that the model is shown."""
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+
+class OfferedTools(NamedTuple):
+    """The tools of a request: functions for the model, tools by these names, and types left out."""
+
+    functions: list[Tool]
+    named: dict[str, Offered]
+    left_out: list[str]
+
+
+def read_tools(sent: Fields) -> OfferedTools:
+    """Read the tools of a body; refused if a tool is not known, or nobody could run any of them."""
+    read = OfferedTools([], {}, [])
+    for tool, path in sent.read_list("tools"):
+        for offered, function in _read_tool(tool, path):
+            if function is None:
+                read.left_out.append(offered.name)
+            elif read.named.setdefault(offered.shown, offered) != offered:
+                problem = f"would be shown as {offered.shown}, as another tool is; rename one."
+                raise bad_field(path, problem)
+            else:
+                read.functions.append(function)
+    check_some_left(read.functions, read.left_out)
+    return read
+
+
+def name_chosen(chosen: Fields) -> str:
+    """Return the name under which a tool is shown that a tool choice names."""
+    kind, name = chosen.get("type", PLAIN), chosen.get("name")
+    if isinstance(kind, str) and kind in CONTENTS:
+        return kind
+    if isinstance(kind, str) and (Api.RESPONSES, kind) in TOOL_TYPES:
+        raise bad_field("tool_choice", f"names {kind}, which the client does not run.")
+    if kind not in (PLAIN, CUSTOM):
+        problem = f"is of type {kind!r}; only function, custom and allowed_tools are known."
+        raise bad_field("tool_choice", problem)
+    if not isinstance(name, str):
+        raise bad_field("tool_choice", "names no function; give its name.")
+    return Offered(str(kind), name, chosen.read(NAMESPACE, str)).shown
+
+
+def read_call(item: Fields) -> ToolCall:
+    """Read an item that is a call of any tool."""
+    kind, name = str(item.get("type")), item.get("name")
+    arguments, text, call_id = item.get("arguments"), item.get(INPUT), item.get("call_id")
+    if (built_in := kind.removesuffix(OF_CALL)) in CONTENTS:
+        field, always = CONTENTS[built_in]
+        said = item.read_object(field).items()
+        given = {key: value for key, value in said if value not in (None, always.get(key))}
+        return create_tool_call(built_in, json.dumps(given, ensure_ascii=False), call_id)
+    if kind == "custom_tool_call":
+        custom = json.dumps({INPUT: text}, ensure_ascii=False)
+        arguments = custom if isinstance(text, str) else None
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise bad_field(item.path, "has no name and arguments, or input.")
+    shown = Offered(kind, name, item.read(NAMESPACE, str)).shown
+    return create_tool_call(shown, arguments, call_id)
+
+
+def read_output(item: Fields) -> tuple[str, str]:
+    """Return the text of an item that is a call's output, and the id of the call."""
+    output, path, kind = item.get("output"), item.path_of("output"), item.get("type")
+    own = item.read("id", str) if kind == f"local_shell{OUTPUT}" else None
+    call_id = item.read("call_id", str) or own or ""  # a local shell's is the output's own
+    if kind == f"shell{OUTPUT}" and isinstance(output, list):
+        return json.dumps(output, ensure_ascii=False), call_id
+    if kind == f"apply_patch{OUTPUT}" and output is None:
+        output, path = item.get("status"), item.path_of("status")
+    return read_text(output, path, PARTS), call_id
+
+
+def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
+    """Write a call as the item of the tool's own kind.
+
+    Arguments that are no arguments of the tool are written as they are: its client refuses them.
+    """
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    tool, said = named.get(name, Offered(PLAIN, name)), parse_text(arguments)
+    of = {"call_id": call.get("id")}
+    if tool.kind in CONTENTS and isinstance(said, dict):
+        field, always = CONTENTS[tool.kind]
+        return {"type": tool.kind + OF_CALL, **of, field: {**always, **said}}
+    of |= {"name": tool.name} | ({} if tool.namespace is None else {NAMESPACE: tool.namespace})
+    if tool.kind == CUSTOM:
+        text = said.get(INPUT) if isinstance(said, dict) else None
+        if not isinstance(text, str):
+            is_text = isinstance(arguments, str)
+            text = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+        return {"type": "custom_tool_call", **of, INPUT: text}
+    return {"type": "function_call", **of, "arguments": arguments}
+
+
+def _read_tool(tool: object, path: str) -> Iterator[tuple[Offered, Tool | None]]:
+    """Yield a tool, or those of a namespace, each with its function if the client runs it."""
+    sent, kind = Fields(tool, path), type_of(tool)
+    if kind != NAMESPACE:
+        yield _read_single(sent, kind, None)
+        return
+    namespace = sent.read("name", str)
+    if not namespace:
+        raise bad_field(path, "has no name.")
+    about = sent.read("description", str) or ""
+    for inner, at in sent.read_list("tools"):
+        offered, function = _read_single(Fields(inner, at), type_of(inner), namespace)
+        if function is not None and about:
+            own = function["function"].get("description", "")
+            function["function"]["description"] = f"{about}\n\n{own}".strip()
+            about = ""  # it is told once, with the first function of the group
+        yield offered, function
+
+
+def _read_single(sent: Fields, kind: object, namespace: str | None) -> tuple[Offered, Tool | None]:
+    name = sent.get("name")
+    if kind not in (PLAIN, CUSTOM):
+        function = find_function(Api.RESPONSES, kind, sent.path)
+        shown = {"type": PLAIN, "function": function}
+        tool = None if function is None else read_tool(shown, sent.path)
+        return Offered(str(kind), str(kind)), tool
+    if not isinstance(name, str):
+        raise bad_field(sent.path, "has no name.")
+    offered = Offered(str(kind), name, namespace)
+    kept = {key: sent[key] for key in OF_FUNCTION if sent.get(key) is not None}
+    if kind == CUSTOM:
+        kept = {**kept, "parameters": _parameters_of_text(sent)}
+    function = {"name": offered.shown, **kept}
+    return offered, read_tool({"type": PLAIN, "function": function}, sent.path)
+
+
+def _parameters_of_text(sent: Fields) -> JsonObject:
+    """Return the parameters of a custom tool, with the grammar of its input if it has one."""
+    form, text = sent.read_object("format"), {"type": "string"}
+    if grammar := form.read("definition", str):
+        syntax = form.read("syntax", str) or "given"
+        text["description"] = f"A text of this {syntax} grammar:\n{grammar}"
+    return {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}

@@ -25,15 +25,16 @@ class Dialect(Protocol):
 
     While an answer is sampled its stream has the lines of `wait`, by the request, the answer's id
     and how often the client was told before; `stream` is then given how often it was told in all,
-    and `write_late_error` ends the stream with a refusal.
+    and `write_late_error` ends the stream with a refusal. A dialect takes `*_` or `**_` where what
+    it writes depends on none of these.
     """
 
     read: Callable[..., Request]
     answer: Callable[..., JsonObject]
     stream: Callable[..., Iterator[str]]
     write_error: Callable[[Refused], JsonObject]
-    wait: Callable[[Request, str, int], str]
-    write_late_error: Callable[[Refused, Request, str, int], str]
+    wait: Callable[..., str]
+    write_late_error: Callable[..., str]
 
 
 LONGEST_CAUSE = 300

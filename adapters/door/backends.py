@@ -24,7 +24,7 @@ from ratchet.adapters.calls import (
 from ratchet.adapters.clients import litellm
 from ratchet.adapters.clients.litellm import LONGEST_SECONDS, Reply
 from ratchet.adapters.dialects.fields import Fields
-from ratchet.adapters.dialects.openai_fields import to_chat_fields
+from ratchet.adapters.dialects.openai_chat import to_chat_fields
 from ratchet.adapters.door.role_calls import Answer, Memory, request_sha
 from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of
 from ratchet.adapters.errors import UserError

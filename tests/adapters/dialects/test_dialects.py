@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ratchet.adapters.calls import Message, Refused, Request, Sampling
 from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
-from ratchet.adapters.dialects.field_rules import Api, rules_of
+from ratchet.adapters.dialects.fields import Api, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
 from ratchet.adapters.dialects.instructions import choice_outcome, instruction_of
 from ratchet.adapters.dialects.table import DIALECTS, Dialect

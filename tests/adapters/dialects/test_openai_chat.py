@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.calls import Choice, Format, Refused
-from ratchet.adapters.dialects.openai_chat import read, write_error
-from ratchet.adapters.dialects.openai_fields import to_chat_fields
+from ratchet.adapters.dialects.openai_chat import read, to_chat_fields, write_error
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

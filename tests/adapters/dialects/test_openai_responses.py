@@ -10,8 +10,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from ratchet.adapters.calls import Choice, Format, Refused
-from ratchet.adapters.dialects.openai_responses import read, write_error
-from ratchet.adapters.dialects.openai_tools import Offered, write_call
+from ratchet.adapters.dialects.openai_responses import Offered, read, write_call, write_error
 from ratchet.adapters.rendering.messages import create_tool_call
 from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ratchet.adapters.dialects.field_rules import Api, Fate, rules_of
+from ratchet.adapters.dialects.fields import Api, Fate, rules_of
 from ratchet.adapters.yaml_text import read_yaml
 
 PARTS = ("frame", "openai_chat", "openai_responses", "anthropic_messages", "google_generate")

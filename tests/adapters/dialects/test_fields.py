@@ -1,5 +1,6 @@
 """What becomes of each field of a request: honoured, harmless, or refused by its name."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,7 +14,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 
 from ratchet.adapters.calls import Refused
 from ratchet.adapters.clients.litellm import PASSED_FIELDS
-from ratchet.adapters.dialects.field_rules import RULES, Api, Fate, rules_of, write_table
+from ratchet.adapters.dialects.fields import RULES, Api, Fate, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
 from ratchet.adapters.dialects.table import DIALECTS
 from tests.support.door.opened_door import ASK, Opened
@@ -95,5 +96,17 @@ def test_a_refused_field_is_told_to_the_client_and_is_no_call(opened: Opened) ->
     assert [span.id.number for span in opened.spans] == [0]
 
 
+def write_table() -> Iterator[str]:
+    """Write the rules of the fields that change an answer, as a table of Markdown."""
+    yield "| field | of | what becomes of it |"
+    yield "|---|---|---|"
+    for rule in (rule for rule in RULES if rule.fate not in {Fate.REFUSED, Fate.HARMLESS}):
+        names = ", ".join(f"`{name}`" for name in rule.names)
+        others = [api for api in Api if api not in rule.apis]
+        apis = ", ".join(rule.apis) if others[1:] else f"all but {others[0]}" if others else "all"
+        told = rule.why if rule.fate is Fate.SAMPLING else f"{rule.fate}: {rule.why}"
+        yield f"| {names} | {apis} | {told} |"
+
+
 def test_the_page_has_the_table_of_the_code() -> None:
-    assert write_table() in PAGE.read_text(encoding="utf-8")
+    assert "\n".join(write_table()) in PAGE.read_text(encoding="utf-8")
