@@ -37,7 +37,7 @@ from benchmarks.peers.turns import TURNS, Turn, make_turns
 from benchmarks.recording.turn_spans import make_span
 from ratchet.adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampler, Sampling
 from ratchet.adapters.clients.current_rollout import Endpoint
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Batch
 from ratchet.adapters.player_protocol import BEGIN, PlaySettings
@@ -86,9 +86,9 @@ class CallsRecorder:
         self._rollouts = rollouts
         self._journal = journal
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
-        """Plan every rollout."""
-        return 0, [PlannedRollout(name, {}) for name in self._rollouts]
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
+        """Return every rollout."""
+        return 0, [DueRollout(name, {}) for name in self._rollouts]
 
     def begun(self, begun: Begun) -> None:
         """Record that a call is about to be sampled."""

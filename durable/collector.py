@@ -11,7 +11,7 @@ FEW, MANY = 500, 10
 """New objects for which nothing is collected, and collections of the young after which all are."""
 
 
-def settle_collector() -> None:
+def collect_garbage() -> None:
     """Collect the garbage that there is, before more comes with a batch, or after a step.
 
     HTTP clients leave some 300 objects of a call in cycles, so that a pause grows with the calls
@@ -23,7 +23,7 @@ def settle_collector() -> None:
     gc.collect()
 
 
-def settle_while_idle() -> None:
+def collect_while_idle() -> None:
     """Collect young garbage if there may be some; a process that has nothing to do may ask often.
 
     What is collected now is not collected while somebody waits. Old garbage, whose search takes
@@ -31,7 +31,7 @@ def settle_while_idle() -> None:
     """
     young, middle, old = gc.get_count()
     if old >= MANY:
-        settle_collector()
+        collect_garbage()
     elif middle or young > FEW:
         gc.collect(1)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from ratchet.durable.collector import settle_collector
+from ratchet.durable.collector import collect_garbage
 from ratchet.durable.cores import usable_cores
 from ratchet.engine.disk import lock_state
 from ratchet.engine.errors import RequestRefused
@@ -270,7 +270,7 @@ def _load_libraries() -> None:
     gc.disable()
     import ratchet.engine.api.server  # noqa: F401
 
-    settle_collector()
+    collect_garbage()
     gc.enable()
 
 

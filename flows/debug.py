@@ -14,7 +14,7 @@ from typing import Self, cast
 
 from ratchet.adapters.calls import POLICY, Begun, Completion, Policy, RefusedCall, Sampling
 from ratchet.adapters.door.backends import Backend, RecordedBackend, create_backends
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.policy_backend import PolicyBackend
 from ratchet.adapters.door.role_calls import Answer
@@ -254,13 +254,11 @@ class _OneRollout:
     """Recorder of a batch with one rollout that is played again; it records nothing."""
 
     def __init__(self, recorded: RecordedRollout) -> None:
-        self._planned = PlannedRollout(
-            recorded.id, recorded.example, recorded.failures, recorded.calls
-        )
+        self._rollout = DueRollout(recorded.id, recorded.example, recorded.failures, recorded.calls)
         self._attempt = recorded.attempt
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
-        return self._attempt, [self._planned]
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
+        return self._attempt, [self._rollout]
 
     def begun(self, begun: Begun) -> None:
         pass

@@ -19,7 +19,7 @@ from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.tasks.given.given import Given, bind_given, draw_given, score_given
 from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.storage.run_folder import folder_of
-from ratchet.tasks.updates import PlannedUpdate, update_policy
+from ratchet.tasks.updates import NextUpdate, update_policy
 
 R = TypeVar("R", bound=GivenRecipe)
 
@@ -54,7 +54,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         datums, following = following or draw(step), None
         if step + 1 < run.end():
             following = draw(step + 1)
-            updater.plan(PlannedUpdate(step + 1, lambda made=following: [made]))
+            updater.follow_with(NextUpdate(step + 1, lambda made=following: [made]))
         updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
         if step == 0:
             given.check_first(updated, updater.probe_tolerance)

@@ -74,7 +74,7 @@ def learn(
         for policy in run.policies:
             files = make(policy.name, step, played.spans)
             measures[policy.name] = measure_of(policy, step, files, smallest)
-            played.plan_next(policy.updater, partial(make, policy.name))
+            played.prepare_next(policy.updater, partial(make, policy.name))
             # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
             meanwhile = measures[policy.name], played.draw_next
             path = run.folder.update(policy.name, step)

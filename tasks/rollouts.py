@@ -23,7 +23,7 @@ from ratchet.tasks.recording.journal import Journal, copy_without, read_journal,
 from ratchet.tasks.recording.recorder import JournalRecorder
 from ratchet.tasks.recording.spans import ERROR, LLM, REWARD, cause_of
 from ratchet.tasks.recording.turns import ANSWER
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import appearing, is_written, verified
 from ratchet.tasks.storage.run_folder import RunFolder
@@ -95,7 +95,7 @@ class RolloutHost:
             try:
                 await play(self._door.address, batch.name, token)
             except Exception:
-                await asyncio.wrap_future(self._door.settle(batch))  # no sampled call is lost
+                await asyncio.wrap_future(self._door.supersede(batch))  # no sampled call is lost
                 raise
 
 
@@ -103,7 +103,7 @@ class RolloutHost:
 def collect_rollouts(
     path: Path,
     shard: Path,
-    plan: BatchPlan,
+    batch: ShardBatch,
     host: RolloutHost,
     sampled_by: Callable[[], SampledBy],
     play: Play,
@@ -113,19 +113,19 @@ def collect_rollouts(
     TakenOver if the run has another owner by now.
     """
     run, lifeline = host.run, host.lifeline
-    with Journal(run.journal(plan.name)) as journal:
-        recorder = JournalRecorder(run, lifeline, plan, shard, journal, judged=host.judged)
+    with Journal(run.journal(batch.name)) as journal:
+        recorder = JournalRecorder(run, lifeline, batch, shard, journal, judged=host.judged)
         if not recorder.finished:
-            batch = OpenBatch(plan.name, recorder, sampled_by(), host.settings)
+            opened = OpenBatch(batch.name, recorder, sampled_by(), host.settings)
             while not recorder.finished:
                 try:
-                    host.play(batch, play)
+                    host.play(opened, play)
                 except UserError as error:
                     lifeline.check()
                     raise recorder.fault or error from error
                 if recorder.stuck and recorder.fault is not None:
                     raise recorder.fault
-    seal(run.journal(plan.name), path)
+    seal(run.journal(batch.name), path)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class _Submitted:
 
 
 @dataclass(frozen=True)
-class PlannedUpdate:
+class NextUpdate:
     """The update of a step to come.
 
     `make` returns the files of its datums, or None if they cannot be made; `pending` returns what
@@ -85,9 +85,9 @@ class PolicyUpdater:
     """The only owner of a policy's training client; no other process can attach to that client.
 
     It knows the step of its live weights. The weights of any other step are rebuilt: the last state
-    saved before that step, and the recorded datums since, each applied once. A planned update is
+    saved before that step, and the recorded datums since, each applied once. The next update is
     submitted before the result of the update before it is awaited. If the client is given up, the
-    planned update is lost with it, and is made again from the recorded datums. `saves_state` says
+    next update is lost with it, and is made again from the recorded datums. `saves_state` says
     which checkpoints save the training state, and `probe_tolerance` bounds how far rebuilt weights
     may be off the recorded log-probabilities.
     """
@@ -111,7 +111,7 @@ class PolicyUpdater:
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
-        self._planned: PlannedUpdate | None = None
+        self._next: NextUpdate | None = None
         self._ahead: _Submitted | None = None
         """The first update whose result was not awaited yet, if the live client has it."""
         self._owning = RLock()
@@ -192,9 +192,9 @@ class PolicyUpdater:
                 datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(step, Pass(datums, term.service_loss()))
 
-    def plan(self, planned: "PlannedUpdate") -> None:
+    def follow_with(self, following: NextUpdate) -> None:
         """Have an update submitted before the one before it has its result."""
-        self._planned = planned
+        self._next = following
 
     def update(
         self, step: int, paths: Sequence[Path], meanwhile: Iterable[Callable[[], object]] = ()
@@ -217,7 +217,7 @@ class PolicyUpdater:
                     if rebuilt is not None:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
-                self._ahead = self._submit_planned(live, ahead.update)
+                self._ahead = self._submit_next(live, ahead.update)
                 for call in meanwhile:
                     call()
                 result = live.result(ahead.update)
@@ -241,15 +241,15 @@ class PolicyUpdater:
         self._step = made
         return _Submitted(datums, submitted, saving)
 
-    def _submit_planned(self, live: LivePolicy, before: SubmittedUpdate) -> _Submitted | None:
-        """Submit the planned update behind the one before it, if its datums are made in time."""
-        planned = self._planned
-        if planned is None or planned.step != before.step + 1:
+    def _submit_next(self, live: LivePolicy, before: SubmittedUpdate) -> _Submitted | None:
+        """Submit the next update behind the one before it, if its datums are made in time."""
+        following = self._next
+        if following is None or following.step != before.step + 1:
             return None
-        live.wait_for(planned.pending, before)
-        paths = planned.make()
+        live.wait_for(following.pending, before)
+        paths = following.make()
         return (
-            None if paths is None else self._submit(live, self.recorded.read(planned.step, paths))
+            None if paths is None else self._submit(live, self.recorded.read(following.step, paths))
         )
 
     def _evidence(

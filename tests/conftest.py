@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ratchet.durable.collector import settle_collector
+from ratchet.durable.collector import collect_garbage
 
 if TYPE_CHECKING:
     from ratchet.adapters.door.door import Door
@@ -46,7 +46,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        settle_collector()
+        collect_garbage()
         gc.enable()
 
 

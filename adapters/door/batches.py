@@ -63,7 +63,7 @@ CHANGES: Mapping[AttemptState, Set[AttemptState]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRollout:
+class DueRollout:
     """A rollout that has not ended: its example, its past failures, its recorded calls."""
 
     id: str
@@ -79,7 +79,7 @@ class BatchRecorder(CallRecorder, Protocol):
         """Record, without blocking, a call that was refused."""
         ...
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
         """Return the next attempt's number, and the rollouts that have not ended. It may block."""
         ...
 
@@ -104,7 +104,7 @@ class SampledBy:
 class Attempt:
     """One attempt at a rollout, with the calls of each role."""
 
-    rollout: PlannedRollout
+    rollout: DueRollout
     number: int
     state: AttemptState = AttemptState.PLAYING
     roles: dict[str, CallSequence] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class OpenBatch:
         self._beginning = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def begin(self) -> tuple[int, Sequence[PlannedRollout]]:
+    async def begin(self) -> tuple[int, Sequence[DueRollout]]:
         """Begin the next attempt; return its number and the rollouts that have not ended.
 
         Calls of earlier attempts are recorded first, so that no call is sampled twice.
@@ -184,8 +184,8 @@ class OpenBatch:
                 )
             self.begun = True
             await self.supersede()
-            planned, rollouts = await asyncio.to_thread(self._recorder.plan)
-            self._attempt = max(self._attempt + 1, planned)
+            due, rollouts = await asyncio.to_thread(self._recorder.due)
+            self._attempt = max(self._attempt + 1, due)
             self._attempts = {rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts}
             return self._attempt, rollouts
 
@@ -199,10 +199,10 @@ class OpenBatch:
                 attempt.change(AttemptState.SUPERSEDED)
         self._superseded.update(self._attempts.values())
         self._attempts = {}
-        settled = {*self._superseded}
-        await asyncio.gather(*(attempt.finish_calls() for attempt in settled))
+        ended = {*self._superseded}
+        await asyncio.gather(*(attempt.finish_calls() for attempt in ended))
         await asyncio.gather(*self._ending, return_exceptions=True)
-        self._superseded -= settled
+        self._superseded -= ended
 
     async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> None:
         """Record an end once the last calls are recorded."""

@@ -110,7 +110,7 @@ class Door(ChatApi):
             yield self.token(batch.name)
         finally:
             del self._open[batch.name]
-            self.settle(batch)
+            self.supersede(batch)
 
     def near(
         self, _address: str, batch: str, token: str
@@ -118,7 +118,7 @@ class Door(ChatApi):
         """Open the door for a batch to a player of the same process."""
         return nullcontext(NearDoor(self, batch, token))
 
-    def settle(self, batch: OpenBatch) -> Future[None]:
+    def supersede(self, batch: OpenBatch) -> Future[None]:
         """End the attempts of a batch; the future is done when their calls are recorded."""
         return asyncio.run_coroutine_threadsafe(batch.supersede(), self.server.loop)
 

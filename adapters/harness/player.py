@@ -44,7 +44,7 @@ from ratchet.adapters.process.open_files import OutOfFiles, check_files
 from ratchet.adapters.process.program import CommandFailed, Program, mask, running_program
 from ratchet.adapters.process.running_clock import running_clock
 from ratchet.adapters.rewards import Reward
-from ratchet.durable.collector import settle_collector
+from ratchet.durable.collector import collect_garbage
 from ratchet.durable.cores import usable_cores
 
 ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
@@ -138,7 +138,7 @@ async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) 
         begun = await asked.begin()
         roles = tuple(begun.settings.roles)
         play = load_for_roles(begun.settings.agent, roles, placed=begun.settings.place is not None)
-        settle_collector()
+        collect_garbage()
         attempt = Batch(door, batch, token, begun.attempt, roles)
         player = _Player(attempt, begun.settings, play, asked)
         playing = [asyncio.create_task(player.play(rollout)) for rollout in begun.rollouts]

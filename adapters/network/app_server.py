@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import Certificate, Listener
 from ratchet.adapters.process.event_loop import run_event_loop
-from ratchet.durable.collector import settle_collector
+from ratchet.durable.collector import collect_garbage
 from ratchet.durable.connections import bounded_protocol
 
 KEEP_ALIVE_SECONDS = 600
@@ -63,7 +63,7 @@ class AppServer:
 
     def start(self) -> None:
         """Start the thread, and return when the server answers."""
-        settle_collector()
+        collect_garbage()
         self._thread.start()
         self._server.answering.wait()
 

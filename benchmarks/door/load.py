@@ -30,7 +30,7 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import Service, open_session
 from ratchet.engine.model.base_models import find
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
 from ratchet.tasks.storage.run_folder import RunFolder
 
@@ -89,9 +89,9 @@ def play_load(load: Load, chat: Chat, service: Service, base: str, folder: Path)
             play = opened.enter_context(open_cluster(None, load.batches)).play
 
         def collect(number: int) -> None:
-            plan = BatchPlan("train-00000", number, 1)
-            path = run.spans(plan.name)
-            collect_rollouts.make(path, shard, plan, host, lambda: sampled_by, play)
+            batch = ShardBatch("train-00000", number, 1)
+            path = run.spans(batch.name)
+            collect_rollouts.make(path, shard, batch, host, lambda: sampled_by, play)
 
         started, before = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(load.batches) as threads:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ratchet.durable.collector import settle_collector, settle_while_idle
+from ratchet.durable.collector import collect_garbage, collect_while_idle
 from ratchet.durable.connections import bounded_protocol
 from ratchet.durable.wire.tensors import Malformed
 from ratchet.engine.api import run_routes, sampling_routes, service_routes, training_routes
@@ -196,14 +196,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        settle_collector()
+        collect_garbage()
         if not self.stopped.is_set():
             self.announce()
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to stop; uvicorn calls this ten times a second."""
         if self.engine.futures.idle:
-            settle_while_idle()
+            collect_while_idle()
         return self.stopped.is_set() or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

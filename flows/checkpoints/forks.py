@@ -108,10 +108,10 @@ def replay_run(parent: RunFolder, name: str, recipe: dict[str, Any], fingerprint
     return folder_of(name)
 
 
-def share_end(parent: RunFolder, replay: RunFolder, planned: int) -> None:
-    """Record that a replay ends where its parent ended early, with fewer steps than planned."""
-    if not is_written(replay.end) and (steps := parent.steps_of(planned)) < planned:
-        replay.record_end(steps, f"where {parent.name} did, {parent.why_ended()}")
+def share_end(parent: RunFolder, replay: RunFolder, steps: int) -> None:
+    """Record that a replay ends where its parent ended early, with fewer than `steps`."""
+    if not is_written(replay.end) and (end := parent.steps_of(steps)) < steps:
+        replay.record_end(end, f"where {parent.name} did, {parent.why_ended()}")
 
 
 def check_replay(parent: RunFolder, recipe: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ratchet.flows.cli.command_line import (
     train_runs,
     train_with_bar,
 )
-from ratchet.flows.cli.existing_run import IfExists, settle, settle_from
+from ratchet.flows.cli.existing_run import IfExists, find_replaced, find_replaced_from
 from ratchet.flows.cli.inspect_runs import AsJson, Run, writable
 from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
@@ -127,10 +127,10 @@ def train(
     recipe = named_recipe(name, overrides, FlowRecipe)
     run = run or name_run(Path(name).stem, _now())
     if from_ is None:
-        replaced = settle(run, if_exists)
+        replaced = find_replaced(run, if_exists)
     else:
         names = recipe.names() if isinstance(recipe, StagesRecipe) else []
-        replaced = settle_from(run, names, from_)
+        replaced = find_replaced_from(run, names, from_)
     _train(run, recipe, replaced, as_json=as_json)
 
 
@@ -174,7 +174,7 @@ def sweep(
 
     recipe = swept_recipe(name, replay, chosen, set_ or [])
     run = run or name_run(name or f"{replay}", "sweep", _now())
-    train_runs(run, recipe, settle(run, if_exists), as_json=as_json)
+    train_runs(run, recipe, find_replaced(run, if_exists), as_json=as_json)
 
 
 @app.command()

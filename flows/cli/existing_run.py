@@ -20,7 +20,7 @@ class IfExists(StrEnum):
     DELETE = "delete"
 
 
-def settle(run: str, if_exists: IfExists) -> list[RunFolder]:
+def find_replaced(run: str, if_exists: IfExists) -> list[RunFolder]:
     """Return what is to be deleted before a run is trained; RunError if that may not be."""
     existing = folder_of(run)
     existing.check_writable()
@@ -36,7 +36,7 @@ def settle(run: str, if_exists: IfExists) -> list[RunFolder]:
     return _from(existing, 0) if if_exists is IfExists.DELETE else []
 
 
-def settle_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
+def find_replaced_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
     """Return what is to be deleted before a stage and those after it are trained anew.
 
     RunError if the stage before it is not there, which would be trained anew as well.

@@ -146,7 +146,7 @@ def _refuse_what_is_on(out: Translation, algorithm: str) -> None:
         elif row.is_off(out.file.get(key) if isinstance(value, str) else value, out.file):
             out.left_out[key] = "changes nothing with these values"
         else:
-            out.refuse(f"{key} {quote(value, key)} {row.effect}", *row.settled_by)
+            out.refuse(f"{key} {quote(value, key)} {row.effect}", *row.overridden_by)
     mode = str(out.file.get("mode"))
     if mode in MODES and not given:
         out.refuse(f"mode {mode} {MODES[mode]}", *(["rollouts.lag"] if mode == "train" else []))

@@ -273,17 +273,17 @@ def _translate_aggregation(out: Translation) -> None:
 def _translate_kl(out: Translation, default: str) -> None:
     in_loss, coefficient = _penalty(out, "algorithm.kl_loss_fn", default)
     in_reward, other = _penalty(out, "algorithm.kl_penalty_fn", "none")
-    settled = "algorithm.kl.coefficient"
+    overriding = "algorithm.kl.coefficient"
     if coefficient and other:
-        out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", settled)
+        out.refuse("algorithm.kl_loss_fn and algorithm.kl_penalty_fn penalize KL twice", overriding)
         return
     if coefficient and in_loss not in AS_K1 and in_loss not in LOSS_ESTIMATORS:
         said = f"algorithm.kl_loss_fn {in_loss} has no gradient that keeps a policy near another"
-        out.refuse(f"{said}; give k2", settled)
+        out.refuse(f"{said}; give k2", overriding)
         return
     if other and in_reward != "k1":
         said = f"algorithm.kl_penalty_fn {in_reward} in a reward has not the gradient of a KL"
-        out.refuse(f"{said} divergence; give k1", settled)
+        out.refuse(f"{said} divergence; give k1", overriding)
         return
     values: Section = {"coefficient": 0.0}
     reason = "algorithm.kl_loss_fn none" if in_loss == "none" else "algorithm.kl_loss_fn_args"

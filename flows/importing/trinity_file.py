@@ -43,14 +43,14 @@ class RefusedKey:
     """A key that changes what is trained, and has no counterpart.
 
     Its values in `off` do nothing. Every value does nothing where the key `only_with` is off, or
-    the key `not_with` is on. A user settles the refusal by giving one of the keys `settled_by`.
+    the key `not_with` is on. A user overrides the refusal by a value of a key in `overridden_by`.
     """
 
     effect: str
     off: tuple[Json, ...] = ()
     only_with: str = ""
     not_with: str = ""
-    settled_by: tuple[str, ...] = ()
+    overridden_by: tuple[str, ...] = ()
 
     def is_off(self, value: Json, file: "TrinityFile") -> bool:
         """Return whether the key does nothing in a file, at its value there."""
@@ -156,7 +156,7 @@ def known_keys() -> Keys:
             (None, [], {}, *row.get("off", ())),
             row.get("only_with", ""),
             row.get("not_with", ""),
-            tuple(row.get("settled_by", ())),
+            tuple(row.get("overridden_by", ())),
         )
         for row in table["refused"]
         for key in row["keys"]
@@ -322,10 +322,10 @@ class Translation:
         file = str(path).endswith((".csv", ".jsonl", ".parquet"))
         self.give("dataset.path", str(path) if local or file else of_hub, f"{key} and subset_name")
 
-    def refuse(self, said: str, *settled_by: str) -> None:
-        """Note what no recipe can express, unless the user gives one of the keys that settle it."""
-        if not self.chosen.keys() & {*settled_by}:
-            remedy = f"; give --set {settled_by[0]}=…" if settled_by else ""
+    def refuse(self, said: str, *overridden_by: str) -> None:
+        """Note what no recipe can express, unless the user gives a key that overrides it."""
+        if not self.chosen.keys() & {*overridden_by}:
+            remedy = f"; give --set {overridden_by[0]}=…" if overridden_by else ""
             self.problems.append(said + remedy)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.flows.opening.rollouts import Spans
 from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.rollouts import StepStopped
-from ratchet.tasks.updates import PlannedUpdate, PolicyUpdater
+from ratchet.tasks.updates import NextUpdate, PolicyUpdater
 
 Make = Callable[[int, Sequence[Path]], StepFiles]
 """Makes what a policy is trained on at a step, of the sealed spans."""
@@ -26,14 +26,14 @@ class NextStep:
     batches: Sequence[Spans]
     check: Callable[[Sequence[Path]], None]
 
-    def plan(self, updater: PolicyUpdater, make: Make) -> None:
+    def prepare(self, updater: PolicyUpdater, make: Make) -> None:
         """Have a policy's update follow at once, if the rollouts end before the one before it."""
 
         def trained() -> list[Path] | None:
             spans = self._ended_spans()
             return None if spans is None else make(self.step, spans).trained()
 
-        updater.plan(PlannedUpdate(self.step, trained, self._pending))
+        updater.follow_with(NextUpdate(self.step, trained, self._pending))
 
     def _pending(self) -> list[Future[Any]]:
         played = [batch.wrapped_future for batch in self.batches]
@@ -71,7 +71,7 @@ class PlayedStep:
     following: NextStep | None = None
     draw_next: Callable[[], object] = lambda: None
 
-    def plan_next(self, updater: PolicyUpdater, make: Make) -> None:
-        """Plan a policy's update of the next step, if that has begun."""
+    def prepare_next(self, updater: PolicyUpdater, make: Make) -> None:
+        """Prepare a policy's update of the next step, if that has begun."""
         if self.following is not None:
-            self.following.plan(updater, make)
+            self.following.prepare(updater, make)

@@ -38,7 +38,7 @@ from ratchet.tasks.rollouts import (
 )
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
 from ratchet.tasks.shards import read_shard
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ Spans = PrefectConcurrentFuture[Path]
 
 @dataclass(frozen=True)
 class PlayedGroups:
-    """Plan of a shard's groups: the sampling, their size, the attempts at a rollout.
+    """Groups of a shard as they are played: sampling, size, attempts at a rollout.
 
     `roles` says who answers a role in place of training's policy.
     """
@@ -102,8 +102,8 @@ class RolloutRunner:
         """
         if number == 0:
             reopen_stopped(self.host.run, shard.stem, self.check)
-        batches = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        plans = [BatchPlan(shard.stem, n, groups.size, groups.attempts) for n in batches]
+        numbers = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
+        batches = [ShardBatch(shard.stem, n, groups.size, groups.attempts) for n in numbers]
 
         def sampled_by() -> SampledBy:
             return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)
@@ -112,15 +112,15 @@ class RolloutRunner:
             self.tasks.submit(
                 collect_rollouts,
                 {
-                    "path": self.host.run.spans(plan.name),
+                    "path": self.host.run.spans(batch.name),
                     "shard": shard,
-                    "plan": plan,
+                    "batch": batch,
                     "host": self.host,
                     "sampled_by": sampled_by,
                     "play": self.play,
                 },
             )
-            for plan in plans
+            for batch in batches
         ]
 
     def wait_for(self, batches: Iterable[Spans]) -> list[Path]:

@@ -7,7 +7,7 @@ from functools import cache, partial
 from prefect import get_run_logger
 
 from ratchet.adapters.process.phases import CLOSING, phases
-from ratchet.durable.collector import settle_collector
+from ratchet.durable.collector import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
 from ratchet.flows.diagnosis.of_run import keeps_optimizer
 from ratchet.flows.opening.flow_runs import wait_for_budget
@@ -73,7 +73,7 @@ def _record_step(
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
-    settle_collector()
+    collect_garbage()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))
 
 

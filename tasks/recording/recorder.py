@@ -19,7 +19,7 @@ from ratchet.adapters.calls import (
     Sampling,
     Usage,
 )
-from ratchet.adapters.door.batches import PlannedRollout
+from ratchet.adapters.door.batches import DueRollout
 from ratchet.adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
 from ratchet.adapters.errors import ServiceError, did_you_mean
 from ratchet.adapters.player_protocol import RolloutEnd
@@ -41,7 +41,7 @@ from ratchet.tasks.recording.spans import (
     refused_span,
     scored_names,
 )
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.names import is_judging, parse_batch, parse_rollout
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
@@ -56,7 +56,7 @@ class JournalRecorder:
         self,
         run: RunFolder,
         lifeline: Lifeline,
-        plan: BatchPlan,
+        batch: ShardBatch,
         shard: Path,
         journal: Journal,
         *,
@@ -66,15 +66,15 @@ class JournalRecorder:
         """Why the service answers no call of the batch, of which nothing more is recorded."""
         self._run = run
         self._lifeline = lifeline
-        self._attempts = plan.attempts
-        self._judges = is_judging(parse_batch(plan.name).split)
+        self._attempts = batch.attempts
+        self._judges = is_judging(parse_batch(batch.name).split)
         self._unrewarded = judged or self._judges  # a judge may abstain
         self._journal = journal
-        self._examples = dict(plan.examples(shard))
-        self._left: dict[str, PlannedRollout] = {}
+        self._examples = dict(batch.examples(shard))
+        self._left: dict[str, DueRollout] = {}
         self._answered = False
         self._held: list[RolloutEnd] = []
-        self.plan()
+        self.due()
 
     @property
     def finished(self) -> bool:
@@ -86,7 +86,7 @@ class JournalRecorder:
         """Whether ends wait for an answer of the service before they are recorded."""
         return bool(self._held)
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
         Raises TakenOver if the run has another owner by now.
@@ -97,7 +97,7 @@ class JournalRecorder:
         failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
         recorded = recorded_calls(spans)
         self._left = {
-            name: PlannedRollout(name, row["example"], failures[name], recorded.get(name, ()))
+            name: DueRollout(name, row["example"], failures[name], recorded.get(name, ()))
             for name, row in self._examples.items()
             if name not in rewarded and failures[name] < self._attempts
         }

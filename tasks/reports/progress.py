@@ -220,12 +220,12 @@ class ProgressReader:
         for batch in batches:
             by_shard[batch.name.shard][batch.name.number] = batch
         played = [_count_rollouts(self.run, under_way, recipe) for under_way in by_shard.values()]
-        ended, planned = _total(s for s in played if s.trained and s.name.step == done)
+        ended, rollouts = _total(s for s in played if s.trained and s.name.step == done)
         return Progress(
             done,
             steps,
             _describe(self.run, played, done, steps),
-            ended / (planned or 1),
+            ended / (rollouts or 1),
             describe_measure(facts.metrics[-1]) if done else "",
             facts.held_out.last,
             sum(len(batch.in_flight) for batch in batches),
@@ -326,7 +326,7 @@ class _PlayedShard:
 
     name: BatchName
     ended: int
-    planned: int
+    rollouts: int
 
     @property
     def trained(self) -> bool:
@@ -353,8 +353,8 @@ def _count_rollouts(
 
 def _total(shards: Iterable[_PlayedShard]) -> tuple[int, int]:
     """Return the number of ended rollouts of shards, and of all."""
-    counts = [(shard.ended, shard.planned) for shard in shards]
-    return sum(ended for ended, _ in counts), sum(planned for _, planned in counts)
+    counts = [(shard.ended, shard.rollouts) for shard in shards]
+    return sum(ended for ended, _ in counts), sum(rollouts for _, rollouts in counts)
 
 
 def _group_size(split: str, recipe: Manifest) -> int:
@@ -372,7 +372,7 @@ def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: 
         scored = f"scoring {f'checkpoint {step}' if step else 'the base model'}"
         counted[f"step {step + 1} of {steps}" if shard.trained else scored].append(shard)
     totals = {what: _total(shards) for what, shards in counted.items()}
-    parts = [f"{what}: {ended} of {planned} rollouts" for what, (ended, planned) in totals.items()]
+    parts = [f"{what}: {ended} of {count} rollouts" for what, (ended, count) in totals.items()]
     if parts or done >= steps:
         return ", ".join(parts) or "done"
     if scored := sum(map(_count_rows, run.scored_parts())):

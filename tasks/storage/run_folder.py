@@ -172,9 +172,9 @@ class RunFolder:
         self.check_owner()
         write_json(self.end, {"step": step, "why": why})
 
-    def steps_of(self, planned: int) -> int:
-        """Return how many steps the run has when it is finished, of those that are planned."""
-        return read_json(self.end)["step"] if is_written(self.end) else planned
+    def steps_of(self, steps: int) -> int:
+        """Return how many steps the run has when it is finished, of the `steps` of its recipe."""
+        return read_json(self.end)["step"] if is_written(self.end) else steps
 
     def why_ended(self) -> str:
         """Say why the run ends early; empty if it does not."""

@@ -6,7 +6,7 @@ from weakref import ref
 
 import pytest
 
-from ratchet.durable.collector import FEW, MANY, settle_collector, settle_while_idle
+from ratchet.durable.collector import FEW, MANY, collect_garbage, collect_while_idle
 
 
 class Circle:
@@ -17,9 +17,9 @@ class Circle:
 
 
 @pytest.fixture(autouse=True)
-def settled() -> Iterator[None]:
+def without_garbage() -> Iterator[None]:
     """Begin without garbage, and with a collector that collects nothing by itself."""
-    settle_collector()
+    collect_garbage()
     gc.disable()
     yield
     gc.enable()
@@ -33,13 +33,13 @@ def make_garbage(count: int = FEW + 1) -> "ref[Circle]":
 def test_a_process_that_is_idle_collects_its_young_garbage() -> None:
     garbage = make_garbage()
     assert garbage() is not None
-    settle_while_idle()
+    collect_while_idle()
     assert garbage() is None
 
 
 def test_a_process_that_has_made_few_objects_collects_nothing() -> None:
     garbage = make_garbage(1)
-    settle_while_idle()
+    collect_while_idle()
     assert garbage() is not None
 
 
@@ -50,5 +50,5 @@ def test_garbage_that_was_alive_for_long_is_collected_after_many_times() -> None
     kept.clear()
     for _ in range(MANY):
         make_garbage()
-        settle_while_idle()
+        collect_while_idle()
     assert old() is None

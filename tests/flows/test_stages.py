@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.binding import best_step, read_bound
-from ratchet.flows.cli.existing_run import delete_runs, settle_from
+from ratchet.flows.cli.existing_run import delete_runs, find_replaced_from
 from ratchet.flows.recipe.loading import changed_recipe, recipe_options
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.stages import check_stages, stages
@@ -92,9 +92,9 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     with pytest.raises(UserError, match=r"optimizer\.learning_rate: 0\.002 → 0\.001"):
         stages(changed, run="anew")
     with pytest.raises(UserError, match="rewards, pairs; did you mean 'pairs'"):
-        settle_from("anew", changed.names(), "pair")
+        find_replaced_from("anew", changed.names(), "pair")
     shutil.rmtree(folder_of("anew-1-texts").path)
-    delete_runs(settle_from("anew", changed.names(), "pairs"))
+    delete_runs(find_replaced_from("anew", changed.names(), "pairs"))
     stages(changed, run="anew")
     assert not folder_of("anew-1-texts").exists()
     assert len(read_plan(folder_of("anew")).results) == 4, "the line of the run that is gone stays"
@@ -209,7 +209,7 @@ def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolde
     with pytest.raises(UserError, match="exists, and is no run of stages"):
         check_stages(RECIPE, NAMES[0])
     with pytest.raises(UserError, match="there is no run nobody of stages"):
-        settle_from("nobody", RECIPE.names(), "texts")
+        find_replaced_from("nobody", RECIPE.names(), "texts")
 
 
 def test_the_table_of_stages_fits_100_columns_and_says_held_out_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ratchet.adapters.harness import dask_cluster
 from ratchet.adapters.harness.dask_cluster import ClusterFailed, open_cluster
 from ratchet.adapters.network.addresses import Listener
 from ratchet.tasks.rollouts import collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand
@@ -80,9 +80,9 @@ def test_a_scheduler_that_is_killed_and_started_again_costs_a_retry(
 
         @flow
         def play() -> None:
-            plan = BatchPlan("train-00000", 0, group_size=2)
-            path = shard.run.spans(plan.name)
-            collect_rollouts(path, shard.path, plan, shard.server, shard.sampled_by, opened.play)
+            batch = ShardBatch("train-00000", 0, group_size=2)
+            path = shard.run.spans(batch.name)
+            collect_rollouts(path, shard.path, batch, shard.server, shard.sampled_by, opened.play)
 
         with ThreadPoolExecutor(1) as thread:
             playing = thread.submit(play)

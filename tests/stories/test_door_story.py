@@ -10,7 +10,7 @@ import tinker
 from tinker import ModelInput
 
 from ratchet.adapters.calls import POLICY, Completion, Policy, Sampling
-from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.batches import DueRollout, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Batch
 from ratchet.adapters.player_protocol import ROLE
@@ -48,7 +48,7 @@ class JournalledCalls(ListRecorder):
     """Recorder that writes completions to a journal."""
 
     def __init__(self, journal: Journal) -> None:
-        super().__init__([PlannedRollout(ROLLOUT, {})])
+        super().__init__([DueRollout(ROLLOUT, {})])
         self._journal = journal
 
     async def answered(self, completion: Completion) -> None:
@@ -99,7 +99,7 @@ def test_a_conversation_with_the_engine(sampler: tinker.SamplingClient, tmp_path
 
 
 def test_the_engine_refuses_what_no_sampler_could_do(sampler: tinker.SamplingClient) -> None:
-    recorder = ListRecorder([PlannedRollout(ROLLOUT, {})])
+    recorder = ListRecorder([DueRollout(ROLLOUT, {})])
     with opened(sampler, recorder, context=10**6) as begin_next, client_of(begin_next()) as client:
         long = [{"role": "user", "content": "a cat " * 20_000}]
         with pytest.raises(openai.BadRequestError, match="context") as error:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ratchet.adapters.calls import Completion
-from ratchet.adapters.door.batches import PlannedRollout
+from ratchet.adapters.door.batches import DueRollout
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.player import play_batch
@@ -147,7 +147,7 @@ class JournalledCalls(ListRecorder):
     """Recorder whose completions are spans of a journal."""
 
     def __init__(self, journal: Journal) -> None:
-        super().__init__([PlannedRollout("train-00000-0000-00", {})])
+        super().__init__([DueRollout("train-00000-0000-00", {})])
         self._journal = journal
 
     async def answered(self, completion: Completion) -> None:

@@ -19,7 +19,7 @@ from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.update_method import UpdateMethod
-from ratchet.tasks.updates import PlannedUpdate, PolicyUpdater, SamplerApart
+from ratchet.tasks.updates import NextUpdate, PolicyUpdater, SamplerApart
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 
@@ -59,7 +59,7 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     updater = trained.updater()
     made = []
     for step in range(3):
-        updater.plan(PlannedUpdate(step + 1, lambda step=step: [trained.datums(step + 1)]))
+        updater.follow_with(NextUpdate(step + 1, lambda step=step: [trained.datums(step + 1)]))
         made.append(updater.update(step, [trained.datums(step)]))
     rows = [(row["phase"], row["step"]) for row in read_log(trained.ledger.path)]
     assert rows == [
@@ -79,7 +79,7 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     trained: Trained,
 ) -> None:
     updater = trained.updater()
-    updater.plan(PlannedUpdate(1, lambda: [trained.datums(1)]))
+    updater.follow_with(NextUpdate(1, lambda: [trained.datums(1)]))
     updater.update(0, [trained.datums(0)])
     known = trained.ledger.at(1)
     trained.ledger.add(replace(known, sampler="tinker://gone:train:0/sampler_weights/none"))

@@ -17,7 +17,7 @@ from ratchet.adapters.rewards import Reward
 from ratchet.adapters.tinker.service import ServiceRefused
 from ratchet.tasks.recording.journal import Journal, read_journal, read_spans, seal
 from ratchet.tasks.recording.recorder import JournalRecorder
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 
@@ -36,14 +36,14 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
     tmp_path: Path, by_service: bool
 ) -> None:
     """An answer of a helper, which another provider gives, says nothing about the service."""
-    run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, 2)
+    run, batch = RunFolder(tmp_path), ShardBatch(SHARD, 0, 2)
     shard = write_examples(run, [{"number": 0}])
-    refused, other = [name for name, _ in plan.examples(shard)]
+    refused, other = [name for name, _ in batch.examples(shard)]
     unanswered = Failure(SAMPLER_REFUSED, "the service reads no such request")
     failure = Failure("BadRequestError", "no")
     end = RolloutEnd(failure, 0.1, refused, unanswered=unanswered)
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(run, service_without_engine(), plan, shard, journal)
+        recorder = JournalRecorder(run, service_without_engine(), batch, shard, journal)
         asyncio.run(recorder.ended(end))
         usage = None if by_service else Usage(1, 1, cost=None)
         asyncio.run(recorder.answered(answered(other, usage)))
@@ -54,12 +54,12 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
         assert "reads no such request" in str(recorder.fault)
 
 
-def record_ends(run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: set[str]) -> None:
+def record_ends(run: RunFolder, batch: ShardBatch, order: Sequence[str], failed: set[str]) -> None:
     """Report the ends of the rollouts that are left, all at once, in an order."""
     with Journal(run.journal(BATCH)) as journal:
-        recorder = JournalRecorder(run, service_without_engine(), plan, run.shard(SHARD), journal)
-        attempt, planned = recorder.plan()
-        left = {rollout.id for rollout in planned}
+        recorder = JournalRecorder(run, service_without_engine(), batch, run.shard(SHARD), journal)
+        attempt, due = recorder.due()
+        left = {rollout.id for rollout in due}
 
         async def report(name: str) -> None:
             outcome = Failure("KeyError", name) if name in failed else Reward(1.0)
@@ -77,16 +77,16 @@ def record_ends(run: RunFolder, plan: BatchPlan, order: Sequence[str], failed: s
 def test_a_batch_that_was_killed_at_any_end_keeps_it_and_plays_the_others(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, groups: int, size: int
 ) -> None:
-    run, plan = RunFolder(tmp_path_factory.mktemp("run")), BatchPlan(SHARD, 0, size)
+    run, batch = RunFolder(tmp_path_factory.mktemp("run")), ShardBatch(SHARD, 0, size)
     shard = write_examples(run, [{"number": number} for number in range(groups)])
-    names = [name for name, _ in plan.examples(shard)]
+    names = [name for name, _ in batch.examples(shard)]
     order = data.draw(st.permutations(names))
     failed = data.draw(st.sets(st.sampled_from(names)))
-    record_ends(run, plan, order, failed)
+    record_ends(run, batch, order, failed)
     lines = run.journal(BATCH).read_bytes().splitlines(keepends=True)
     kept = data.draw(st.integers(0, len(lines)))
     run.journal(BATCH).write_bytes(b"".join(lines[:kept]))
-    record_ends(run, plan, data.draw(st.permutations(names)), failed)
+    record_ends(run, batch, data.draw(st.permutations(names)), failed)
     again = run.journal(BATCH).read_bytes().splitlines(keepends=True)
     assert again[:kept] == lines[:kept]
     seal(run.journal(BATCH), run.spans(BATCH))

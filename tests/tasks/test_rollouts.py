@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.reports.dryruns import describe_dryrun
 from ratchet.tasks.reports.programs import Played
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
@@ -76,8 +76,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def collect(stage: Stage, tmp_path: Path) -> Any:
     def collected(agent: Any, group_size: int = 2) -> Spans:
         seconds = 1.0 if agent is hangs else 60.0
-        plan = BatchPlan(SHARD, 0, group_size)
-        return stage.play(tmp_path, agent, EXAMPLES, plan, timeout_seconds=seconds)
+        batch = ShardBatch(SHARD, 0, group_size)
+        return stage.play(tmp_path, agent, EXAMPLES, batch, timeout_seconds=seconds)
 
     return collected
 

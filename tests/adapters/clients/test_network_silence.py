@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.calls import POLICY, Policy
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.adapters.rewards import Reward
@@ -30,7 +30,7 @@ def test_crewai_rollouts_open_nothing_but_loopback(open_door: Door, tmp_path: Pa
 
     sampler.hold = say_next
     recorder = ListRecorder(
-        PlannedRollout(f"train-00000-{n:04d}-00", {"noun": "cat", "provider": provider})
+        DueRollout(f"train-00000-{n:04d}-00", {"noun": "cat", "provider": provider})
         for n, provider in enumerate(("openai", "ratchet"))
     )
     one_at_a_time = PlaySettings(

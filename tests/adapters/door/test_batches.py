@@ -19,7 +19,7 @@ from ratchet.adapters.door.batches import (
     CHANGES,
     Attempt,
     AttemptState,
-    PlannedRollout,
+    DueRollout,
     RolloutEnd,
     SampledBy,
 )
@@ -44,15 +44,15 @@ MILLISECONDS = st.integers(0, 12).map(lambda number: number / 1000)
 class SlowRecorder(ListRecorder):
     """Recorder that keeps the order of what it is told, and takes its time to record an end."""
 
-    def __init__(self, rollouts: Sequence[PlannedRollout]) -> None:
+    def __init__(self, rollouts: Sequence[DueRollout]) -> None:
         super().__init__(rollouts)
         self.log: Log = []
         self.seconds = 0.0
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
         latest = max((attempt for kind, _, attempt in self.log if kind == "plan"), default=-1)
         self.log.append(("plan", "", latest + 1))
-        return super().plan()
+        return super().due()
 
     async def answered(self, completion: Completion) -> None:
         await super().answered(completion)
@@ -71,8 +71,8 @@ class BatchClient:
         shard = f"train-{next(NUMBERS):05d}"
         self.door, self.sampler = door, Scripted()
         self.rollouts = [f"{shard}-0000-{k:02d}" for k in (0, 1)]
-        planned = [PlannedRollout(rollout, {"k": k}) for k, rollout in enumerate(self.rollouts)]
-        self.recorder = SlowRecorder(planned)
+        due = [DueRollout(rollout, {"k": k}) for k, rollout in enumerate(self.rollouts)]
+        self.recorder = SlowRecorder(due)
         policy: Any = Policy(self.sampler, shard)
         sampled_by = SampledBy({POLICY: policy}, SAMPLING)
         self.batch = batch_at(door, f"{shard}.0", self.recorder, sampled_by)
@@ -322,7 +322,7 @@ def test_every_rollout_ends_once_and_only_the_latest_attempt_records(
 def test_an_attempt_changes_its_state_as_the_table_says(
     state: AttemptState, new: AttemptState
 ) -> None:
-    attempt = Attempt(PlannedRollout("train-00000-0000-00", {}), 0, state)
+    attempt = Attempt(DueRollout("train-00000-0000-00", {}), 0, state)
     if new in CHANGES[state]:
         attempt.change(new)
         assert attempt.state is new
@@ -360,7 +360,7 @@ class StoppableClock:
 def test_an_agent_s_wait_counts_each_second_of_answering_and_of_standstill_once() -> None:
     clock: Any = StoppableClock()
     clock.still = 1000.0
-    attempt = Attempt(PlannedRollout("train-00000-0000-00", {}), 0, _clock=clock)
+    attempt = Attempt(DueRollout("train-00000-0000-00", {}), 0, _clock=clock)
     clock.still += 130.0  # between two calls
     assert attempt.seconds_waited() == 130.0
     with attempt.waiting(), attempt.waiting():

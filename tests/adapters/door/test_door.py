@@ -14,7 +14,7 @@ import tinker
 
 from ratchet.adapters.calls import Completion
 from ratchet.adapters.door import role_calls
-from ratchet.adapters.door.batches import MOST_REFUSALS, PlannedRollout
+from ratchet.adapters.door.batches import MOST_REFUSALS, DueRollout
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.role_calls import CallSequence
 from ratchet.adapters.network.addresses import Listener
@@ -462,7 +462,7 @@ def test_an_answer_that_cannot_be_recorded_is_withheld(open_door: Door) -> None:
             tries.append(completion)
             raise OSError(28, "No space left on device")
 
-    recorder = FullDisk([PlannedRollout("train-00000-0000-00", {})])
+    recorder = FullDisk([DueRollout("train-00000-0000-00", {})])
     with opened_batch(open_door, recorder) as opened:
         opened.say("secret<|im_end|>")
         client = opened.client.with_options(max_retries=2)

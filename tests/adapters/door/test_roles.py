@@ -22,7 +22,7 @@ from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import read_journal, seal
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
@@ -127,7 +127,7 @@ def collect(tmp_path: Path) -> Collect:
         sent: Sequence[CallsOf] = (),
     ) -> list[Span]:
         """Return the journal's spans; `policy` says anything, and another policy, fox, its name."""
-        run, plan = RunFolder(tmp_path), BatchPlan(SHARD, 0, group_size)
+        run, batch = RunFolder(tmp_path), ShardBatch(SHARD, 0, group_size)
         shard = write_examples(run, [{"secret": "otter"}])
         policy: Any = StandIn(lambda chosen, *_: turn(chosen))
         fox: Any = StandIn(lambda *_: [*letters("I am a fox"), END])
@@ -140,7 +140,7 @@ def collect(tmp_path: Path) -> Collect:
             sampled_by = SampledBy(policies, SAMPLING)
             run.spans(BATCH).unlink(missing_ok=True)
             collect_rollouts.make(
-                run.spans(BATCH), shard, plan, server, lambda: sampled_by, play_batch
+                run.spans(BATCH), shard, batch, server, lambda: sampled_by, play_batch
             )
         return read_journal(run.journal(BATCH))
 

@@ -21,7 +21,7 @@ from ratchet.adapters.harness.agents import contained_task
 from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import Journal, JournalError
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.manifest import bind_run
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
@@ -171,9 +171,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def played(stage: Stage, tmp_path: Path) -> Any:
     def play(agent: Any, *, group_size: int = 2, tries: int = 1, **changes: Any) -> Spans:
-        plan = BatchPlan(SHARD, 0, group_size, tries)
+        batch = ShardBatch(SHARD, 0, group_size, tries)
         options: Any = {"timeout_seconds": 60.0} | changes
-        return stage.play(tmp_path, agent, plan=plan, **options)
+        return stage.play(tmp_path, agent, batch=batch, **options)
 
     return play
 

@@ -18,7 +18,7 @@ import pytest
 
 from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.clients.libraries import tls
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Reach, play_batch
 from ratchet.adapters.harness.players_door import BatchRefused, door_at
@@ -112,7 +112,7 @@ def batch_of(
 ) -> tuple[OpenBatch, ListRecorder]:
     """Return a batch for the door to open, and its recorder."""
     names = (f"train-00000-{number:04d}-00" for number in count())
-    rollouts = [PlannedRollout(*one) for one in zip(names, examples, strict=False)]
+    rollouts = [DueRollout(*one) for one in zip(names, examples, strict=False)]
     recorder, policy = ListRecorder(rollouts), cast(Any, Policy(cast(Any, sampler), "v0"))
     name = agent if isinstance(agent, str) else f"{agent.__module__}:{agent.__name__}"
     settings = PlaySettings(name, [POLICY], concurrency=8, timeout_seconds=seconds)

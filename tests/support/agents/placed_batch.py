@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratchet.adapters.calls import POLICY, Policy
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
@@ -44,7 +44,7 @@ def play_in_places(
     **place: Any,
 ) -> list[RolloutEnd]:
     """Play a rollout of each example in a place below `folder`; return the ends in their order."""
-    rollouts = [PlannedRollout(rollout_id(n), dict(one)) for n, one in enumerate(examples)]
+    rollouts = [DueRollout(rollout_id(n), dict(one)) for n, one in enumerate(examples)]
     settings = PlaySettings(
         agent, [POLICY], 8, seconds, PlaceOfRollouts(**{"kept": "failed", **place}).of(folder)
     )

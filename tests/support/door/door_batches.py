@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 
 from ratchet.adapters.calls import Begun, Completion, RefusedCall
-from ratchet.adapters.door.batches import OpenBatch, PlannedRollout, RolloutEnd, SampledBy
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Batch
 from ratchet.adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, read_record
@@ -15,13 +15,13 @@ from ratchet.adapters.player_protocol import BEGIN, BegunBatch, PlaySettings, re
 class ListRecorder:
     """Recorder of a batch that keeps what it is told in lists."""
 
-    def __init__(self, rollouts: Iterable[PlannedRollout]) -> None:
+    def __init__(self, rollouts: Iterable[DueRollout]) -> None:
         self.rollouts = {rollout.id: rollout for rollout in rollouts}
         self.completions: list[Completion] = []
         self.ends: list[RolloutEnd] = []
         self.refusals: list[RefusedCall] = []
 
-    def plan(self) -> tuple[int, Sequence[PlannedRollout]]:
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
         """Return the rollouts that have not ended; the door counts the attempts."""
         ended = {end.rollout_id for end in self.ends}
         return 0, [rollout for rollout in self.rollouts.values() if rollout.id not in ended]

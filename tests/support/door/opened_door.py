@@ -14,7 +14,7 @@ from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
 
 from ratchet.adapters.calls import POLICY, Completion, Policy, Sampling
-from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.batches import DueRollout, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Batch
 from ratchet.adapters.player_protocol import END, ROLE
@@ -118,7 +118,7 @@ def open_door() -> Iterator[Door]:
 def opened_batch(door: Door, recorder: ListRecorder | None = None) -> Iterator[Opened]:
     """Open a batch of one new rollout at the door, and begin to play it."""
     number, sampler = next(BATCHES), Scripted()
-    recorder = recorder or ListRecorder([PlannedRollout(f"train-{number:05d}-0000-00", {})])
+    recorder = recorder or ListRecorder([DueRollout(f"train-{number:05d}-0000-00", {})])
     policy = Policy(sampler, "v0")  # pyright: ignore[reportArgumentType]
     name = f"train-{number:05d}.0"
     batch = batch_at(door, name, recorder, SampledBy({POLICY: policy}, SAMPLING))

@@ -17,7 +17,7 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import PatientSampler, Service
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.servers.engine_server import TINY, tiny_chat_service
@@ -26,7 +26,7 @@ SAMPLING = Sampling(max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1)
 SHARD = "train-00000"
 BATCH = f"{SHARD}.0"
 
-PAIRS = BatchPlan(SHARD, 0, group_size=2)
+PAIRS = ShardBatch(SHARD, 0, group_size=2)
 
 Spans = list[dict[str, Any]]
 
@@ -44,7 +44,7 @@ class Stage:
         folder: Path,
         agent: Callable[..., Any] | str,
         examples: Sequence[dict[str, Any]] = ({"name": "a"},),
-        plan: BatchPlan = PAIRS,
+        batch: ShardBatch = PAIRS,
         max_calls: int | None = None,
         timeout_seconds: float = 60.0,
     ) -> Spans:
@@ -56,7 +56,7 @@ class Stage:
         with Door(self.chat, {}, run_seed=0, max_calls=max_calls) as door:
             server = RolloutHost(run, door, self.service, settings)
             collect_rollouts.make(
-                run.spans(BATCH), shard, plan, server, self.sampled_by, play_batch
+                run.spans(BATCH), shard, batch, server, self.sampled_by, play_batch
             )
         return read_journal(run.journal(BATCH))
 

@@ -19,7 +19,7 @@ from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import SHARD, ends, service_without_engine
@@ -63,7 +63,7 @@ class PlayedShard:
     ) -> None:
         self.run = RunFolder(folder)
         self.sampler = CountingSampler()
-        self._plans = [BatchPlan(SHARD, number, group_size=2) for number in range(batches)]
+        self._batches = [ShardBatch(SHARD, number, group_size=2) for number in range(batches)]
         rows = [
             {"example_id": n, "example": example, "batch": n * batches // len(examples)}
             for n, example in enumerate(examples)
@@ -91,18 +91,18 @@ class PlayedShard:
         """Play all batches side by side; return the spans of their journals."""
         server = self.server
 
-        def play_batch(plan: BatchPlan) -> None:
-            path = self.run.spans(plan.name)
-            collect_rollouts.make(path, self.path, plan, server, self.sampled_by, play)
+        def play_batch(batch: ShardBatch) -> None:
+            path = self.run.spans(batch.name)
+            collect_rollouts.make(path, self.path, batch, server, self.sampled_by, play)
 
-        with ThreadPoolExecutor(len(self._plans)) as threads:
-            for played in [threads.submit(play_batch, plan) for plan in self._plans]:
+        with ThreadPoolExecutor(len(self._batches)) as threads:
+            for played in [threads.submit(play_batch, batch) for batch in self._batches]:
                 played.result()
         return self.spans()
 
     def spans(self) -> list[Span]:
         """Return the spans that are recorded up to now."""
-        journals = [self.run.journal(plan.name) for plan in self._plans]
+        journals = [self.run.journal(batch.name) for batch in self._batches]
         return [span for path in journals if path.exists() for span in read_journal(path)]
 
     def ends(self) -> list[Span]:

@@ -18,7 +18,7 @@ from ratchet.adapters.player_protocol import BEGIN, END, PlaySettings
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.recording.journal import read_spans
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batch_plans import BatchPlan
+from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.trajectories import trajectories_of
 from tests.support.door.door_batches import bearer
@@ -99,7 +99,7 @@ class RecordedRollouts:
         self, folder: Path, rollouts: int, sampler: Sampler, chat: Chat, play: PlayAll
     ) -> None:
         run, recording = RunFolder(folder), RecordingSampler(sampler)
-        shard, plan = write_examples(run, [{}] * rollouts), BatchPlan(SHARD, 0, group_size=1)
+        shard, sampled = write_examples(run, [{}] * rollouts), ShardBatch(SHARD, 0, group_size=1)
         policy: Any = Policy(recording, "v0")
         sampled_by = SampledBy({POLICY: policy}, Sampling(200, 1.0, 1.0, -1))
         names = rollout_names(rollouts)
@@ -118,8 +118,8 @@ class RecordedRollouts:
         with Door(chat, {}, RUN_SEED) as door:
             settings = PlaySettings("", [POLICY], concurrency=1, timeout_seconds=0)
             server = RolloutHost(run, door, service_without_engine(), settings)
-            parquet = run.spans(plan.name)
-            collect_rollouts.make(parquet, shard, plan, server, lambda: sampled_by, play_batch)
+            parquet = run.spans(sampled.name)
+            collect_rollouts.make(parquet, shard, sampled, server, lambda: sampled_by, play_batch)
         self.calls = recording.calls(names)
         self.spans: pa.Table = read_spans(parquet)
         self.trajectories: pa.Table = trajectories_of([parquet])

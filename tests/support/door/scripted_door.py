@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from ratchet.adapters.calls import POLICY, Example, Policy, Sampling
 from ratchet.adapters.clients.current_rollout import Endpoint
 from ratchet.adapters.door.backends import create_backends
-from ratchet.adapters.door.batches import PlannedRollout, SampledBy
+from ratchet.adapters.door.batches import DueRollout, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import Batch
 from ratchet.adapters.rendering.chat import Chat
@@ -78,7 +78,7 @@ def scripted_door(
     chat = Chat(tokenizer)
     scripted: Any = Scripted(tokenizer, chat, answer)
     sampled_by = SampledBy({POLICY: Policy(scripted, "v0")}, Sampling(200, 1.0, 1.0, -1))
-    recorder = ListRecorder(PlannedRollout(rollout_name(k), e) for k, e in enumerate(examples))
+    recorder = ListRecorder(DueRollout(rollout_name(k), e) for k, e in enumerate(examples))
     with (
         Door(chat, create_backends(roles or {}, run_seed=7), run_seed=7) as door,
         door.opened(batch_at(door, BATCH, recorder, sampled_by)) as token,

@@ -1,4 +1,4 @@
-"""Plans of batches: which rollouts of a shard a batch plays."""
+"""The batches of a shard: which of its rollouts each one plays."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,8 @@ from ratchet.tasks.storage.names import batch_name, rollout_name
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """Plan of a batch: its part of a shard, each example `group_size` times.
+class ShardBatch:
+    """Part of a shard that one task plays, each example `group_size` times.
 
     A rollout that fails is played again until it has been played `attempts` times.
     """
