@@ -28,7 +28,7 @@ from ratchet.adapters.harness.player import play_in
 from ratchet.adapters.places.cage import BUBBLEWRAP
 from ratchet.adapters.places.place import Place
 from ratchet.adapters.rewards import Reward
-from ratchet.durable.cores import usable_cores
+from ratchet.durable.process import usable_cores
 from ratchet.tasks.settings.places import PlaceOfRollouts
 
 AGENT = "command:sh -c 'echo 1'"

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from ratchet.durable.collector import collect_garbage
-from ratchet.durable.cores import usable_cores
+from ratchet.durable.process import collect_garbage, usable_cores
 from ratchet.engine.disk import lock_state
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model import base_models

@@ -19,7 +19,7 @@ from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.policy_backend import PolicyBackend
 from ratchet.adapters.door.role_calls import Answer
 from ratchet.adapters.errors import UserError, counted
-from ratchet.adapters.harness.alone import play_alone
+from ratchet.adapters.harness.player import play_alone
 from ratchet.adapters.player_protocol import Outcome, PlaySettings
 from ratchet.adapters.process.event_loop import run_event_loop
 from ratchet.adapters.process.terminal import show

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.process.phases import CLOSING, EVALUATION, TRAINING, phases
+from ratchet.adapters.process.clock import CLOSING, EVALUATION, TRAINING, phases
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.evaluation import EarlyEnd
 from ratchet.flows.opening.flow_runs import RunSummary, end_run, name_of_run

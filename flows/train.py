@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from ratchet.adapters.process.phases import ROLLOUTS
+from ratchet.adapters.process.clock import ROLLOUTS
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.evaluation import HeldOutEvaluations
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ratchet.durable.collector import collect_garbage
+from ratchet.durable.process import collect_garbage
 
 if TYPE_CHECKING:
     from ratchet.adapters.door.door import Door

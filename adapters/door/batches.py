@@ -33,7 +33,7 @@ from ratchet.adapters.player_protocol import (
     RolloutEnd,
     shorten_message,
 )
-from ratchet.adapters.process.running_clock import RunningClock, running_clock
+from ratchet.adapters.process.clock import RunningClock, running_clock
 from ratchet.adapters.rendering.chat import Chat
 
 MOST_REFUSALS = 100

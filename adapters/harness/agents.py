@@ -33,10 +33,10 @@ PLACE_KEY = "place"
 AGENT_KINDS = {
     "command": "ratchet.adapters.programs.commands",
     "forks": "ratchet.adapters.programs.forks",
-    "gem": "ratchet.adapters.harness.gem",
+    "gem": "ratchet.adapters.harness.environments",
     "judge": "ratchet.adapters.harness.judges",
     "resident": "ratchet.adapters.programs.residents",
-    "verifiers": "ratchet.adapters.harness.verifiers",
+    "verifiers": "ratchet.adapters.harness.environments",
 }
 """The prefix of a name that is not a Python function's → the module whose function of the same name
 makes the agent. The module is imported when it is needed: GEM's takes a second."""

@@ -23,10 +23,10 @@ from ratchet.adapters.errors import PassingError, UserError
 from ratchet.adapters.harness.agents import in_thread
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
+from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
 from ratchet.adapters.process.open_files import raise_limit
-from ratchet.adapters.process.running_clock import Wait
-from ratchet.durable.cores import usable_cores
+from ratchet.durable.process import usable_cores
 
 try:
     import dask.config

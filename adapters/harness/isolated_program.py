@@ -25,7 +25,7 @@ def main() -> None:
             write_outcome,
         )
         from ratchet.adapters.process.event_loop import run_event_loop
-        from ratchet.adapters.programs.lasting import kill_programs
+        from ratchet.adapters.programs.residents import kill_programs
 
         endpoints = given["endpoints"]
         place = given["place"] and read_record(Place, given["place"].encode())

@@ -10,8 +10,15 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from bdb import BdbQuit
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -39,13 +46,18 @@ from ratchet.adapters.player_protocol import (
     shorten_message,
     write_record,
 )
+from ratchet.adapters.process.clock import running_clock
 from ratchet.adapters.process.event_loop import cancel_and_wait, watch_event_loop
 from ratchet.adapters.process.open_files import OutOfFiles, check_files
-from ratchet.adapters.process.program import CommandFailed, Program, mask, running_program
-from ratchet.adapters.process.running_clock import running_clock
+from ratchet.adapters.process.program import (
+    MORE_VARIABLES,
+    CommandFailed,
+    Program,
+    mask,
+    running_program,
+)
 from ratchet.adapters.rewards import Reward
-from ratchet.durable.collector import collect_garbage
-from ratchet.durable.cores import usable_cores
+from ratchet.durable.process import collect_garbage, usable_cores
 
 ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
 
@@ -83,6 +95,9 @@ async def _outcome(program: Program, secrets: list[str]) -> Outcome:
         f"played before was lost; look for what ends it{program.stderr.quote(secrets)}"
     )
 
+
+HOOK = "ratchet_breakpoint"
+"""Module that a Python program finds by its `PYTHONPATH`, and its `breakpoint()` by its name."""
 
 HOUSE = Path(__file__).parents[1]
 
@@ -295,3 +310,54 @@ def _provide(roles: tuple[str, ...]) -> None:
         provide(roles)
 
     when_imported("litellm", provide_roles)
+
+
+async def play_alone(door: str, batch: str, token: str) -> tuple[Outcome, Exception | None]:
+    """Play the one rollout of a batch; return its outcome, and what its agent has raised.
+
+    BdbQuit is raised if the user has left the debugger.
+    """
+    asyncio.get_running_loop().set_task_factory(contained_task)
+    async with door_at(door, batch, token) as asked:
+        begun = await asked.begin()
+    roles, [rollout] = tuple(begun.settings.roles), begun.rollouts
+    settings = begun.settings.place
+    play = load_for_roles(begun.settings.agent, roles, placed=settings is not None)
+    attempt = Batch(door, batch, token, begun.attempt, roles)
+    endpoints = attempt.endpoints(rollout.id)
+    try:
+        with _programs_at_terminal():
+            if settings is None:
+                return await play(rollout.example, endpoints), None
+            place = Place(settings, rollout.id, rollout.example)
+            fill(place, place.variables(endpoints))
+            reward = await play(rollout.example, endpoints, place)
+            return (await score(place) if settings.reward else reward), None
+    except BdbQuit:
+        raise
+    except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is shown.
+        return failure_of(error, [attempt.key(rollout.id)]), error
+
+
+@contextmanager
+def _programs_at_terminal() -> Iterator[None]:
+    """Have `breakpoint()` of a Python program, whose stdin is not its own, open this terminal."""
+    folder = Path(__file__).parent / "on_path"
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {
+        "PYTHONPATH": path,
+        "PYTHONBREAKPOINT": f"{HOOK}.stop",
+        "RATCHET_TERMINAL": os.pathsep.join(map(_path_of, (0, 1))),
+    }
+    before = MORE_VARIABLES.set(variables)
+    try:
+        yield
+    finally:
+        MORE_VARIABLES.reset(before)
+
+
+def _path_of(descriptor: int) -> str:
+    """Return a path by which another process opens a descriptor of this one."""
+    if os.isatty(descriptor):
+        return os.ttyname(descriptor)
+    return f"/proc/{os.getpid()}/fd/{descriptor}"

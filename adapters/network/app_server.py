@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import Certificate, Listener
 from ratchet.adapters.process.event_loop import run_event_loop
-from ratchet.durable.collector import collect_garbage
 from ratchet.durable.connections import bounded_protocol
+from ratchet.durable.process import collect_garbage
 
 KEEP_ALIVE_SECONDS = 600
 """Longer than clients keep idle connections: the server must not be the first to close one."""

@@ -1,25 +1,29 @@
-"""The cage of a program: bubblewrap, with its place as the only folder that it can write.
+"""Programs that run in a place, within its bounds and, if the recipe says so, in a cage.
 
-The cage has no network. Its first process makes the socket on which the program finds the door, and
-hands it out of the cage, where each connection is passed on to the door.
+The cage is bubblewrap, with the place as the only folder that the program can write. It has no
+network. Its first process makes the socket on which the program finds the door, and hands it out of
+the cage, where each connection is passed on to the door.
 """
 
 import asyncio
 import json
 import logging
+import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
+from signal import SIGKILL
 from urllib.parse import SplitResult, urlsplit
 
 from ratchet.adapters.clients.current_rollout import Roles
 from ratchet.adapters.clients.libraries import tls
 from ratchet.adapters.errors import UserError
+from ratchet.adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
 from ratchet.adapters.places.place import (
     CAGED,
     CAGED_PORT,
@@ -31,6 +35,7 @@ from ratchet.adapters.places.place import (
     PlaceError,
 )
 from ratchet.adapters.process.event_loop import cancel_and_wait
+from ratchet.adapters.process.program import Program, running_program
 
 BUBBLEWRAP = "bwrap"
 
@@ -215,3 +220,62 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         pass
     finally:
         writer.close()
+
+
+MARKED_END = """trap ': > "$0"' EXIT; shopt -s execfail 2>/dev/null"""
+LIMITED = ("/bin/sh", "-c", f'{MARKED_END}; ulimit -f "$1" && shift && exec "$@"')
+"""Words before a file, the most blocks of a file, and a program's own words.
+
+The first file is made if the program cannot be started: any exit status may be the program's own.
+Without execfail, which other shells do not know, bash would not come to its trap.
+"""
+
+NOT_STARTED = "not-started"
+"""Name of that file in a place."""
+
+
+@asynccontextmanager
+async def program_in(
+    place: Place,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    line: str,
+    roles: Roles,
+    inherited: Collection[int] = (),
+) -> AsyncIterator[Program]:
+    """Start a program in a place, with `line` on its stdin; the program ends with the block.
+
+    It reaches the door of `roles`. Raises BeyondBounds if it goes beyond the bounds of the place.
+    `began` is known after the block, which waits for its end. `inherited` are descriptors of a
+    program without a cage.
+    """
+    if place.settings.caged:
+        async with caged(place, words, roles) as (in_cage, ours, theirs):
+            started = running_program(in_cage, variables, line, inherited=(theirs.fileno(),))
+            async with started as program, held_to_bounds(place, program):
+                yield program
+                program.began = has_begun(ours)
+        return
+    blocks, mark = str(place.settings.bounds.most_bytes // BLOCK), place.folder / NOT_STARTED
+    limited = [*LIMITED, str(mark), blocks, *words]
+    started = running_program(limited, variables, line, folder=place.work, inherited=inherited)
+    try:
+        async with started as program, held_to_bounds(place, program):
+            yield program
+            program.began = not mark.exists()
+    finally:
+        _end_strays(variables["HOME"])
+
+
+def _end_strays(home: str) -> None:
+    """Kill what has left a program's process group and still has its HOME.
+
+    A process in a cage cannot outlive it.
+    """
+    mark = b"\0HOME=" + os.fsencode(home) + b"\0"
+    with suppress(FileNotFoundError):  # a system without /proc
+        for entry in os.scandir(PROCESSES):
+            if entry.name.isdecimal():
+                with suppress(OSError):
+                    if mark in b"\0" + Path(entry.path, "environ").read_bytes():
+                        os.kill(int(entry.name), SIGKILL)

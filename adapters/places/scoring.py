@@ -15,9 +15,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ratchet.adapters.places.bounds import BeyondBounds
+from ratchet.adapters.places.cage import program_in
 from ratchet.adapters.places.filling import lay_tests
 from ratchet.adapters.places.place import Place, PlaceError
-from ratchet.adapters.places.running import program_in
 from ratchet.adapters.process.program import Program
 from ratchet.adapters.rewards import Reward, read_reward
 

@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 import psutil
 
-from ratchet.adapters.process.running_clock import running_clock
+from ratchet.adapters.process.clock import running_clock
 
 LONGEST_WAIT = 60.0
 """Bound on the time until an answer, in seconds of this process, for a child that does not run."""

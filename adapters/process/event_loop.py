@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from ratchet.adapters.process.running_clock import FIRST_WORD_SECONDS, running_clock
+from ratchet.adapters.process.clock import FIRST_WORD_SECONDS, running_clock
 
 STDLIB = sysconfig.get_path("stdlib")
 SHORT_TEXT = 20_000

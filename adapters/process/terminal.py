@@ -1,26 +1,21 @@
-"""The terminal and the standard streams: whatever is printed, and wherever, is safe.
+"""The terminal and the standard streams: whatever is printed is safe for a terminal.
 
-A stream may be closed (`>&-`), a pipe whose reader has gone (`| head -1`), of an encoding without
-the letters that are written, or a file on a full disk: a command's work ends with its own status.
 Errors of agents, names of measures, and words of data and models are printed as well as ours, so
 whatever is printed goes through `say`, `show` or `write_data`.
 """
 
 import codecs
-import errno
 import json
 import os
 import re
 import shutil
 import sys
-from contextlib import suppress
 from functools import partial
-from io import BufferedWriter, FileIO, TextIOWrapper
+from io import TextIOWrapper
+from pathlib import Path
 from textwrap import fill
 from typing import TextIO
 from unicodedata import category
-
-from typing_extensions import Buffer
 
 WIDTH = 100
 """Letters of a line that goes to no terminal, and the most of a line of prose."""
@@ -50,10 +45,6 @@ JOINERS = "\u200c\u200d"
 PLAIN_LETTERS = "ratchet-plain"
 """Name of our way to write letters that a stream's encoding does not have."""
 IN_ASCII = {"→": "->", "–": "-", "—": "-", "…": "...", "·": "*", "−": "-", "×": "x"}
-
-STDOUT, STDERR = 1, 2
-GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ESHUTDOWN}
-"""Errors of a stream that nobody reads: a reader that has ended, a terminal that is closed."""
 
 
 def terminal_width() -> int:
@@ -150,61 +141,20 @@ def _escape(text: str, kept: str) -> str:
     )
 
 
-class _LastingFile(FileIO):
-    """A stream's descriptor, which takes what cannot be written, and keeps the first reason."""
-
-    reason: OSError | None = None
-
-    def write(self, data: Buffer, /) -> int:
-        if self.reason is None:
-            try:
-                return super().write(data)
-            except OSError as error:
-                self.reason = error
-                if error.errno not in GONE and self.fileno() != STDERR:
-                    said = f"ratchet: stdout could not be written ({error.strerror})\n"
-                    with suppress(OSError):
-                        os.write(STDERR, said.encode())
-        return memoryview(data).nbytes
-
-
 def open_streams() -> None:
-    """Have the standard streams take whatever is written, for as long as the process runs.
+    """Have letters that a standard stream's encoding lacks be written in ASCII.
 
-    A closed one becomes /dev/null, here and in the processes that are started from here: otherwise
-    the next file to be opened would be stdout.
+    A closed stream becomes /dev/null: otherwise the next file to be opened would be stdout.
     """
     codecs.register_error(PLAIN_LETTERS, _write_plainly)
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, and so this one
-            os.set_inheritable(opened, True)
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    if sys.stdout in (None, sys.__stdout__):
-        sys.stdout = _lasting(STDOUT, sys.stdout)
-    if sys.stderr in (None, sys.__stderr__):
-        sys.stderr = _lasting(STDERR, sys.stderr)
-
-
-def is_lost(stream: TextIO) -> bool:
-    """Return whether a stream that somebody reads could not be written."""
-    stream.flush()
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    reason = raw.reason if isinstance(raw, _LastingFile) else None
-    return reason is not None and reason.errno not in GONE
-
-
-def _lasting(descriptor: int, before: TextIO | None) -> TextIOWrapper:
-    """Return a stream in place of the one before, with its encoding and its buffer's size."""
-    encoding = before.encoding if before else "utf-8"
-    in_lines = descriptor == STDERR or before is None or bool(before.line_buffering)
-    if before is not None:
-        with suppress(OSError):
-            before.flush()
-    raw = BufferedWriter(_LastingFile(descriptor, "w", closefd=False))
-    return TextIOWrapper(raw, encoding, PLAIN_LETTERS, line_buffering=in_lines)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest number that is free, which is its own.
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+            os.set_inheritable(getattr(sys, name).fileno(), True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=PLAIN_LETTERS)
 
 
 def _write_plainly(error: UnicodeError) -> tuple[str, int]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ratchet.adapters.calls import Example
 from ratchet.adapters.clients.current_rollout import Roles, role_variables
+from ratchet.adapters.places.cage import program_in
 from ratchet.adapters.places.place import Place, names_column
-from ratchet.adapters.places.running import program_in
 from ratchet.adapters.process.program import (
     CommandFailed,
     Program,

@@ -28,7 +28,7 @@ from ratchet.adapters.process.program import (
     start_program,
 )
 from ratchet.adapters.programs.commands import answer_of, started
-from ratchet.adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
+from ratchet.adapters.programs.residents import LastingCommand, lasting_program, on_lasting_loop
 
 SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server", "client"))
 
@@ -120,7 +120,6 @@ async def _start(command: LastingCommand) -> _ForkServer:
     return server
 
 
-_servers = LastingPrograms(_start)
 _started: dict[LastingCommand, list[_ForkServer]] = {}
 
 
@@ -134,7 +133,7 @@ async def _server(command: LastingCommand) -> _ForkServer | None:
         if reason:
             _warn(command.line, reason)
             return None
-    return await _servers.running(command)
+    return await lasting_program(command, _start)
 
 
 @cache

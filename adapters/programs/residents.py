@@ -2,19 +2,27 @@
 
 It is started for the first rollout that a process plays. It reads
 {id: …, example: …, roles: …}, with the `place` of a rollout that has one, and writes
-{id: …, reward: …} or {id: …, error: …}, for several rollouts at once and in any order.
+{id: …, reward: …} or {id: …, error: …}, for several rollouts at once and in any order. Such
+programs outlive the event loops of batches, so they have a loop of their own.
 """
 
 import asyncio
+import atexit
 import json
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
+from threading import Lock, Thread
+from typing import TypeVar, cast
 
 from ratchet.adapters.calls import Example, JsonObject
 from ratchet.adapters.clients.current_rollout import Roles
 from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.clock import Wait
+from ratchet.adapters.process.event_loop import RunningLoop
 from ratchet.adapters.process.program import (
     CommandFailed,
     Program,
@@ -23,8 +31,6 @@ from ratchet.adapters.process.program import (
     split_words,
     start_program,
 )
-from ratchet.adapters.process.running_clock import Wait
-from ratchet.adapters.programs.lasting import LastingCommand, LastingPrograms, on_lasting_loop
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of an answer. A longer line ends its program, since nobody knows whose answer it is."""
@@ -34,6 +40,54 @@ CANCEL_SECONDS = 10.0
 
 END_LOOK_SECONDS = 0.1
 """Time between two looks for that answer."""
+
+
+@dataclass(frozen=True)
+class LastingCommand:
+    """A program's command line, folder and environment; equal commands share a program."""
+
+    line: str
+    words: tuple[str, ...]
+    folder: Path
+    variables: tuple[tuple[str, str], ...]
+
+
+T = TypeVar("T")
+ProgramT = TypeVar("ProgramT", bound=Program)
+_starting_loop, _starting = Lock(), asyncio.Lock()
+_running: dict[LastingCommand, Program] = {}
+
+
+@cache
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = RunningLoop()
+    Thread(target=loop.run_forever, name="lasting programs", daemon=True).start()
+    return loop
+
+
+async def on_lasting_loop(work: Coroutine[None, None, T]) -> T:
+    """Await work on the event loop of the programs that outlive the loops of batches."""
+    with _starting_loop:  # several batches begin at once, each in a thread
+        loop = _start_loop()
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+async def lasting_program(
+    command: LastingCommand, start: Callable[[LastingCommand], Awaitable[ProgramT]]
+) -> ProgramT:
+    """Return the process of a command; start it if it does not run."""
+    async with _starting:
+        process = _running.get(command)
+        if process is None or process.exited.is_set():
+            process = _running[command] = await start(command)
+    return cast("ProgramT", process)
+
+
+@atexit.register
+def kill_programs() -> None:
+    for process in _running.values():
+        if not process.exited.is_set():
+            process.kill()
 
 
 def resident(line: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -51,9 +105,25 @@ def resident(line: str) -> Callable[..., Coroutine[None, None, object]]:
         request: JsonObject = {"example": example, "roles": roles}
         if place is not None:
             request["place"] = str(place.work)
-        return await on_lasting_loop(_play(command, request, roles))
+        keys = [of_role["api_key"] for of_role in roles.values()]
+        said = await on_lasting_loop(_ask(command, request, keys))
+        if "reward" in said:
+            return said["reward"]
+        fact = mask(str(said.get("error", "the answer has neither 'reward' nor 'error'")), keys)
+        raise CommandFailed(f"{fact}: the program {line!r} failed to play the example")
 
     return play
+
+
+async def _ask(command: LastingCommand, request: JsonObject, keys: Collection[str]) -> JsonObject:
+    program = await lasting_program(command, _start)
+    return await program.ask(request, keys)
+
+
+async def _start(command: LastingCommand) -> "AnsweringProgram":
+    return await start_program(
+        lambda: AnsweringProgram(command.line), command.words, dict(command.variables)
+    )
 
 
 class AnsweringProgram(Program):
@@ -70,7 +140,7 @@ class AnsweringProgram(Program):
         self._partial_line = bytearray()
         """The beginning of a line on stdout whose end has not arrived."""
 
-    async def ask(self, request: Mapping[str, object], keys: Collection[str] = ()) -> JsonObject:
+    async def ask(self, request: Mapping[str, object], keys: Collection[str]) -> JsonObject:
         """Send a request, and wait for its answer; CommandFailed if the process ends first.
 
         A request that is cancelled is announced with {"id": …, "cancelled": true}.
@@ -136,22 +206,3 @@ class AnsweringProgram(Program):
             if not answer.done():
                 answer.set_exception(CommandFailed(fact))
         self._unanswered.clear()
-
-
-async def _start(command: LastingCommand) -> AnsweringProgram:
-    return await start_program(
-        lambda: AnsweringProgram(command.line), command.words, dict(command.variables)
-    )
-
-
-_residents = LastingPrograms(_start)
-
-
-async def _play(command: LastingCommand, request: JsonObject, roles: Roles) -> object:
-    process = await _residents.running(command)
-    keys = [of_role["api_key"] for of_role in roles.values()]
-    said = await process.ask(request, keys)
-    if "reward" in said:
-        return said["reward"]
-    fact = mask(str(said.get("error", "the answer has neither 'reward' nor 'error'")), keys)
-    raise CommandFailed(f"{fact}: the program {command.line!r} failed to play the example")

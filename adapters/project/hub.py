@@ -1,15 +1,16 @@
-"""Datasets by name: a path, or a folder of a dataset on Hugging Face's hub, in the hub's cache.
+"""Hugging Face's hub: datasets by name, in the hub's cache, and folders that are pushed as models.
 
-A name such as `hub:openai/gsm8k/main@REVISION` has a dataset's id, the folder of its files, and a
+A dataset's name such as `hub:openai/gsm8k/main@REVISION` has its id, the folder of its files, and a
 revision; folder and revision may be left out. What the cache has is used as it is, so that a run
 goes on with the rows with which it began; only what is missing is fetched.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from ratchet.adapters.project.modules import locate
 
 HUB = "hub:"
 DATASET_NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<revision>\S+))?")
+OFFLINE = "HF_HUB_OFFLINE"
 
 
 class HubError(UserError):
-    """Refusal of a dataset that the hub does not have, or that cannot be fetched from it."""
+    """Refusal of a dataset or a model that cannot be fetched from the hub, or pushed to it."""
 
 
 def locate_dataset(name: str) -> Path:
@@ -43,7 +45,7 @@ def _fetch(name: str) -> Path:
             "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
         )
     wanted = named.groupdict()
-    found = ask_aside(__name__, wanted)
+    found = _ask_aside("find", wanted)
     if "error" in found:
         options = f" --revision {wanted['revision']}" if wanted["revision"] else ""
         raise HubError(
@@ -52,44 +54,74 @@ def _fetch(name: str) -> Path:
             f"`hf download {wanted['id']} --repo-type dataset{options}`, or give the path of a "
             "folder that holds its files"
         )
-    return Path(found["folder"])
+    return Path(found["answer"])
 
 
-def ask_aside(
-    module: str, asked: Mapping[str, Any], environment: Mapping[str, str] | None = None
+def check_push(name: str) -> str:
+    """Return the model that `hub:OWNER/NAME` names; UserError for another name, or if offline."""
+    model = name.removeprefix(HUB)
+    if not name.startswith(HUB) or model.count("/") != 1 or not all(model.split("/")):
+        raise UserError(f"{name!r} names no model of the hub: give --push hub:OWNER/NAME")
+    if os.environ.get(OFFLINE) not in (None, "", "0"):
+        raise UserError(
+            f"--push needs the hub, and {OFFLINE} is set; unset it, or leave --push out"
+        )
+    return model
+
+
+def push(folder: Path, model: str, message: str) -> str:
+    """Push a folder as a commit of a model, made private if it is new; return the page's address.
+
+    HubError if the hub refuses, or cannot be reached.
+    """
+    asked = {"folder": str(folder), "model": model, "message": message}
+    online = {name: value for name, value in os.environ.items() if name != OFFLINE}
+    said = _ask_aside("push", asked, online)
+    if "error" in said:
+        raise HubError(
+            f"{folder} is written, and cannot be pushed to {model}: {said['error'].rstrip('.')}; "
+            "log in by `hf auth login` or set HF_TOKEN to a token that may write, and push it by "
+            f"`hf upload {model} {folder}`"
+        )
+    return said["answer"]
+
+
+def _ask_aside(
+    what: str, asked: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the answer of a module that calls `answer_aside`, or an `error`.
+    """Return the `answer` of this module's program, or an `error`.
 
     It runs in a process of its own, since a run switches this one's hub library offline.
     """
-    command = [sys.executable, "-P", "-m", module, json.dumps(asked)]
+    command = [sys.executable, "-P", "-m", __name__, what, json.dumps(asked)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     lines = ended.stdout.splitlines() or ['{"error": "the program that asks the hub failed"}']
     return json.loads(lines[-1])
 
 
-def answer_aside(
-    answer: Callable[[Mapping[str, Any]], Mapping[str, str]], errors: tuple[type[Exception], ...]
-) -> None:
-    """Print the answer to what the argument asks, both as JSON; one of `errors` is an answer."""
+def main(what: str, asked: str) -> None:
+    """Find or push what the arguments say, and print the answer or the error as JSON."""
+    from httpx2 import HTTPError  # of which the client's own errors are some
+    from huggingface_hub.errors import LocalEntryNotFoundError, LocalTokenNotFoundError
+
+    ours = HTTPError, LocalEntryNotFoundError, LocalTokenNotFoundError, OSError, ValueError
     try:
-        said = answer(json.loads(sys.argv[1]))
-    except errors as error:
+        said = {"answer": {"find": find_folder, "push": push_folder}[what](**json.loads(asked))}
+    except ours as error:
         said = {"error": str(error).strip().splitlines()[0]}
     print(json.dumps(said))  # noqa: T201
 
 
-def main() -> None:
-    """Find the dataset that the argument names."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def push_folder(folder: str, model: str, message: str) -> str:
+    """Push a folder by the hub's own client; return the page's address."""
+    from huggingface_hub import HfApi
 
-    def answer(wanted: Mapping[str, Any]) -> Mapping[str, str]:
-        return {"folder": str(find_folder(wanted["id"], wanted["folder"], wanted["revision"]))}
+    made = HfApi().create_repo(model, private=True, exist_ok=True)
+    HfApi().upload_folder(repo_id=model, folder_path=folder, commit_message=message)
+    return str(made)
 
-    answer_aside(answer, (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError))
 
-
-def find_folder(name: str, folder: str | None, revision: str | None) -> Path:
+def find_folder(id: str, folder: str | None, revision: str | None) -> str:
     """Return the folder of a dataset's files in the cache; fetch what is missing of them.
 
     Folders within the folder are left where they are.
@@ -99,9 +131,9 @@ def find_folder(name: str, folder: str | None, revision: str | None) -> Path:
 
     prefix = f"{folder}/" if folder else ""
 
-    def find(*, in_cache: bool) -> Path:
+    def find(*, in_cache: bool) -> str:
         snapshot = snapshot_download(
-            name,
+            id,
             repo_type="dataset",
             revision=revision,
             allow_patterns=f"{prefix}*",
@@ -110,7 +142,7 @@ def find_folder(name: str, folder: str | None, revision: str | None) -> Path:
         )
         if not (Path(snapshot) / prefix).is_dir():
             raise LocalEntryNotFoundError(f"it has no folder {folder}")
-        return Path(snapshot) / prefix
+        return str(Path(snapshot) / prefix)
 
     try:
         return find(in_cache=True)
@@ -119,4 +151,4 @@ def find_folder(name: str, folder: str | None, revision: str | None) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -23,9 +23,9 @@ from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
 from ratchet.adapters.errors import EngineDied, PassingError, ServiceError
+from ratchet.adapters.process.clock import FIRST_WORD_SECONDS, Wait, running_clock
 from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait
 from ratchet.adapters.process.open_files import check_files
-from ratchet.adapters.process.running_clock import FIRST_WORD_SECONDS, Wait, running_clock
 from ratchet.adapters.tinker.bases import name_for_clients
 from ratchet.adapters.tinker.bridges import bridged
 from ratchet.adapters.tinker.engines import (

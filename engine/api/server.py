@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ratchet.durable.collector import collect_garbage, collect_while_idle
 from ratchet.durable.connections import bounded_protocol
+from ratchet.durable.process import collect_garbage, collect_while_idle
 from ratchet.durable.wire.tensors import Malformed
 from ratchet.engine.api import run_routes, sampling_routes, service_routes, training_routes
 from ratchet.engine.api.run_routes import SignedUrls

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.process.clock import phases
 from ratchet.adapters.process.open_files import check_files
-from ratchet.adapters.process.phases import phases
 from ratchet.adapters.process.terminal import hanging, say, table_width, write_json
 from ratchet.adapters.tinker.engines import engine_begun
 from ratchet.adapters.tracking.wandb import unsynced_folder

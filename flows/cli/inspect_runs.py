@@ -12,7 +12,6 @@ import typer
 
 from ratchet.adapters.errors import UserError, did_you_mean
 from ratchet.adapters.process.terminal import (
-    is_lost,
     say,
     show,
     terminal_width,
@@ -153,8 +152,6 @@ def sql(
         write_bytes(out, rows)
         return
     write_data(rows)
-    if is_lost(sys.stdout):
-        raise SystemExit(1)
 
 
 @app.command()

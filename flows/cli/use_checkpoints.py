@@ -73,7 +73,7 @@ def export(
     push_to: PushTo = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers, PEFT and model servers load, checked."""
-    from ratchet.adapters.project.publishing import check_push, push
+    from ratchet.adapters.project.hub import check_push, push
     from ratchet.flows.checkpoints.serving import find_weights
 
     check_absent(out)

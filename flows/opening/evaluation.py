@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from ratchet.adapters.calls import Sampling
 from ratchet.adapters.errors import counted
-from ratchet.adapters.process.phases import CLOSING, EVALUATION, phases
+from ratchet.adapters.process.clock import CLOSING, EVALUATION, phases
 from ratchet.flows.opening.pipeline import PlayedStep
 from ratchet.flows.opening.rollouts import (
     OpenRollouts,

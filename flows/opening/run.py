@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.phases import STARTING, phases
+from ratchet.adapters.process.clock import STARTING, phases
 from ratchet.adapters.redaction import public
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.engines import damaged_weights, needs_engine

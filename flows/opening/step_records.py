@@ -6,8 +6,8 @@ from functools import cache, partial
 
 from prefect import get_run_logger
 
-from ratchet.adapters.process.phases import CLOSING, phases
-from ratchet.durable.collector import collect_garbage
+from ratchet.adapters.process.clock import CLOSING, phases
+from ratchet.durable.process import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
 from ratchet.flows.diagnosis.of_run import keeps_optimizer
 from ratchet.flows.opening.flow_runs import wait_for_budget

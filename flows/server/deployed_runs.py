@@ -37,7 +37,7 @@ from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from ratchet.adapters.errors import UserError, counted
-from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.process.clock import Wait
 from ratchet.flows.server.prefect_startup import check_prefect
 
 RUN_LOOK_SECONDS = 2.0

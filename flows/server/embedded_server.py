@@ -11,7 +11,7 @@ from typing import IO
 
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.child import ChildProcess, tell_status
-from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.process.terminal import show
 
 ANSWER_SECONDS = 5.0

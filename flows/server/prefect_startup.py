@@ -10,7 +10,7 @@ from threading import Event, Thread
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import check_listener, check_proxies
 from ratchet.adapters.process.child import tell_status
-from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.process.clock import Wait
 from ratchet.flows.server.embedded_server import EmbeddedServer
 from ratchet.tasks.storage.files import check_output
 

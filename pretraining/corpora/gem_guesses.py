@@ -7,7 +7,7 @@ from random import Random
 
 from pretraining.corpora.conversation import Conversation, Exam, draw
 from ratchet.adapters.calls import JsonObject
-from ratchet.adapters.harness.gem import Game, game_of
+from ratchet.adapters.harness.environments import Game, game_of
 
 ENVIRONMENT = "game:GuessTheNumber-v0-easy"
 HIGH = 10

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.child import keep_from_children
-from ratchet.durable.files import lock_file, sync
-from ratchet.durable.tail import Tail
+from ratchet.durable.files import Tail, lock_file, sync
 from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
 from ratchet.tasks.recording.spans import (
     SPAN_SCHEMA,

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Generic, Protocol, TypeVar
 
-from ratchet.durable.tail import Tail
+from ratchet.durable.files import Tail
 from ratchet.tasks.storage.files import Damaged, JsonRow, remedy, wait_for_space
 
 LINE_SEAL = "crc32"

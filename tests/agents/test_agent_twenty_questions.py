@@ -141,7 +141,7 @@ def test_a_player_with_a_search_logs_nothing_at_each_call(
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert not [r for r in caplog.records if r.name != "ratchet.adapters.process.running_clock"]
+    assert not [r for r in caplog.records if r.name != "ratchet.adapters.process.clock"]
 
 
 def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:

@@ -54,7 +54,7 @@ def test_a_cluster_without_a_worker_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dask_cluster, "CLUSTER_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("ratchet.adapters.process.running_clock.FIRST_WORD_SECONDS", 0.3)
+    monkeypatch.setattr("ratchet.adapters.process.clock.FIRST_WORD_SECONDS", 0.3)
     with (
         by_hand(tmp_path / "dask", {}) as cluster,
         PlayedShard(tmp_path / "run", AGENT, SLOW[:1], batches=1) as shard,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from ratchet.adapters.process.running_clock import LONGEST_TICK
+from ratchet.adapters.process.clock import LONGEST_TICK
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT, wait_until

@@ -14,7 +14,7 @@ import pytest
 
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.harness.player import Batch
-from ratchet.adapters.programs.lasting import kill_programs
+from ratchet.adapters.programs.residents import kill_programs
 from ratchet.adapters.rendering.chat import Chat
 from tests.support.door.recording_sampler import RecordedRollouts, Sampled, rollout_names, seed
 from tests.support.door.stand_in import END, TOKENIZER, StandIn, letters, tool_call

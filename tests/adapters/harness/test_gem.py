@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.harness.verifiers import NoEnvironment
+from ratchet.adapters.harness.environments import NoEnvironment
 from ratchet.adapters.rewards import Reward
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 

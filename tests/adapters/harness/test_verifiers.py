@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.harness.verifiers import NoEnvironment
+from ratchet.adapters.harness.environments import NoEnvironment
 from ratchet.adapters.harness.verifiers_program import row_of_example
 from ratchet.adapters.process.program import CommandFailed
 from tests.support.door.scripted_door import scripted_door

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.adapters.process.clock import LONGEST_TICK
 from ratchet.adapters.process.event_loop import watch_event_loop
-from ratchet.adapters.process.running_clock import LONGEST_TICK
 
 WAIT_SECONDS, STILL_SECONDS = LONGEST_TICK + 2, LONGEST_TICK + 3
 

@@ -4,15 +4,14 @@ import re
 
 import pytest
 
-from ratchet.adapters.process import phases as module
-from ratchet.adapters.process.phases import EVALUATION, STARTING, TRAINING, Phases
+from ratchet.adapters.process.clock import EVALUATION, STARTING, TRAINING, Phases
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as a list of one number that a test changes."""
     time = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr("time.monotonic", lambda: time[0])
     return time
 
 

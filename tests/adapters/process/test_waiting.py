@@ -16,7 +16,7 @@ import tinker
 from tinker.types import RequestErrorCategory
 
 from ratchet.adapters.errors import EngineDied, PassingError
-from ratchet.adapters.process.running_clock import Wait
+from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import (
     PatientSampler,
@@ -33,7 +33,7 @@ from ratchet.adapters.tinker.service import (
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     stopped = SimpleNamespace(seconds=lambda: now[0])
-    for module in ("ratchet.adapters.process.running_clock", "ratchet.adapters.tinker.service"):
+    for module in ("ratchet.adapters.process.clock", "ratchet.adapters.tinker.service"):
         monkeypatch.setattr(f"{module}.running_clock", lambda: stopped)
     return now
 

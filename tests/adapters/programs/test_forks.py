@@ -20,7 +20,7 @@ from ratchet.adapters.places.filling import fill
 from ratchet.adapters.places.place import PROGRAM_LOG, Place, PlaceError
 from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
 from ratchet.adapters.process.program import CommandFailed, NoCommand
-from ratchet.adapters.programs.lasting import kill_programs
+from ratchet.adapters.programs.residents import kill_programs
 from ratchet.adapters.rewards import Reward
 from tests.support.processes import ROOT, wait_until
 

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from ratchet.adapters.clients.current_rollout import Endpoint
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.process.program import CommandFailed, NoCommand
-from ratchet.adapters.programs.lasting import kill_programs
-from ratchet.adapters.programs.residents import LONGEST_LINE
+from ratchet.adapters.programs.residents import LONGEST_LINE, kill_programs
 from tests.support.processes import ROOT, wait_until
 
 NOWHERE = {

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.project.hub import HubError
-from ratchet.adapters.project.publishing import check_push, push
+from ratchet.adapters.project.hub import HubError, check_push, push
 from tests.support.servers.hub_server import TOKEN, hub_server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ratchet.adapters.process.phases import phases
+from ratchet.adapters.process.clock import phases
 from ratchet.flows.cli import command_line
 from ratchet.flows.cli.commands import app
 from ratchet.flows.opening.checks import is_complete

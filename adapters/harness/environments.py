@@ -1,22 +1,33 @@
-"""Agents that play a GEM environment: its observations are messages, the answers are actions."""
+"""Agents that play environments of GEM and of the verifiers package.
+
+Of a GEM environment the observations are messages, and the answers are actions. verifiers 0.1.14
+runs in a Python of its own: it needs Hugging Face's datasets below 4.7, which want huggingface-hub
+below 2 and an older fsspec than ours. Names of environments are such as
+game:Hangman-v0-easy?hardcore=true.
+"""
 
 import importlib
 import inspect
+import json
 import logging
+import os
 import random
+import shlex
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
+from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Protocol
+from urllib.parse import parse_qsl
 
 import numpy as np
 from openai import AsyncOpenAI
 
-from ratchet.adapters.calls import POLICY, Example
-from ratchet.adapters.errors import did_you_mean
-from ratchet.adapters.harness.verifiers import NoEnvironment, split_name
+from ratchet.adapters.calls import POLICY, Example, JsonObject
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.programs.residents import resident
 
 SEED = "seed"
 """The column of an example that determines the game."""
@@ -35,6 +46,21 @@ TEMPLATES = {
     "general": "Question: {}" + ANSWERING,
 }
 """Texts around an observation, as GEM's examples have them for Qwen3."""
+
+
+class NoEnvironment(UserError):
+    """An error for an environment that cannot be played."""
+
+
+def split_name(name: str) -> tuple[str, JsonObject]:
+    """Split a name at its question mark into the id and the arguments: each value JSON or text."""
+    identity, _, query = name.partition("?")
+    arguments: JsonObject = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        arguments[key] = text
+        with suppress(ValueError):
+            arguments[key] = json.loads(text)
+    return identity, arguments
 
 
 def gem(name: str) -> Callable[..., Coroutine[None, None, dict[str, list[float]]]]:
@@ -207,3 +233,28 @@ def _import_registration(name: str) -> ModuleType:
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
+
+
+PYTHON = "VERIFIERS_PYTHON"
+"""The environment variable that names a Python that has verifiers."""
+
+VERIFIERS_PROGRAM = Path(__file__).with_name("verifiers_program.py")
+
+
+def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the agent of the verifiers environment `name`: its id, and `?` before arguments.
+
+    The arguments are for `load_environment` of its module, each as JSON or as text.
+    `verifiers_program.py` says which row of the environment's data sets is played.
+    """
+    python = os.environ.get(PYTHON, ".venv-verifiers/bin/python")
+    if not Path(python).exists():
+        raise NoEnvironment(
+            f"the agent 'verifiers:{name}' needs verifiers, and there is no {python}; run "
+            f"`make verifiers`, or set {PYTHON} to a Python that has it"
+        )
+    identity, arguments = split_name(name)
+    # -P keeps the program's own folder, whose modules have packages' names, off the path.
+    return resident(
+        shlex.join([python, "-P", str(VERIFIERS_PROGRAM), identity, json.dumps(arguments)])
+    )

@@ -6,7 +6,7 @@ from weakref import ref
 
 import pytest
 
-from ratchet.durable.collector import FEW, MANY, collect_garbage, collect_while_idle
+from ratchet.durable.process import FEW, MANY, collect_garbage, collect_while_idle
 
 
 class Circle:

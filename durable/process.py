@@ -1,6 +1,7 @@
-"""The garbage collector of a process that answers calls while it works."""
+"""A process that answers calls while it works: its garbage collector, and its cores."""
 
 import gc
+import os
 import sys
 from functools import cache
 
@@ -40,3 +41,9 @@ def collect_while_idle() -> None:
 def _exempt(_modules: int) -> None:
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def usable_cores() -> int:
+    """Return the number of cores to which the process is bound, or else of all."""
+    bound = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(bound(0)) if bound else os.cpu_count() or 1

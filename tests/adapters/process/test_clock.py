@@ -6,13 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-from ratchet.adapters.process.running_clock import LONGEST_TICK, WORTH_A_WORD
+from ratchet.adapters.process.clock import LONGEST_TICK, WORTH_A_WORD
 
 STILL_SECONDS = WORTH_A_WORD + 1
 
 PROGRAM = """
 import sys, time
-from ratchet.adapters.process.running_clock import running_clock
+from ratchet.adapters.process.clock import running_clock
 clock = running_clock()
 print(time.monotonic(), clock.seconds(), clock.stood_still(), flush=True)
 sys.stdin.readline()
