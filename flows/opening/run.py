@@ -28,7 +28,7 @@ from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.recovery.retention import Retention
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.settings.run import Budget, Model
-from ratchet.tasks.spending.so_far import SpentSoFar
+from ratchet.tasks.spending.ledger import SpentSoFar
 from ratchet.tasks.spending.work_log import WorkLog, run_id
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written

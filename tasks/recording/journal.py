@@ -17,6 +17,7 @@ from typing import IO, NamedTuple, Self
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.child import keep_from_children
@@ -25,13 +26,15 @@ from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
 from ratchet.tasks.recording.spans import (
     SPAN_SCHEMA,
     TIMES,
+    CallTokens,
     Span,
     check_span,
+    count_tokens,
     rows_of,
     span_identity,
     spans_table,
 )
-from ratchet.tasks.storage.files import is_full, is_written
+from ratchet.tasks.storage.files import is_full, is_written, verified
 from ratchet.tasks.storage.tables import read_table, row_groups, write_parts
 
 OPENING = b'{"crc32": "%08x", "span": '
@@ -46,6 +49,9 @@ FULL_SECONDS = 1.0
 
 ROWS_TOGETHER = 256
 """Rows, at least, of the rollouts whose spans are in memory at once while a journal is sealed."""
+
+TOKENS_KEY = "ratchet.tokens"
+"""Key of a sealed batch's footer: the tokens of its calls."""
 
 log = logging.getLogger(__name__)
 
@@ -201,14 +207,27 @@ def seal(journal: Path, parquet: Path) -> Path:
     """Write the rows of a journal's spans to `parquet`, sorted, unless that exists.
 
     The journal stays, and what is sealed depends on nothing else. Rollouts are read one after the
-    other: their spans are never all in memory.
+    other: their spans are never all in memory. The footer has the tokens of the calls.
     """
     if not is_written(parquet):
-        write_parts(row_groups(_tables(journal)), SPAN_SCHEMA, parquet)
+        tokens: CallTokens = {}
+        tables = _tables(journal, tokens)
+        write_parts(row_groups(tables), SPAN_SCHEMA, parquet, lambda: footer_of(tokens))
     return parquet
 
 
-def _tables(journal: Path) -> Iterator[pa.Table]:
+def footer_of(tokens: CallTokens) -> dict[str, str]:
+    """Return the metadata of a sealed batch."""
+    return {TOKENS_KEY: json.dumps([*tokens.items()])}
+
+
+def read_tokens(sealed: Path) -> CallTokens:
+    """Read the tokens of a sealed batch's calls; Damaged if the file has changed since."""
+    footer = pq.read_metadata(verified(sealed)).metadata
+    return {tuple(key): Counter(sums) for key, sums in json.loads(footer[TOKENS_KEY.encode()])}
+
+
+def _tables(journal: Path, tokens: CallTokens) -> Iterator[pa.Table]:
     """Yield the rows of some rollouts at a time, in order; one table at least, if without a row."""
     rows: list[Span] = []
     with journal.open("rb") as file:
@@ -216,7 +235,10 @@ def _tables(journal: Path) -> Iterator[pa.Table]:
         for line, record in _records(file, journal):
             lines[record["rollout_id"]].append(line)
         for rollout in sorted(lines):
-            rows += rows_of(_read_rollout(file, lines[rollout], journal))
+            own = rows_of(_read_rollout(file, lines[rollout], journal))
+            for key, sums in count_tokens(own).items():
+                tokens.setdefault(key, Counter()).update(sums)
+            rows += own
             if len(rows) >= ROWS_TOGETHER:
                 yield spans_table(rows)
                 rows = []

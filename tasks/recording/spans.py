@@ -7,6 +7,7 @@ import json
 import math
 import re
 from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -94,6 +95,21 @@ TIMES = ("started", "ended")
 NUMBERS = {"prompt_token_ids": np.int32, "response_token_ids": np.int32, "logprobs": np.float32}
 
 
+ATTEMPT = ("rollout_id", "attempt")
+ROLE_CALL = (*ATTEMPT, "role", "call")
+IDENTITY = (*ROLE_CALL, "kind", "started")
+REQUEST = ("rollout_id", "role", "request_sha", "policy_version")
+SEEDED = (*REQUEST, "gen_ai_request_seed")
+
+USED, SET_ASIDE, UNANSWERED = "used", "set aside", "not answered"
+USES = {REWARD: USED, ERROR: "failed", LLM: "interrupted"}
+"""Kind of the end of an attempt, LLM without one → use of its calls."""
+
+CallTokens = dict[tuple[str | None, str, str, bool], Counter[str]]
+"""Run that asked, role, use and whether the service computed it → `calls`, the tokens `prefill`,
+`cached` and `sampled`, and the `cost` of helpers in US dollars, if it is known. Those of UNANSWERED
+calls are an upper bound: the service may have computed none of them."""
+
 SECRET = re.compile(r"api[-_]?key|secret|password|authorization|credential|access[-_]token", re.I)
 
 
@@ -175,8 +191,57 @@ def rows_of(spans: Sequence[Span]) -> list[Span]:
 
     Records of begun calls that were answered are dropped: the remaining ones were lost.
     """
-    answered = {_call_of(span) for span in spans if span["kind"] == LLM}
-    return [span for span in spans if span["kind"] != BEGUN or _call_of(span) not in answered]
+    answered = {_values(span, ROLE_CALL) for span in spans if span["kind"] == LLM}
+    return [
+        span for span in spans if span["kind"] != BEGUN or _values(span, ROLE_CALL) not in answered
+    ]
+
+
+def count_tokens(spans: Sequence[Span], aside: Sequence[Span] = ()) -> CallTokens:
+    """Count the tokens of the calls of whole rollouts, by the rows of a batch.
+
+    `aside` are rows that were set aside when the rollouts were played anew. What was given again
+    from the journal was paid for where it was sampled. An unanswered call has the tokens of the
+    call that repeated it, or else as many as it could have sampled.
+    """
+    known = {_values(span, IDENTITY) for span in spans}
+    apart = [span for span in aside if _values(span, IDENTITY) not in known]
+    calls = [span for span in (*spans, *apart) if span["kind"] == LLM]
+    given_again = {_values(call, REQUEST) for call in calls if call.get("recalled")}
+    ends = {_values(span, ATTEMPT): span["kind"] for span in spans if span["kind"] in USES}
+    most: dict[tuple[Any, ...], int] = {}
+    for call in calls:
+        asked = _values(call, SEEDED)
+        most[asked] = max(most.get(asked, 0), _count_sampled(call))
+    sums: CallTokens = defaultdict(Counter)
+    for span in (*spans, *apart):
+        if span["kind"] == BEGUN:
+            use, limit = UNANSWERED, span["gen_ai_request_max_tokens"] or 0
+            sampled = most.get(_values(span, SEEDED), limit)
+        elif span["kind"] == LLM and not span.get("recalled"):
+            use, sampled = USES[ends.get(_values(span, ATTEMPT), LLM)], _count_sampled(span)
+            if _values(span, IDENTITY) not in known:
+                use = SET_ASIDE
+            elif _values(span, REQUEST) in given_again:
+                use = USED
+        else:
+            continue
+        beside = span.get("attributes") or {}
+        cached, cost = beside.get("cached_tokens", 0), beside.get("cost")
+        prefill = (span.get("gen_ai_usage_input_tokens") or 0) - cached
+        own = sums[span.get("run_id"), span["role"], use, span.get("gen_ai_provider_name") != OTHER]
+        own.update(calls=1, prefill=prefill, cached=cached, sampled=sampled)
+        own.update({} if cost is None else {"cost": cost})
+    return sums
+
+
+def _count_sampled(call: Span) -> int:
+    cut = (call.get("attributes") or {}).get("cut_tokens", 0)
+    return (call.get("gen_ai_usage_output_tokens") or 0) + cut
+
+
+def _values(span: Span, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(span.get(name) for name in names)
 
 
 def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence[int]]:
@@ -230,8 +295,7 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
 
 def span_identity(span: Span) -> tuple[Any, ...]:
     """Return the key of a span; no two spans of a run share one."""
-    names = ("rollout_id", "attempt", "kind", "role", "call", "reward_name")
-    return tuple(span.get(name) for name in names)
+    return _values(span, ("rollout_id", "attempt", "kind", "role", "call", "reward_name"))
 
 
 def check_span(span: Span) -> None:
@@ -305,10 +369,6 @@ def _of_call(call: CallId, kind: str) -> Span:
 
 def _call_id(call: CallId) -> str:
     return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
-
-
-def _call_of(span: Span) -> tuple[Any, ...]:
-    return tuple(span.get(name) for name in ("rollout_id", "attempt", "role", "call"))
 
 
 def _order(span: Span) -> tuple[Any, ...]:

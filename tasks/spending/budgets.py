@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.prices import PRICES_FILE, prices_of
 from ratchet.tasks.settings.run import Budget
-from ratchet.tasks.spending.so_far import sum_spent
+from ratchet.tasks.spending.ledger import sum_spent
 from ratchet.tasks.spending.work_log import add_grant, read_grant
 from ratchet.tasks.storage.manifest import recipe_of
 from ratchet.tasks.storage.run_folder import RunFolder

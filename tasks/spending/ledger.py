@@ -1,28 +1,25 @@
 """The ledger of a run: every token that it had a service compute, by purpose and by use."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
-
-import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.tinker.prices import Prices, prices_of
-from ratchet.tasks.recording.journal import read_spans
-from ratchet.tasks.recording.spans import SPAN_SCHEMA
-from ratchet.tasks.recording.views import open_views
-from ratchet.tasks.spending.work_log import read_work
-from ratchet.tasks.storage.manifest import ancestors, recipe_of
-from ratchet.tasks.storage.names import EXAMINER, JUDGE, BatchName, parse_batch
+from ratchet.tasks.recording.journal import read_journal, read_tokens
+from ratchet.tasks.recording.spans import UNANSWERED, USED, Span, count_tokens, rows_of
+from ratchet.tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from
+from ratchet.tasks.spending.work_log import add_rest, answered_work, read_rest, read_work
+from ratchet.tasks.storage.manifest import ancestors, parent_of, recipe_of
+from ratchet.tasks.storage.names import EXAMINER, JUDGE, parse_batch
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.storage.tables import query_beside
 
-QUERY = query_beside(__file__)
 TOKEN_KINDS = ("prefill", "cached", "sampled", "trained")
 """Kinds of tokens: of prompts, those of them that were in a cache, of answers, of training."""
-USED, REPEATED, UNANSWERED = "used", "repeated", "not answered"
+REPEATED = "repeated"
 PURPOSES = {"train": "rollouts", JUDGE: "judge", EXAMINER: "judge"}
 """Split → what its calls are for; all other splits are evaluations."""
 TASK = re.compile(r"(?:policies/(?P<policy>[^/]+)/)?(?P<stage>[^/]+)/(?P<step>\d+)?.*")
@@ -32,7 +29,7 @@ TASK = re.compile(r"(?:policies/(?P<policy>[^/]+)/)?(?P<stage>[^/]+)/(?P<step>\d
 class SpentTokens:
     """Tokens of one purpose, role, step and use; a helper's have the `cost` that LiteLLM gives.
 
-    What was `not answered` may not have been computed: its tokens are the most that it can be.
+    `not answered`: an upper bound; the service may have computed none of it.
     """
 
     purpose: str
@@ -91,28 +88,28 @@ def read_ledger(run: RunFolder) -> TokenLedger:
     return TokenLedger(run.name, rows, prices_of(recipe_of(run)["model"]["base"]))
 
 
-def read_calls(
-    run: RunFolder, played: Callable[[BatchName], bool] = lambda _: True
-) -> Iterator[SpentTokens]:
-    """Yield the calls of agents and judges, of the batches for which `played` is true."""
-    with open_views([run], ("spans",), played) as views:
-        views.register("aside", _set_aside(run, played))
-        found = views.sql(QUERY, params={"ancestors": ancestors(run)}).to_arrow_table().to_pylist()
-    for row in found:
-        tokens = {kind: row.get(kind, 0) for kind in TOKEN_KINDS}
-        purpose = PURPOSES.get(row["split"].partition(".")[0], "evaluation")
-        cost = row["cost"] if not row["ours"] else None
-        yield SpentTokens(
-            purpose, row["role"], row["step"], row["use"], row["calls"], tokens, row["ours"], cost
-        )
-
-
-def _set_aside(run: RunFolder, played: Callable[[BatchName], bool]) -> pa.Table:
-    """Read the journals of batches that were played again from the beginning."""
-    journals = run.journals_set_aside()
-    tables = [read_spans(path) for batch, path in journals if played(parse_batch(batch))]
-    spans = pa.concat_tables([SPAN_SCHEMA.empty_table(), *tables])
-    return spans.add_column(0, "run", pa.array([run.name] * len(spans), pa.string()))
+def read_calls(run: RunFolder) -> Iterator[SpentTokens]:
+    """Yield the calls of agents and judges; what an ancestor of the run has asked is not here."""
+    sealed, begun, shared = run.sealed_batches(), run.begun_batches(), ancestors(run)
+    aside: dict[str, list[Span]] = defaultdict(list)
+    for batch, path in run.journals_set_aside():
+        aside[batch] += rows_of(read_journal(path))
+    found: dict[tuple[str, int, str, str, bool], Counter[str]] = defaultdict(Counter)
+    for batch in sealed | begun | {*aside}:
+        if batch in sealed and not (batch in aside and batch in begun):
+            tokens = read_tokens(run.spans(batch))
+        else:
+            spans = rows_of(read_journal(run.journal(batch))) if batch in begun else []
+            tokens = count_tokens(spans, aside[batch])
+        name = parse_batch(batch)
+        for (run_id, role, use, ours), sums in tokens.items():
+            if run_id not in shared:
+                found[name.split, name.step, role, use, ours].update(sums)
+    for (split, step, role, use, ours), sums in sorted(found.items(), key=itemgetter(0)):
+        purpose = PURPOSES.get(split.partition(".")[0], "evaluation")
+        kinds = {kind: sums[kind] for kind in TOKEN_KINDS}
+        cost = None if ours else sums.get("cost")
+        yield SpentTokens(purpose, role, step, use, sums["calls"], kinds, ours, cost)
 
 
 def read_scored(run: RunFolder) -> Iterator[SpentTokens]:
@@ -139,3 +136,59 @@ def _parse_task(task: str) -> tuple[str, str, int | None]:
         return task, POLICY, None
     step = named["step"]
     return named["stage"], named["policy"] or POLICY, None if step is None else int(step)
+
+
+class SpentSoFar:
+    """Reader of what an open run has spent.
+
+    Tokens are those that were answered. A batch counts when it is sealed, and what is trained or
+    scored when it is answered.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._prices = prices_of(recipe_of(run)["model"]["base"])
+        self._shared = ancestors(run)
+        self._known: set[str] = set()
+        self._called: Counter[str] = Counter()
+        self._told = sum_spent(run)
+
+    def record_rest(self) -> None:
+        """Record what was spent since the last step, at the end of the run."""
+        add_rest(self._run, self.since_last())
+
+    def since_last(self) -> Metrics:
+        """Return what was spent since the last call, or since the last step that was recorded."""
+        tokens = self._tokens()
+        more = {kind: count - int(self._told.get(kind, 0)) for kind, count in tokens.items()}
+        self._told = {**tokens}
+        metrics: Metrics = {f"{SPENDING}{kind}": count for kind, count in more.items()}
+        if self._prices is not None and not self._prices.missing(more):
+            metrics[f"{SPENDING}{USD}"] = self._prices.cost(more)
+        return metrics
+
+    def _tokens(self) -> Mapping[str, int]:
+        """Sum the tokens by kind; what a batch has taken is read once."""
+        for batch in self._run.sealed_batches() - self._known:
+            for (run_id, _, use, ours), sums in read_tokens(self._run.spans(batch)).items():
+                if ours and use != UNANSWERED and run_id not in self._shared:
+                    self._called.update(sums)
+            self._known.add(batch)
+        worked = answered_work(self._run)
+        return {kind: self._called[kind] + worked[kind] for kind in TOKEN_KINDS}
+
+
+def sum_spent(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
+    """Sum what the run has recorded of itself: tokens by kind, and `usd`.
+
+    The last step is left out if `but_last` says so. The dollars are those of the service and of
+    helpers, as far as they have prices.
+    """
+    shared = (parent_of(run) or {}).get("step", 0)
+    total: defaultdict[str, float] = defaultdict(float)
+    rows = read_metrics_from(run.metrics, shared)
+    for row in [*rows[: len(rows) - but_last], *read_rest(run)]:
+        for key, value in row.items():
+            if key.startswith((SPENDING, COST)):
+                total[USD if key.startswith(COST) else key.removeprefix(SPENDING)] += value
+    return dict(total)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, reduce
 from itertools import pairwise
@@ -74,11 +74,16 @@ def write_table(table: pa.Table, path: Path) -> Path:
     return write_parts([table], table.schema, path)
 
 
-def write_parts(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> Path:
+def write_parts(
+    parts: Iterable[pa.Table],
+    schema: pa.Schema,
+    path: Path,
+    footer: Callable[[], Mapping[str, str]] = dict,
+) -> Path:
     """Write rows to `path`: zstd, with token and log-probability lists byte-stream-split.
 
     Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size. Each
-    part is written before the next one is asked for.
+    part is written before the next one is asked for, and the `footer` is asked for last.
     """
     split = {f"{field.name}.list.element" for field in schema if _is_numeric_list(field.type)}
     with appearing(path) as aside:
@@ -93,7 +98,7 @@ def write_parts(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> Pat
         ) as writer:
             for part in parts:
                 writer.write_table(part, row_group_size=ROWS_A_GROUP)
-            writer.add_key_value_metadata({CHECKSUM_KEY: BLANK})
+            writer.add_key_value_metadata({**footer(), CHECKSUM_KEY: BLANK})
         stamp(aside)
     return path
 

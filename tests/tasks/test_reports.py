@@ -11,15 +11,16 @@ from typer.testing import CliRunner
 from ratchet.adapters.errors import counted
 from ratchet.flows.cli.commands import app
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
+from ratchet.tasks.recording.journal import footer_of
 from ratchet.tasks.recording.scores import Spent
-from ratchet.tasks.recording.spans import Span, spans_table
+from ratchet.tasks.recording.spans import SPAN_SCHEMA, Span, count_tokens, spans_table
 from ratchet.tasks.reports.facts import ask_failures, read_failures
 from ratchet.tasks.reports.rollouts import transcripts
 from ratchet.tasks.reports.tables import scores_table
 from ratchet.tasks.rollouts import StepStopped, check_rewards
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import folder_of
-from ratchet.tasks.storage.tables import write_table
+from ratchet.tasks.storage.tables import write_parts
 
 LONG = "\n".join(f"line {number} of a long answer to a request" for number in range(40))
 
@@ -54,7 +55,9 @@ def rollout(index: int, *rows: dict, step: int = 0, attempt: int = 0) -> list[Sp
 
 
 def sealed(path: Path, *rollouts: list[Span]) -> Path:
-    return write_table(spans_table([span for spans in rollouts for span in spans]), path)
+    spans = [span for spans in rollouts for span in spans]
+    footer = footer_of(count_tokens(spans))
+    return write_parts([spans_table(spans)], SPAN_SCHEMA, path, lambda: footer)
 
 
 def test_transcripts_show_the_best_the_middle_and_the_worst(tmp_path: Path) -> None:
