@@ -27,8 +27,7 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import make_datums
 from ratchet.tasks.evaluations import score_spans
 from ratchet.tasks.recording.transcripts import read_transcripts
-from ratchet.tasks.reports.dryruns import LearnedFrom, describe_dryrun
-from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.reports.dryruns import LearnedFrom, Played, describe_dryrun
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.shards import ShardSize, draw_shard
 from ratchet.tasks.storage.manifest import bind_run

@@ -169,7 +169,7 @@ def find(
     first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
 ) -> None:
     """Find rollouts by what was said, by reward, error or tool, and show what was said in them."""
-    from ratchet.tasks.recording.finding import Sought, describe_found, read_range
+    from ratchet.tasks.recording.queries import Sought, describe_found, read_range
     from ratchet.tasks.storage.manifest import readable_runs
 
     sought = Sought(text, error, tool, *read_range(reward))

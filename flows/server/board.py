@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ratchet.adapters.network.addresses import LOOPBACK_HOSTS, Listener
 from ratchet.adapters.network.app_server import AppServer
 from ratchet.tasks.reports.board import pages
-from ratchet.tasks.reports.board.played import (
+from ratchet.tasks.reports.board.searches import (
     ExampleSearch,
     FromQuery,
     GroupSearch,

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.child import keep_from_children
 from ratchet.durable.files import Tail, lock_file, sync
-from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
+from ratchet.tasks.recording.records import ShortCalls, WholeCalls
 from ratchet.tasks.recording.spans import (
     SPAN_SCHEMA,
     TIMES,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ratchet.tasks.recording.repeats import LOGPROBS, TOKENS
+from ratchet.tasks.recording.records import LOGPROBS, TOKENS
 from ratchet.tasks.recording.spans import LLM
 from ratchet.tasks.storage.tables import flat_values, read_parts
 

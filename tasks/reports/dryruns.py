@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.errors import counted
+from ratchet.adapters.errors import counted, listed
 from ratchet.adapters.process.terminal import WIDTH, hanging, terminal_width
 from ratchet.tasks.algorithm.advantages import find_advantage, is_uniform
 from ratchet.tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
@@ -21,7 +21,6 @@ from ratchet.tasks.recording.transcripts import (
     tell_left_out,
 )
 from ratchet.tasks.reports.facts import read_failures
-from ratchet.tasks.reports.programs import Played, describe_program
 from ratchet.tasks.reports.tables import aligned, fitted
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.storage.files import verified
@@ -29,7 +28,10 @@ from ratchet.tasks.storage.names import parse_rollout
 from ratchet.tasks.storage.tables import arrays, query_beside, read_table, select
 
 QUERY = query_beside(__file__)
-KEPT_TOKENS_QUERY = query_beside(__file__, "kept_tokens")
+KEPT_TOKENS_QUERY, PROGRAM_QUERY = (
+    query_beside(__file__, name) for name in ("kept_tokens", "programs")
+)
+MOST_TOOLS = 60
 MOST_SPANS = 40
 MOST_BROKEN = 5
 """Calls of which it is said why their prompts have not kept tokens."""
@@ -75,6 +77,29 @@ class KeptTokens:
 
 
 @dataclass(frozen=True)
+class Played:
+    """Model of a dry run, by its base.
+
+    It takes `context` tokens of a prompt and its answer, and has read texts of `read_context`
+    tokens; None is not known. A `tiny` one is the model of Ratchet's own engine. If a stand-in has
+    spoken in its place, `told` is what that reports.
+    """
+
+    base: str
+    context: int | None = None
+    read_context: int | None = None
+    told: Sequence[str] | None = None
+    tiny: bool = False
+
+    def __str__(self) -> str:
+        takes = "has no limit of tokens that is known here"
+        if self.context is not None:
+            takes = f"takes {self.context:,} tokens, a prompt and its answer together"
+        read = "" if self.read_context is None else f", and has read texts of {self.read_context:,}"
+        return f"{self.base} {takes}{read}"
+
+
+@dataclass(frozen=True)
 class LearnedFrom:
     """Files that a policy would learn from."""
 
@@ -94,7 +119,7 @@ def describe_dryrun(
     datums = [_count_datums(name, learned[name], credit, rollouts) for name in learned]
     alike = ALIKE if told and len(rollouts) > 1 else ""
     parts = {
-        "program": describe_program(spans, played),
+        "program": _describe_program(spans, played),
         "spans": _list_spans(spans, played.read_context),
         "kept tokens": _describe_kept(spans, learned),
         "rewards": _list_rewards(rollouts),
@@ -103,6 +128,26 @@ def describe_dryrun(
         + _show_best(rollouts),
     }
     return "\n\n".join(f"# {title}\n\n{text}" for title, text in parts.items())
+
+
+def _describe_program(spans: Sequence[Path], played: Played) -> str:
+    """Describe what a program has asked in sealed batches, beside what its model takes."""
+    rows = select(PROGRAM_QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    offered = {row["role"]: row.pop("tools") for row in rows}
+    names = [name.replace("_", " ") for row in rows[:1] for name in row]
+    lines = [
+        aligned(names, [[*row.values()] for row in rows]) if rows else "no request was answered",
+        *(
+            hanging(f"the tools of {role}: {listed(tools, MOST_TOOLS)}")
+            for role, tools in offered.items()
+            if tools
+        ),
+        str(played),
+    ]
+    if played.told is not None:
+        lines.append("a file has spoken in the model's place, and its tokenizer has counted")
+        lines += map(hanging, played.told)
+    return "\n".join(lines)
 
 
 def _describe_kept(spans: Sequence[Path], learned: Mapping[str, LearnedFrom]) -> str:

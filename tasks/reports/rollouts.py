@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY, JsonObject, Message
 from ratchet.adapters.tinker.token_texts import Decode
@@ -24,12 +25,22 @@ from ratchet.tasks.recording.views import Views
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import is_written, verified, write_text
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.storage.tables import arrays, query_beside, select
+from ratchet.tasks.storage.tables import arrays, query_beside, read_table, select
 
-MARKED_ROLLOUTS_QUERY, MARKED_TOKENS_QUERY, UNTRAINED_TOKENS_QUERY, BEFORE_AFTER_QUERY = (
-    query_beside(__file__, name)
-    for name in ("marked_rollouts", "marked_tokens", "untrained_tokens", "before_after")
+MARKED_ROLLOUTS_QUERY, MARKED_TOKENS_QUERY, BEFORE_AFTER_QUERY = (
+    query_beside(__file__, name) for name in ("marked_rollouts", "marked_tokens", "before_after")
 )
+
+DATUM_COLUMNS = pa.schema(
+    [
+        ("rollout_id", pa.string()),
+        ("role", pa.string()),
+        ("first_call", pa.int32()),
+        ("advantage", pa.float64()),
+        ("advantages", pa.list_(pa.float32())),
+    ]
+)
+"""Columns of datums by which tokens are marked."""
 
 MOST_TOKENS = 3000
 """Tokens of a trajectory that are shown; a longer one shows its begin and its end."""
@@ -232,13 +243,11 @@ def _trajectories(
     trajectories = run.trajectories(policy, step)
     if not is_written(trajectories):
         return
-    datums = run.datums(policy, step)
-    if is_written(datums):
-        table = select(
-            MARKED_TOKENS_QUERY, trajectories=verified(trajectories), datums=verified(datums)
-        )
-    else:
-        table = select(UNTRAINED_TOKENS_QUERY, trajectories=verified(trajectories))
+    path = run.datums(policy, step)
+    datums = (
+        read_table(path, DATUM_COLUMNS.names) if is_written(path) else DATUM_COLUMNS.empty_table()
+    )
+    table = select(MARKED_TOKENS_QUERY, {"datums": datums}, trajectories=verified(trajectories))
     lists = [arrays(table[name]) for name in ("tokens", "logprobs", "mask", "advantages")]
     strongest = max((float(np.abs(one).max()) for one in lists[-1] if len(one)), default=0.0)
     rows = table.select(["rollout_id", "role", "advantage"]).to_pylist()

@@ -15,8 +15,13 @@ from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.dry_recipes import OfflineError, shrink, take_offline
 from ratchet.tasks.datums import build_datums
-from ratchet.tasks.reports.dryruns import KeptTokens, LearnedFrom, describe_dryrun, read_kept_tokens
-from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.reports.dryruns import (
+    KeptTokens,
+    LearnedFrom,
+    Played,
+    describe_dryrun,
+    read_kept_tokens,
+)
 from ratchet.tasks.rewards import compute_rewards
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.storage.tables import write_table

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ratchet.adapters.player_protocol import Failure, Outcome, RolloutEnd
 from ratchet.adapters.rewards import Reward
 from ratchet.tasks.recording.journal import Journal, JournalError, read_journal, read_spans, seal
-from ratchet.tasks.recording.repeats import ShortCalls, WholeCalls
+from ratchet.tasks.recording.records import ShortCalls, WholeCalls
 from ratchet.tasks.recording.spans import Span, end_spans
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.tasks.reports.dryruns import describe_dryrun
-from ratchet.tasks.reports.programs import Played
+from ratchet.tasks.reports.dryruns import Played, describe_dryrun
 from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.credited import credited

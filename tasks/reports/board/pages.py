@@ -8,7 +8,15 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from ratchet.adapters.tinker.token_texts import find_decoder
-from ratchet.tasks.reports.board.played import (
+from ratchet.tasks.reports.board.runs import (
+    RunRow,
+    find_differences,
+    last_reward,
+    read_row,
+    read_runs,
+    show,
+)
+from ratchet.tasks.reports.board.searches import (
     PAGE_ROWS,
     ExampleSearch,
     FromQuery,
@@ -24,14 +32,6 @@ from ratchet.tasks.reports.board.played import (
     search_groups,
     search_rollouts,
     skipped,
-)
-from ratchet.tasks.reports.board.runs import (
-    RunRow,
-    find_differences,
-    last_reward,
-    read_row,
-    read_runs,
-    show,
 )
 from ratchet.tasks.reports.facts import RunCurves, RunFacts, metric_names
 from ratchet.tasks.reports.page import TEMPLATES, render_report
