@@ -130,7 +130,14 @@ class JournalRecorder:
         self._lifeline.check()
         if self._waits_for_service(end):
             return
-        spans = self._end_spans(end, datetime.now(UTC))
+        row = self._examples[end.rollout_id]
+        if self._judges and isinstance(end.outcome, Reward):
+            scored = scored_names((one["id"] for one in row["example"]["rollouts"]), end.outcome)
+            end = replace(end, calls={**end.calls, **scored})
+        spans = end_spans(end, datetime.now(UTC), judged=self._unrewarded)
+        spans[-1]["attributes"] = {"example_id": row["example_id"], "example": row["example"]} | (
+            {"calls_refused": end.refused} if end.refused else {}
+        )
         failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
         if spans[-1]["kind"] == REWARD or failures >= self._attempts:
             del self._left[end.rollout_id]
@@ -156,18 +163,6 @@ class JournalRecorder:
             raise self.fault
         self._held.append(end)
         return True
-
-    def _end_spans(self, end: RolloutEnd, now: datetime) -> list[Span]:
-        if self._judges and isinstance(end.outcome, Reward):
-            rollouts = self._examples[end.rollout_id]["example"]["rollouts"]
-            scored = scored_names((one["id"] for one in rollouts), end.outcome)
-            end = replace(end, calls={**end.calls, **scored})
-        spans = end_spans(end, now, judged=self._unrewarded)
-        refused = {"calls_refused": end.refused} if end.refused else {}
-        row = self._examples[end.rollout_id]
-        played = {"example_id": row["example_id"], "example": row["example"]}
-        spans[-1]["attributes"] = played | refused
-        return spans
 
     def _of_run(self, span: Span) -> Span:
         return {"run_id": self._run.name, **span}
@@ -305,7 +300,10 @@ def _merged(spans: list[Span]) -> list[Completion]:
 
 def _completion(span: Span) -> Completion:
     """Rebuild a completion from its span, as far as an answer needs it."""
-    usage = _usage(span)
+    usage = None
+    if span["gen_ai_provider_name"] != OURS:
+        counted = span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]
+        usage = Usage(*counted, cost=span["attributes"]["cost"])
     return Completion(
         id=CallId(span["rollout_id"], span["attempt"], span["role"], span["call"]),
         response_id=span["gen_ai_response_id"],
@@ -336,10 +334,3 @@ def _completion(span: Span) -> Completion:
         recalled=span["recalled"],
         usage=usage,
     )
-
-
-def _usage(span: Span) -> Usage | None:
-    if span["gen_ai_provider_name"] == OURS:
-        return None
-    counted = span["gen_ai_usage_input_tokens"], span["gen_ai_usage_output_tokens"]
-    return Usage(*counted, cost=span["attributes"]["cost"])

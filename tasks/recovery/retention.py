@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
@@ -53,8 +54,12 @@ class Retention:
     def _needed(self, ledger: Ledger) -> set[int]:
         last = ledger.last_step()
         oldest = max(last - self.newest + 1, 0)
-        others = [*_manifests()]
-        rebuilt = {*_forked(self.run, others), oldest}
+        others: list[Manifest] = []
+        for run in all_runs():
+            with suppress(RunError):  # a run of another format
+                others.append(read_manifest(run))
+        parents = (parent for other in others for parent in _parents(other))
+        rebuilt = {oldest, *(one["step"] for one in parents if one["run"] == self.run.name)}
         needed = {0, *range(oldest, last + 1), *self.needed(oldest)}
         needed |= {*rebuilt, *_named(self.run, others)}
         return needed | {saved.step for step in rebuilt for saved in ledger.states(step)[:1]}
@@ -74,26 +79,9 @@ def _named(run: RunFolder, others: Sequence[Manifest]) -> Iterator[int]:
         yield from range(parent["step"] + 1)
 
 
-def _forked(run: RunFolder, others: Sequence[Manifest]) -> Iterator[int]:
-    """Yield the steps at which other runs fork from a run, or from a fork of it."""
-    for other in others:
-        for parent in _parents(other):
-            if parent["run"] == run.name:
-                yield parent["step"]
-
-
 def _parents(manifest: Manifest) -> Iterator[Manifest]:
     """Yield what is told of the run that a run is forked from, of the run before that, and on."""
     while (parent := manifest.get("parent")) is not None:
         if parent["how"] == FORK:
             yield parent
         manifest = parent
-
-
-def _manifests() -> Iterator[Manifest]:
-    """Yield the manifests of all runs but those of another format."""
-    for run in all_runs():
-        try:
-            yield read_manifest(run)
-        except RunError:
-            continue

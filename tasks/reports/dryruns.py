@@ -211,7 +211,10 @@ def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
 def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
     """List the spans, a line each, and below them the errors, whole."""
     rows: list[SpanLine] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    shown = [[_on_one_line(value) for value in row.values()] for row in rows[:MOST_SPANS]]
+    shown = [
+        [" ".join(value.split()) if isinstance(value, str) else value for value in row.values()]
+        for row in rows[:MOST_SPANS]
+    ]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more; `--keep` leaves all of them for `ratchet sql`" if left else ""
     below = [
@@ -232,10 +235,6 @@ def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) ->
         f"prompts of up to {longest} tokens are beyond the {read_context} that the model has read; "
         "what it answers to them is noise"
     )
-
-
-def _on_one_line(value: object) -> object:
-    return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def _list_rewards(rollouts: Sequence[Transcript]) -> str:

@@ -154,27 +154,25 @@ def render_report(
     reported = [_read(run, run.name in chosen) for run in runs]
     curves = [one.curves for one in reported]
     moving, constant = plots.split_constant(curves)
+    ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in curves]
     return TEMPLATES.get_template("page.html").render(
         {"tables": (), **framed},
         frame=frame,
         runs=reported,
-        rewards=_draw_measures(reported),
+        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
+        if any(run.plays for run in reported)
+        else plots.draw_panels(curves, plots.LEARNT),
         panels=plots.draw_panels(curves, moving),
         constant=constant,
         times=plots.draw_times(curves) if any(run.metrics for run in curves) else "",
         parts=plots.TIME_PARTS,
         recipes=compare_recipes([one.facts.recipe for one in reported]),
-        metrics=_all_metrics(curves),
+        metrics=[
+            (name, [(first.get(name), last.get(name)) for first, last in ends])
+            for name in metric_names(curves)
+        ],
         cost_columns=COST_COLUMNS,
     )
-
-
-def _draw_measures(runs: Sequence[ReportedRun]) -> list[str]:
-    """Draw the rewards of runs, or losses and accuracies if no run plays rollouts."""
-    curves = [run.curves for run in runs]
-    if not any(run.plays for run in runs):
-        return plots.draw_panels(curves, plots.LEARNT)
-    return [*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
 
 
 def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any], bool]]:
@@ -188,6 +186,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
+    counts = Texts(run.texts).counts() if is_written(run.texts) else {}
     with open_views([run], PAGE_VIEWS) as views:
         call_times = views.sql(CALL_TIMES_QUERY, params={"ancestors": ancestors(run)})
         marked = [
@@ -206,20 +205,5 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
             places=run.kept_places(),
             examples=find_before_and_after(views),
             measured=facts.measures(),
-            texts=_count_texts(run),
+            texts={split: describe_counts(of_split) for split, of_split in counts.items()},
         )
-
-
-def _count_texts(run: RunFolder) -> dict[str, str]:
-    """Say what was counted in the splits of a run that learns texts."""
-    counts = Texts(run.texts).counts() if is_written(run.texts) else {}
-    return {split: describe_counts(of_split) for split, of_split in counts.items()}
-
-
-def _all_metrics(runs: Sequence[RunCurves]) -> list[tuple[str, list[tuple[Any, Any]]]]:
-    """List each metric with its value in the first and in the last step of each run."""
-    ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in runs]
-    return [
-        (name, [(first.get(name), last.get(name)) for first, last in ends])
-        for name in metric_names(runs)
-    ]

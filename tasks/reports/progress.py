@@ -88,21 +88,17 @@ def describe_step(run: RunFolder, metrics: Metrics) -> str:
     """Describe a step that has ended in a line: reward, what was measured, lengths and seconds."""
     step, facts = int(metrics["step"]), read_facts(run)
     answers = metrics.get("calls", 0)
+    measured = [step + 1] if step else [0, 1]
+    if "rollouts" in facts.recipe:
+        measured = [step - facts.recipe["rollouts"]["lag"]]
     parts = [
         describe_measure(metrics) or "no reward",
         f"nothing trained: {why}" if (why := why_untrained(metrics)) else "",
-        *facts.held_out.tell(_measured_in(facts.recipe, step)),
+        *facts.held_out.tell(measured),
         f"{metrics['tokens/sampled'] / answers:.1f} tokens an answer" if answers else "",
         *(f"{seconds:.0f} s" for seconds in step_seconds(run, range(step, step + 1))),
     ]
     return f"step {step + 1} of {facts.steps}: {', '.join(filter(None, parts))}"
-
-
-def _measured_in(recipe: Manifest, step: int) -> list[int]:
-    """List the checkpoints whose held-out measures, if they are due, come with a step."""
-    if "rollouts" in recipe:
-        return [step - recipe["rollouts"]["lag"]]
-    return [step + 1] if step else [0, 1]
 
 
 def describe_measure(metrics: Mapping[str, float]) -> str:
@@ -338,7 +334,10 @@ def _count_rollouts(
 ) -> _PlayedShard:
     """Count a shard's rollouts, by its batches under way; a sealed batch has ended whole."""
     name = next(iter(under_way.values())).name
-    group_size = _group_size(name.split, recipe)
+    if name.split == "train":
+        group_size = recipe["rollouts"]["group_size"]
+    else:
+        group_size = recipe["evaluation"]["rollouts"] if name.split.startswith("test") else 1
     rows = read_shard(run.shard(name.shard))
     begun = max(row["round"] for row in rows if row["batch"] in under_way)
     of_batch = Counter(row["batch"] for row in rows if row["round"] <= begun)
@@ -355,13 +354,6 @@ def _total(shards: Iterable[_PlayedShard]) -> tuple[int, int]:
     """Return the number of ended rollouts of shards, and of all."""
     counts = [(shard.ended, shard.rollouts) for shard in shards]
     return sum(ended for ended, _ in counts), sum(rollouts for _, rollouts in counts)
-
-
-def _group_size(split: str, recipe: Manifest) -> int:
-    """Return how often each example of a split is played."""
-    if split == "train":
-        return recipe["rollouts"]["group_size"]
-    return recipe["evaluation"]["rollouts"] if split.startswith("test") else 1
 
 
 def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: int) -> str:

@@ -347,13 +347,17 @@ def find_before_and_after(views: Views) -> list[BeforeAndAfter]:
         [(before, after)] = views.execute(STEPS, {"split": split}).fetchall()
         if before == after:
             continue
-        steps = {"before": before, "after": after}
-        rows = views.sql(BEFORE_AFTER_QUERY, params={"split": split, **steps}).to_arrow_table()
-        if found := [_changed(split, row, steps) for row in rows.to_pylist()]:
-            return found
+        values = {"split": split, "before": before, "after": after}
+        rows = views.sql(BEFORE_AFTER_QUERY, params=values).to_arrow_table()
+        if len(rows):
+            return [
+                BeforeAndAfter(
+                    split,
+                    row["same"],
+                    row["gain"],
+                    PlayedExample(before, **row["before"]),
+                    PlayedExample(after, **row["after"]),
+                )
+                for row in rows.to_pylist()
+            ]
     return []
-
-
-def _changed(split: str, row: Mapping[str, Any], steps: Mapping[str, int]) -> BeforeAndAfter:
-    sides = (PlayedExample(step, **row[side]) for side, step in steps.items())
-    return BeforeAndAfter(split, row["same"], row["gain"], *sides)

@@ -103,29 +103,24 @@ class PrefectPages(Tracker):
     def _create_all(self) -> None:
         run, began = self._run, time.monotonic()
         _create_markdown(run, "curves", partial(describe_curves, run), f"Curves of {run.name}")
-        self._create_metrics()
+        with _unless_unreadable(run, "metrics"), _failing():
+            create_table_artifact(
+                metric_rows(run),
+                key=artifact_key(run.name, "metrics"),
+                description=f"Metrics of {run.name}, by the checkpoint that a step made. The "
+                "others are in its report and in SQL, where step 0 is the first",
+            )
         if not run.given_files():
-            self._create_transcripts()
+            step = read_facts(run).done - 1
+            words = (
+                f"The best, the middle and the worst rollout of {run.name} in step {step} by "
+                f"reward, and up to {MOST_FAILED} that failed with different errors, word for word"
+            )
+            spans = [run.spans(batch) for batch in run.batches_of(step)]
+            _create_markdown(run, "transcripts", partial(transcripts, spans), words)
             _create_evaluations(run)
         took, age = time.monotonic() - began, time.monotonic() - self._begun
         self._shown_at = max(GROWTH * age, age + took / MOST_SHARE)
-
-    def _create_transcripts(self) -> None:
-        run, step = self._run, read_facts(self._run).done - 1
-        words = (
-            f"The best, the middle and the worst rollout of {run.name} in step {step} by reward, "
-            f"and up to {MOST_FAILED} that failed with different errors, word for word"
-        )
-        _create_markdown(run, "transcripts", partial(describe_transcripts, run, step), words)
-
-    def _create_metrics(self) -> None:
-        with _unless_unreadable(self._run, "metrics"), _failing():
-            create_table_artifact(
-                metric_rows(self._run),
-                key=artifact_key(self._run.name, "metrics"),
-                description=f"Metrics of {self._run.name}, by the checkpoint that a step made. The "
-                "others are in its report and in SQL, where step 0 is the first",
-            )
 
     def _show(self, progress: float, description: str) -> None:
         with _failing():
@@ -214,10 +209,6 @@ def _create_markdown(run: RunFolder, what: str, describe: Callable[[], str], wor
             create_markdown_artifact(text, key=key, description=words)
 
 
-def _short(value: float | None) -> float | None:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def artifact_key(run: str, what: str) -> str:
     """Return the key of a run's artifact, of lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{run}-{what}".lower()).strip("-")
@@ -274,7 +265,10 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
         for made, row in enumerate(facts.metrics, 1)
     ]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
-    return [{name: _short(row[name]) for name in names} for row in rows]
+    return [
+        {name: float(f"{of:.4g}") if isinstance(of := row[name], float) else of for name in names}
+        for row in rows
+    ]
 
 
 def describe_evaluations(run: RunFolder) -> str:
@@ -312,16 +306,12 @@ def tag_flow_run(tag: str) -> None:
         )
 
 
-def describe_transcripts(run: RunFolder, step: int) -> str:
-    """Tell rollouts of a step word for word."""
-    return transcripts([run.spans(batch) for batch in run.batches_of(step)])
-
-
 def describe_training(run: RunFolder, flow_run: UUID | None) -> str:
     """Link what trained the run, in a sentence; empty if no training flow is known."""
     if flow_run is None:
         return ""
-    trained = f"[{_escape_markdown(run.name)}]({UI}/runs/flow-run/{flow_run})"
+    name = re.sub(r"([\\`*_{}\[\]<>#&~])", r"\\\1", run.name)  # what Markdown interprets
+    trained = f"[{name}]({UI}/runs/flow-run/{flow_run})"
     return f"The flow run {trained} trained these checkpoints. {_links(run)}.\n\n"
 
 
@@ -329,8 +319,3 @@ def _links(run: RunFolder) -> str:
     keys = {what: artifact_key(run.name, what) for what in TRAINING_ARTIFACTS}
     links = ", ".join(f"[{what}]({UI}/artifacts/key/{key})" for what, key in keys.items())
     return f"Artifacts of the run: {links}"
-
-
-def _escape_markdown(name: str) -> str:
-    """Escape what Markdown interprets, but for bars, which `markdown_table` escapes."""
-    return re.sub(r"([\\`*_{}\[\]<>#&~])", r"\\\1", name)

@@ -79,7 +79,7 @@ class RecordedStep:
         if most == 0:
             return {}
         found: dict[str, Sequence[Row]] = {
-            name: [*map(_row, _ranked(read_transcripts(spans)))]
+            name: [*map(_row, sorted(read_transcripts(spans), key=_rank))]
             for name, spans in self._batches.items()
         }
         found |= given_tables(self.run, self.number)
@@ -112,9 +112,9 @@ class RecordedStep:
         return {name: paths for name, paths in found.items() if paths}
 
 
-def _ranked(rollouts: Sequence[Transcript]) -> list[Transcript]:
-    """Sort rollouts: failed rollouts come first, then the others by their reward, rising."""
-    return sorted(rollouts, key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
+def _rank(one: Transcript) -> tuple[bool, float]:
+    """Rank failed rollouts first, then the others by their reward, rising."""
+    return one["reward"] is not None, one["reward"] or 0.0
 
 
 def _spread(ranked: Sequence[Row], most: int) -> Sequence[Row]:

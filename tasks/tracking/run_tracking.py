@@ -55,7 +55,10 @@ class RunTracking:
         self._recorded.whole = kind is None
         for follower in self._followers:
             follower.end()
-        until = time.monotonic() + _patience(kind)
+        patience = STOPPED_SECONDS if kind is not None else LAST_SECONDS
+        if kind is not None and issubclass(kind, Exception):
+            patience = FAILED_SECONDS
+        until = time.monotonic() + patience
         for follower in self._followers:
             follower.wait(max(0.0, until - time.monotonic()))
 
@@ -64,13 +67,6 @@ class RunTracking:
         self.is_followed = True
         for follower in self._followers:
             follower.wake()
-
-
-def _patience(kind: type[BaseException] | None) -> float:
-    """Return the seconds for which all trackers together are waited for at the end of a run."""
-    if kind is None:
-        return LAST_SECONDS
-    return FAILED_SECONDS if issubclass(kind, Exception) else STOPPED_SECONDS
 
 
 @dataclass
