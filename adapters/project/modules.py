@@ -113,10 +113,11 @@ def _explain(name: str, error: BaseException) -> AgentError:
 
 
 class _ProjectFinder(MetaPathFinder):
-    """A finder, after all others, of agents' files, modules beside them and the working folder's.
+    """A finder, before all others, of agents' files, modules beside them and the working folder's.
 
     A folder without `__init__.py` is a package only if its name is in `named`: if a recipe names a
-    function of it.
+    function of it. As in a script, a module of the working folder comes before an installed one of
+    its name; one beside the agents does not, since agents/crewai.py may import crewai.
     """
 
     def __init__(self) -> None:
@@ -135,11 +136,18 @@ class _ProjectFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname in self.files:
             return spec_from_file_location(fullname, self.files[fullname])
-        if path is not None:
+        if path is not None or fullname in sys.stdlib_module_names or fullname == AGENTS.name:
             return None
         spec = PathFinder.find_spec(fullname, self.folders)
-        is_package = spec is not None and (spec.loader is not None or fullname in self.named)
-        return spec if is_package else None
+        if spec is None or (spec.loader is None and fullname not in self.named):
+            return None
+        return spec if _is_own(spec) else PathFinder.find_spec(fullname) or spec
+
+
+def _is_own(spec: ModuleSpec) -> bool:
+    """Say whether a module is a file or a package, with code, of the working folder itself."""
+    file = Path(spec.origin or "")
+    return (file.parent.parent if file.name == "__init__.py" else file.parent) == Path.cwd()
 
 
 _FINDER = _ProjectFinder()
@@ -148,5 +156,5 @@ _FINDER = _ProjectFinder()
 def _project_finder() -> _ProjectFinder:
     """Return the finder of this process, which takes part in every import from now on."""
     if _FINDER not in sys.meta_path:
-        sys.meta_path.append(_FINDER)
+        sys.meta_path.insert(0, _FINDER)
     return _FINDER

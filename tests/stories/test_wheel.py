@@ -44,6 +44,18 @@ from introduce import play
 
 assert [name for name in ("agents", "datasets", "tests", "runs") if find_spec(name)] == []
 """
+UNTOUCHED = """
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from importlib.metadata import files
+from importlib.util import find_spec
+
+assert "site-packages" in find_spec("adapters").origin
+for file in files("adapters"):
+    if file.hash:
+        digest = urlsafe_b64encode(sha256(file.read_binary()).digest())
+        assert digest.decode().rstrip("=") == file.hash.value, file
+"""
 OWN = """
 import adapters.games
 import engine
@@ -60,7 +72,10 @@ async def play(example, **endpoint):
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of a new environment with the wheel; its dependencies are this one's."""
+    """The commands of a new environment; its dependencies are this one's.
+
+    It has the wheel, and beside it the package index's `adapters`, whose name is a folder's here.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     pip = [str(PYTHON), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
@@ -72,8 +87,9 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A folder on the path, whose own .pth files do not count: an editable install is not seen.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     python = environment / "bin" / "python"
-    install = [*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, timeout=SECONDS)
+    install = [*pip, "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*install, "adapters"], check=True, timeout=SECONDS)
+    subprocess.run([*install, "--no-index", str(wheel)], check=True, timeout=SECONDS)
     return python.parent
 
 
@@ -181,11 +197,14 @@ def named_as_ours(project: Path) -> Path:
     return project
 
 
-def test_the_wheel_has_one_import_name_and_touches_no_other(binaries: Path) -> None:
+def test_the_wheel_has_one_import_name_and_touches_no_other(
+    tmp_path: Path, binaries: Path, variables: Mapping[str, str]
+) -> None:
     [wheel] = binaries.parent.parent.glob("*.whl")
     with ZipFile(wheel) as packed:
         roots = {name.split("/")[0] for name in packed.namelist()}
     assert roots == {"ratchet", "ratchet_rl-0.1.0.dist-info"}
+    run(tmp_path, variables, binaries / "python", "-c", UNTOUCHED)
 
 
 @pytest.mark.parametrize("runner", ["threads", "dask"])

@@ -89,6 +89,21 @@ def test_an_agent_s_name_does_not_hide_an_installed_package(project: Path) -> No
     assert importlib.import_module("openai").__file__ != str(project / "agents" / "openai.py")
 
 
+@pytest.mark.parametrize("own", ["shadowed.py", "shadowed/__init__.py"])
+def test_a_module_of_the_working_folder_comes_before_an_installed_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """The package index has an `adapters`, for one; the standard library's stay its own."""
+    for file, earned in (("site-packages/shadowed.py", 0.25), (own, 0.75), ("json.py", 0.5)):
+        (project / file).parent.mkdir(exist_ok=True)
+        (project / file).write_text(f"REWARD = {earned}\n")
+    monkeypatch.syspath_prepend(str(project / "site-packages"))
+    monkeypatch.delitem(sys.modules, "json")
+    text = "import json\nimport shadowed\n\njson.loads\n\n" + PAYS.format("shadowed.REWARD")
+    (project / "agents" / "own.py").write_text(text)
+    assert reward("own") == 0.75
+
+
 def test_a_role_is_answered_by_a_function_of_an_agent_s_file(project: Path) -> None:
     (project / "agents" / "judges.py").write_text("def strict(messages, example): ...\n")
     assert load_function("judge", "judges:strict")
