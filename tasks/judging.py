@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from ratchet.adapters.calls import JsonObject
 from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.ends import StepStopped, check_rewards
 from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
 from ratchet.tasks.recording.step_log import COST
 from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
-from ratchet.tasks.rollouts import StepStopped, check_rewards
 from ratchet.tasks.settings.rollouts import Judge
 from ratchet.tasks.shards import ShardRow
 from ratchet.tasks.storage.durability import durable

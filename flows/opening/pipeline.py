@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.flows.opening.rollouts import Spans
+from ratchet.tasks.ends import StepStopped
 from ratchet.tasks.metrics import StepFiles
-from ratchet.tasks.rollouts import StepStopped
 from ratchet.tasks.updates import NextUpdate, PolicyUpdater
 
 Make = Callable[[int, Sequence[Path]], StepFiles]

@@ -26,16 +26,9 @@ from ratchet.adapters.tinker.service import Lifeline
 from ratchet.flows.checkpoints.binding import open_checkpoints
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.ends import check_held_out, check_rewards, check_step, reopen_stopped
 from ratchet.tasks.judging import check_verdicts
-from ratchet.tasks.rollouts import (
-    Play,
-    RolloutHost,
-    check_held_out,
-    check_rewards,
-    check_step,
-    collect_rollouts,
-    reopen_stopped,
-)
+from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
 from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.batches import ShardBatch

@@ -18,13 +18,13 @@ from ratchet.flows.evaluate import evaluate
 from ratchet.flows.opening.eval_targets import EvalTarget
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
+from ratchet.tasks.ends import StepStopped
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.journal import Journal, read_journal
 from ratchet.tasks.recording.scores import SCORES, read_evaluation
 from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.rollouts import read_games
 from ratchet.tasks.reports.verification import find_damage
-from ratchet.tasks.rollouts import StepStopped
 from ratchet.tasks.storage.files import write_json, write_text
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.stand_in import CHAT, END, StandIn, letters

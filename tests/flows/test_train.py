@@ -16,9 +16,10 @@ from ratchet.flows.opening.flow_runs import RunSummary
 from ratchet.flows.opening.run import open_run
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.ends import StepStopped
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.recording.step_log import read_metrics
-from ratchet.tasks.rollouts import RolloutHost, StepStopped
+from ratchet.tasks.rollouts import RolloutHost
 from ratchet.tasks.storage.run_folder import RunError
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run

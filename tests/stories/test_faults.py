@@ -14,10 +14,10 @@ from ratchet.adapters.project.modules import load_agent_file
 from ratchet.adapters.tinker.service import ServiceRefused, TimedOut
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
+from ratchet.tasks.ends import StepStopped
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.verification import find_damage
-from ratchet.tasks.rollouts import StepStopped
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address, serving

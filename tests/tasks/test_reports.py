@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from ratchet.adapters.errors import counted
 from ratchet.flows.cli.commands import app
+from ratchet.tasks.ends import StepStopped, check_rewards
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.journal import footer_of
 from ratchet.tasks.recording.scores import Spent
@@ -17,7 +18,6 @@ from ratchet.tasks.recording.spans import SPAN_SCHEMA, Span, count_tokens, spans
 from ratchet.tasks.reports.facts import ask_failures, read_failures
 from ratchet.tasks.reports.rollouts import transcripts
 from ratchet.tasks.reports.tables import scores_table
-from ratchet.tasks.rollouts import StepStopped, check_rewards
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import folder_of
 from ratchet.tasks.storage.tables import write_parts
