@@ -15,7 +15,8 @@ from ratchet.adapters.calls import POLICY
 from ratchet.tasks.algorithm.loss import Columns
 from ratchet.tasks.algorithm.losses import complete_of, loss_of
 from ratchet.tasks.algorithm.settings import Settings
-from ratchet.tasks.rewards import Credit, assign_credit, rewards_of
+from ratchet.tasks.credit import Credit, assign_credit
+from ratchet.tasks.rewards import rewards_of
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.tables import arrays, read_table, write_table
@@ -81,7 +82,7 @@ def datums_of(
     trained, moves no weight and is left out. The trajectories of a group with fewer than
     `credit.min_group_size` rollouts to train on are left out, too.
 
-    A role is compared with the same role of the group's other rollouts (`tasks.rewards`), and if
+    A role is compared with the same role of the group's other rollouts (`tasks.credit`), and if
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
     sampled tokens. Penalties, which read the `references`, by their source, and the entropy bonus
     change `advantages`, not `advantage`.

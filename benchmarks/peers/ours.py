@@ -13,7 +13,7 @@ from ratchet.tasks.algorithm.advantages import Earned, estimate_advantages
 from ratchet.tasks.algorithm.losses import find_loss, service_loss
 from ratchet.tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from ratchet.tasks.algorithm.settings import Settings, complete_settings
-from ratchet.tasks.rewards import penalties_of, returns_to_go
+from ratchet.tasks.credit import penalties_of, returns_to_go
 from ratchet.tasks.settings.algorithm import Divergence
 
 

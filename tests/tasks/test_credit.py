@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from ratchet.tasks.algorithm.advantages import Earned
-from ratchet.tasks.rewards import CreditUnit, calls_of, group_earnings, returns_to_go, rewards_of
+from ratchet.tasks.credit import CreditUnit, calls_of, group_earnings, returns_to_go
+from ratchet.tasks.rewards import rewards_of
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table
 
