@@ -13,7 +13,7 @@ from ratchet.flows.learn_given import learn_given
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.finetuning import FinetuneRecipe
-from ratchet.tasks.given.scores import LongerTexts, ask_teacher
+from ratchet.tasks.given.texts import LongerTexts, ask_teacher
 
 
 @flow(name="finetune", flow_run_name=name_of_run)

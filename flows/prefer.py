@@ -14,8 +14,8 @@ from ratchet.flows.learn_given import learn_given
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.preferring import PreferRecipe
-from ratchet.tasks.given.scores import score_references
-from ratchet.tasks.references import Reference
+from ratchet.tasks.given.pairs import score_references
+from ratchet.tasks.scoring import Reference
 from ratchet.tasks.settings.algorithm import BASE
 
 

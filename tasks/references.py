@@ -5,11 +5,10 @@ The other policy is the reference, or one of the teachers.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from ratchet.adapters.calls import Refused
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
+from ratchet.tasks.scoring import Reference, score_trained
 from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import verified
@@ -42,14 +42,6 @@ class UnreadableText(UserError):
     """Refusal of a text that a teacher cannot read before a conversation."""
 
 
-class Reference(Protocol):
-    """Policy that gives log-probabilities, as `adapters.tinker.service.PatientSampler` does."""
-
-    def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last[i]` last tokens of sequence i."""
-        ...
-
-
 @dataclass(frozen=True)
 class Reads:
     """Text that teachers read before the conversation, with columns of the example."""
@@ -57,8 +49,10 @@ class Reads:
     text: str
     chat: Chat
 
-    def prompt(self, example: Mapping[str, Any], origin: Mapping[str, Any]) -> list[int]:
-        """Render the prompt of a recorded call with the text before its messages.
+    def before(
+        self, tokens: np.ndarray, example: Mapping[str, Any], origin: Mapping[str, Any]
+    ) -> np.ndarray:
+        """Return a trajectory's tokens with the text before the messages of its first call.
 
         UnreadableText if the renderer takes no such messages, or is not the recorded renderer.
         """
@@ -72,13 +66,14 @@ class Reads:
                 "the renderer of the record, or leave reads out"
             )
         try:
-            return self.chat.render(read_before(fill_reads(self.text, example), messages), tools)
+            prompt = self.chat.render(read_before(fill_reads(self.text, example), messages), tools)
         except (Refused, ValueError) as error:
             raise UnreadableText(
                 f"the renderer {self.chat.renderer} takes no system message ({error}), as which a "
                 "teacher reads algorithm.teacher.reads; leave it out, or give another "
                 "model.renderer"
             ) from error
+        return np.array([*prompt, *tokens[len(origin["prompt_token_ids"]) :]])
 
 
 @dataclass(frozen=True)
@@ -92,46 +87,6 @@ class References:
     policies: Mapping[str, Reference]
     by: str | None = None
     reads: Reads | None = None
-
-    def score(
-        self, tokens: Sequence[Sequence[int]], last: Sequence[int], names: Sequence[str]
-    ) -> list[np.ndarray]:
-        """Return the log-probabilities of the `last[i]` last tokens of sequence i by `names[i]`."""
-        own: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(names):
-            own[name].append(index)
-        scored: dict[int, np.ndarray] = {}
-        for name, rows in own.items():
-            asked = [tokens[row] for row in rows], [last[row] for row in rows]
-            scored |= zip(rows, self.policies[name].score(*asked), strict=True)
-        return [scored[row] for row in range(len(names))]
-
-
-Scoring = Callable[[Sequence[Sequence[int]], Sequence[int]], list[np.ndarray]]
-"""`Reference.score`."""
-
-
-def score_rows(
-    score: Scoring, tokens: Sequence[np.ndarray], masks: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Return another policy's log-probabilities of the trained tokens, 0 at the others.
-
-    They are aligned with the masks. The tokens that the other policy reads end with the tokens of
-    the masks, and may begin with more. They are scored in parallel, from the first trained one on.
-    """
-    trained = [at for at, mask in enumerate(masks) if mask.any()]
-    last = from_first([masks[at] for at in trained])
-    found = [np.zeros(len(mask), np.float32) for mask in masks]
-    scored = score([tokens[at].tolist() for at in trained], last)
-    for at, values in zip(trained, scored, strict=True):
-        own = masks[at][-len(values) :] != 0
-        found[at][-len(values) :][own] = values[own]
-    return found
-
-
-def from_first(masks: Sequence[np.ndarray]) -> list[int]:
-    """Count the tokens of each sequence from its first trained one on."""
-    return [len(mask) - int((mask != 0).argmax()) for mask in masks]
 
 
 @durable
@@ -153,22 +108,29 @@ def compute_references(
     tokens, masks = (arrays(table[name]) for name in ("tokens", "mask"))
     examples = _examples(table, shards) if references.by or references.reads else []
     names = _names(table, references, examples)
-    if references.reads is not None:
+    reads, origins = references.reads, None
+    if reads is not None:
         origins = select(QUERY, trajectories=verified(trajectories), spans=[*map(verified, spans)])
-        for index, mask in enumerate(masks):
-            if mask.any():
-                [origin] = origins.slice(index, 1).to_pylist()
-                prompt = references.reads.prompt(examples[index], origin)
-                said = tokens[index][len(origin["prompt_token_ids"]) :]
-                tokens[index] = np.array([*prompt, *said])
-    trained = [name for name, mask in zip(names, masks, strict=True) if mask.any()]
-    scored = score_rows(partial(references.score, names=trained), tokens, masks)
-    for index, values in enumerate(scored):
-        if not np.isfinite(values).all():
-            raise ValueError(
-                f"{names[index]} gives a token of {table['rollout_id'][index]} no finite "
-                "log-probability; give another algorithm.kl.reference or algorithm.teacher"
-            )
+
+    def read(row: int) -> np.ndarray:
+        if reads is None or origins is None:
+            return tokens[row]
+        [origin] = origins.slice(row, 1).to_pylist()
+        return reads.before(tokens[row], examples[row], origin)
+
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        rows[name] += [row] if masks[row].any() else []
+    scored = [np.zeros(len(mask), np.float32) for mask in masks]
+    for name, own in rows.items():
+        found = score_trained(references.policies[name], map(read, own), [masks[r] for r in own])
+        for row, values in zip(own, found, strict=True):
+            if not np.isfinite(values).all():
+                raise ValueError(
+                    f"{name} gives a token of {table['rollout_id'][row]} no finite "
+                    "log-probability; give another algorithm.kl.reference or algorithm.teacher"
+                )
+            scored[row] = values
     columns = [table[name].combine_chunks() for name in REFERENCE_SCHEMA.names[:-1]]
     columns.append(pa.array(scored, REFERENCE_SCHEMA.field("logprobs").type))
     made = pa.table(columns, schema=REFERENCE_SCHEMA)

@@ -35,6 +35,7 @@ from ratchet.tasks.recovery.recorded_steps import (
     RecordedSteps,
     StepDatums,
 )
+from ratchet.tasks.scoring import score_tokens
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import read_json, write_json
 from ratchet.tasks.storage.tables import read_table
@@ -376,18 +377,18 @@ def score_datums(
     comparable &= all(own.ndim == 1 for own in targets)
     if checkpoint is None or not scored or not comparable:
         return []
-    tokens = [
-        [*datum.model_input.to_ints(), int(own[-1])]
+    tokens = (
+        np.array([*datum.model_input.to_ints(), own[-1]])
         for datum, own in zip(scored, targets, strict=True)
-    ]
+    )
     try:
         sampler = service.sampler(checkpoint.sampler)
-        found = sampler.score(tokens, [len(own) for own in targets])
+        found = score_tokens(sampler.score, tokens, map(len, targets))
+        masks = [(given["weights"].to_numpy() != 0).astype(np.int8) for given in inputs]
+        return [Evidence(*one) for one in zip(scored, found, masks, strict=True)]
     except ServiceRefused as error:
         log.warning("%s. The first datums of step %d are not scored", error, datums.step)
         return []
-    masks = [(given["weights"].to_numpy() != 0).astype(np.int8) for given in inputs]
-    return [Evidence(*one) for one in zip(scored, found, masks, strict=True)]
 
 
 def compare_sampler(

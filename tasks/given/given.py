@@ -27,7 +27,7 @@ from ratchet.tasks.given.held_out import HeldOutMeasure
 from ratchet.tasks.given.tokenizing import WeightedTokens
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.recovery.recorded_steps import StepSource
-from ratchet.tasks.references import Reference
+from ratchet.tasks.scoring import Reference
 from ratchet.tasks.settings.given import (
     ALONE,
     TEST,

@@ -43,10 +43,11 @@ from ratchet.tasks.given.given import (
 from ratchet.tasks.given.held_out import HeldOutMeasure
 from ratchet.tasks.given.sides import read_pair
 from ratchet.tasks.given.tokenizing import WeightedTokens
-from ratchet.tasks.references import Reference, score_rows
+from ratchet.tasks.scoring import Reference, score_trained
 from ratchet.tasks.settings.given import Lengths
-from ratchet.tasks.storage.files import is_written, read_json
-from ratchet.tasks.storage.tables import arrays, read_table
+from ratchet.tasks.storage.durability import durable
+from ratchet.tasks.storage.files import is_written, read_json, remove_folder
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
 
 PAIR_SCHEMA = pa.schema(
     [
@@ -67,6 +68,9 @@ REFERENCES = pa.schema(
     [*(PAIR_SCHEMA.field(name) for name in PAIR_KEYS), ("logprobs", pa.list_(pa.float32()))]
 )
 """The rows of PAIR_SCHEMA with a value for each token, 0 where a token is not trained."""
+
+SIDES_A_PART = 128
+"""Sides that a reference scores before they are written."""
 
 MOST_TOLD = 3
 """Broken rows of a split whose faults the log names; further ones are counted."""
@@ -207,7 +211,7 @@ class BoundPairs(Given):
         `loss` the mean loss.
         """
         masks = [mask.astype(np.float64) for mask in arrays(rows["mask"])]
-        scored = score_rows(policy.score, arrays(rows["tokens"]), masks)
+        scored = score_trained(policy, arrays(rows["tokens"]), masks)
         sides = np.array([SIDES.index(side) for side in rows["side"].to_pylist()])
         references = [one.astype(np.float64) for one in arrays(rows["references"])]
         tokens = PairTokens(rows["example_id"].to_numpy(), sides, references, masks)
@@ -240,6 +244,38 @@ class BoundPairs(Given):
                 f"{tolerance:g}: the service trains in another precision than it samples. Give a "
                 "larger checkpoints.probe_tolerance, if pairs may be compared that roughly"
             )
+
+
+@durable
+def score_references(path: Path, pairs: Path, reference: Reference, parts: Path) -> None:
+    """Write the reference's log-probabilities of the trained tokens of every side.
+
+    A part of SIDES_A_PART sides is first a file of the folder `parts`; the file is named after
+    its rows. DatasetError names a pair with a token that the reference can never sample.
+    """
+    table, scored = read_table(pairs), list[pa.Table]()
+    for first in range(0, table.num_rows, SIDES_A_PART):
+        rows = table.slice(first, SIDES_A_PART)
+        part = parts / f"{first:07d}-{first + rows.num_rows:07d}.parquet"
+        if not is_written(part):
+            write_table(_score(rows, reference), part)
+            log.info("the reference has scored %d of %d sides", first + len(rows), len(table))
+        scored.append(read_table(part))
+    write_table(pa.concat_tables(scored), path)
+    remove_folder(parts)
+
+
+def _score(rows: pa.Table, reference: Reference) -> pa.Table:
+    """Return the reference's log-probabilities of some sides, in REFERENCES."""
+    scored = score_trained(reference, arrays(rows["tokens"]), arrays(rows["mask"]))
+    for number, values in zip(rows["example_id"].to_pylist(), scored, strict=True):
+        if not np.isfinite(values).all():
+            raise DatasetError(
+                f"the reference gives a token of pair {number} no finite log-probability; leave "
+                "that pair out, or give another preference.reference"
+            )
+    lists = pa.array(scored, REFERENCES.field("logprobs").type)
+    return rows.select(PAIR_KEYS).append_column("logprobs", lists).cast(REFERENCES)
 
 
 def _cut(side: Sequence[WeightedTokens], most: int) -> list[WeightedTokens]:

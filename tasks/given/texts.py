@@ -1,15 +1,18 @@
-"""Texts, units of one side: rows → tokens → datums, and a policy's loss on held-out texts."""
+"""Texts, units of one side: rows → tokens → datums, and a policy's loss on held-out texts.
+
+A teacher reads the texts once; its likeliest tokens are a file for each part of them.
+"""
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from math import log as natural
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +37,14 @@ from ratchet.tasks.given.given import (
 from ratchet.tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
 from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize
 from ratchet.tasks.recording.step_log import Metrics
-from ratchet.tasks.references import Reference, from_first
+from ratchet.tasks.scoring import LikeliestScorer, Reference, count_from_first, score_tokens
 from ratchet.tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained
+from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import is_written
-from ratchet.tasks.storage.tables import arrays, read_table
+from ratchet.tasks.storage.tables import arrays, read_table, write_table
+
+if TYPE_CHECKING:
+    from ratchet.adapters.tinker.service import PatientSampler
 
 TEXT_SCHEMA = pa.schema(
     [
@@ -80,17 +87,6 @@ LIKELIEST = (("top_tokens", 0), ("top_logprobs", NO_TOKEN))
 """A teacher's columns, with their values where no token is trained."""
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class ChosenScorer(Protocol):
-    """Policy that gives log-probabilities of any tokens, as `PatientSampler` does."""
-
-    def score_chosen(
-        self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Return the log-probabilities of chosen tokens at the last places of each sequence."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -227,19 +223,108 @@ class Texts(Given):
         tokens.
         """
         weights = arrays(rows["weights"])
-        last = from_first(weights)
+        last = count_from_first(weights)
         if self._divergence is not None:
-            assert isinstance(policy, ChosenScorer)
-            losses = _diverge(policy, rows, last, self._divergence)
+            losses = _diverge(cast("PatientSampler", policy), rows, last, self._divergence)
         else:
-            whole = [one.tolist() for one in arrays(rows["tokens"])]
-            losses = [-log_p for log_p in policy.score(whole, last)]
+            scored = score_tokens(policy.score, arrays(rows["tokens"]), last)
+            losses = [-log_p for log_p in scored]
         lost = [SequenceLoss.of(*one) for one in zip(losses, weights, strict=True)]
         beside: dict[str, float] = {}
         if self._divergence is None:
             bits = sum(one.nats for one in lost) / natural(2)
             beside["bits_per_byte"] = bits / max(1, sum(rows["bytes"].to_pylist()))
         return measure_loss(self.names(rows), lost, beside)
+
+
+class LongerTexts:
+    """Texts for a teacher that reads more than the policy: the same texts, but longer."""
+
+    def __init__(self, sources: Mapping[str, GivenSource], chat: Chat) -> None:
+        self._sources, self._chat = sources, chat
+
+    def tokens(self, row: Mapping[str, Any], ending: Sequence[int]) -> np.ndarray:
+        """Return the tokens of a row, with its `ending`, its tokens from the first trained one on.
+
+        DatasetError if the renderer writes these otherwise behind what the teacher reads.
+        """
+        longer = self._sequences.get(tuple(row[name] for name in TEXT_KEYS))
+        if longer is not None:
+            first = next(at for at, weight in enumerate(longer.weights) if weight > 0)
+            end = first + len(ending)
+            if longer.tokens[first:end] == [*ending]:
+                return np.array(longer.tokens[:end])
+        raise DatasetError(
+            f"the renderer {self._chat.renderer} writes text {row['example_id']} otherwise behind "
+            "what its teacher reads; leave teacher.reads out, or give another model.renderer"
+        )
+
+    @cached_property
+    def _sequences(self) -> Mapping[tuple[Any, ...], WeightedTokens]:
+        found: dict[tuple[Any, ...], WeightedTokens] = {}
+        for name, source in self._sources.items():
+            for number, unit in source.units(self._chat):
+                if isinstance(unit, DatasetError):
+                    raise unit
+                sequences = unit.sequences() if isinstance(unit, Unit) else ()
+                for part, sequence in enumerate(sequences):
+                    found[*name.partition("/")[::2], number, part] = sequence
+        return found
+
+
+def ask_teacher(
+    texts: Texts, teacher: LikeliestScorer, k: int, longer: LongerTexts | None = None
+) -> None:
+    """Write a teacher's likeliest tokens in the texts, a file a part, unless it is there."""
+    for part in range(len(texts.parts())):
+        score_part(texts.parts()[part], texts, part, teacher, k, longer)
+    taught = texts.of_split(TRAIN)
+    covered = np.exp(np.concatenate(arrays(taught["top_logprobs"])), dtype=np.float64).reshape(
+        -1, k
+    )
+    log.info(
+        "the teacher has read %d tokens to train; its %d likeliest cover %.4f at %d places",
+        sum(taught["read"].to_pylist()),
+        k,
+        covered.sum(1).mean(),
+        len(covered),
+    )
+
+
+@durable
+def score_part(
+    path: Path,
+    texts: Texts,
+    part: int,
+    teacher: LikeliestScorer,
+    k: int,
+    longer: LongerTexts | None,
+) -> None:
+    """Write a teacher's k likeliest tokens at the trained places of a part of the texts.
+
+    DatasetError names a text with a place for which the teacher gives no token.
+    """
+    rows = texts.of_part(part)
+    keys = rows.select(TEXT_KEYS).to_pylist()
+    own = arrays(rows["tokens"])
+    trained = [weights > 0 for weights in arrays(rows["weights"])]
+    last = count_from_first(trained)
+    if longer is not None:
+        pairs = zip(keys, own, last, strict=True)
+        own = [longer.tokens(key, tokens[-count:].tolist()) for key, tokens, count in pairs]
+    made = []
+    scored = score_tokens(partial(teacher.score_likeliest, k=k), own, last)
+    for key, tokens, mask, (top, logprobs) in zip(keys, own, trained, scored, strict=True):
+        kept = mask[-len(top) :]
+        found = np.where(np.isfinite(logprobs), logprobs, NO_TOKEN)[kept]
+        if not (found > NO_TOKEN).any(1).all():
+            raise DatasetError(
+                f"the teacher gives no likely token at a trained place of text "
+                f"{key['example_id']}; leave that text out, or give another teacher.model"
+            )
+        lists = {"top_tokens": top[kept].ravel(), "top_logprobs": found.ravel()}
+        made.append({**key, "read": len(tokens), **lists})
+    write_table(pa.Table.from_pylist(made, schema=TAUGHT), path)
 
 
 def name_sequence(row: Mapping[str, Any]) -> str:
@@ -337,7 +422,7 @@ def spread_cells(cells: np.ndarray, trained: np.ndarray, empty: float) -> np.nda
 
 
 def _diverge(
-    policy: ChosenScorer, table: pa.Table, last: Sequence[int], divergence: str
+    policy: "PatientSampler", table: pa.Table, last: Sequence[int], divergence: str
 ) -> list[np.ndarray]:
     """Return the divergence from the teacher from the first trained token of each sequence on."""
     trained = [one[-count:] > 0 for one, count in zip(arrays(table["weights"]), last, strict=True)]
@@ -346,7 +431,7 @@ def _diverge(
         for name, empty in LIKELIEST
     )
     chosen = [np.where(q > NO_TOKEN, top, -1) for top, q in zip(likeliest, log_q, strict=True)]
-    log_p = policy.score_chosen([one.tolist() for one in arrays(table["tokens"])], chosen)
+    log_p = score_tokens(policy.score_chosen, arrays(table["tokens"]), chosen)
     function = find_distillation(divergence).function
     pairs = zip(log_p, log_q, strict=True)
     return [function(p.astype(np.float64), q.astype(np.float64))[0] for p, q in pairs]

@@ -28,7 +28,7 @@ from ratchet.flows.train import train
 from ratchet.tasks.algorithm.preferences import MISMATCHED, SIDES
 from ratchet.tasks.datums import to_datums, units_of
 from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.given.scores import SCORED_AT_ONCE
+from ratchet.tasks.given.pairs import SIDES_A_PART
 from ratchet.tasks.recording.queries import answer_query
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.board.runs import runs_table
@@ -154,7 +154,7 @@ def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
     run = folder_of("scoring")
     assert kill_at("score", run).returncode == -9
     kept = run.scored_parts()
-    assert sum(read_table(part).num_rows for part in kept) == 2 * SCORED_AT_ONCE
+    assert sum(read_table(part).num_rows for part in kept) == 2 * SIDES_A_PART
     assert [*find_damage(run)] == []
     kept[0].write_bytes(b"")
     with pytest.raises(Damaged, match=str(kept[0])):

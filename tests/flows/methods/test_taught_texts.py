@@ -24,8 +24,7 @@ from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.examples.teachers import read_before
 from ratchet.tasks.given.held_out import read_measure
-from ratchet.tasks.given.scores import score_part
-from ratchet.tasks.given.texts import Texts
+from ratchet.tasks.given.texts import Texts, score_part
 from ratchet.tasks.recording.queries import answer_query
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.verification import find_damage

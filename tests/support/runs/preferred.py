@@ -17,7 +17,7 @@ import numpy as np
 
 from ratchet.flows.prefer import prefer
 from ratchet.flows.recipe.preferring import PreferRecipe
-from ratchet.tasks.given import scores
+from ratchet.tasks.given import pairs
 from tests.support.runs.given_datums import kill_at
 
 PAIRS = Path(__file__).parents[3] / "datasets" / "hello_pairs.jsonl"
@@ -36,14 +36,14 @@ RECIPE = PreferRecipe.model_validate(
 
 def kill_at_part(number: int) -> None:
     """Have this process killed when the reference is to score a part."""
-    score, parts = scores.score_rows, count()
+    score, parts = pairs.score_trained, count()
 
     def score_or_die(*asked: Any) -> list[np.ndarray]:
         if next(parts) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return score(*asked)
 
-    scores.score_rows = score_or_die
+    pairs.score_trained = score_or_die
 
 
 if __name__ == "__main__":

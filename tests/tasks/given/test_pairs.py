@@ -15,8 +15,7 @@ from ratchet.tasks.algorithm.preferences import MISMATCHED
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
 from ratchet.tasks.given.held_out import read_measure
-from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
-from ratchet.tasks.given.scores import SCORED_AT_ONCE, score_references
+from ratchet.tasks.given.pairs import SIDES_A_PART, BoundPairs, WrittenPairs, score_references
 from ratchet.tasks.given.sides import read_pair
 from ratchet.tasks.settings.given import Lengths, PairBatches, TooLong
 from ratchet.tasks.storage.tables import arrays, read_table
@@ -305,23 +304,23 @@ def test_a_scoring_that_was_interrupted_goes_on_with_the_next_part(
         scored = 0
 
         def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[Any]:
-            if self.scored == 2 * SCORED_AT_ONCE:
+            if self.scored == 2 * SIDES_A_PART:
                 raise ConnectionError
             self.scored += len(sequences)
             return super().score(sequences, last)
 
-    whole = bound(tmp_path, chat, [ROW, OTHER] * SCORED_AT_ONCE)
+    whole = bound(tmp_path, chat, [ROW, OTHER] * SIDES_A_PART)
     path, parts = tmp_path / "again.parquet", tmp_path / "scored"
     with pytest.raises(ConnectionError):
         score_references.make(path, whole.path, Interrupted(), parts)
     names = [part.stem for part in sorted(parts.iterdir())]
     assert names == ["0000000-0000128", "0000128-0000256"]
     later = Interrupted()
-    later.scored = -SCORED_AT_ONCE
+    later.scored = -SIDES_A_PART
     with caplog.at_level("INFO"):
         score_references.make(path, whole.path, later, parts)
     sides = read_table(whole.path).num_rows
-    assert later.scored + SCORED_AT_ONCE == sides - 2 * SCORED_AT_ONCE
+    assert later.scored + SIDES_A_PART == sides - 2 * SIDES_A_PART
     assert read_table(path) == read_table(tmp_path / "references.parquet")
     assert caplog.messages[-1] == f"the reference has scored {sides} of {sides} sides"
     assert not parts.exists()

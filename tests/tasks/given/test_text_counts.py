@@ -10,8 +10,7 @@ from transformers import AutoTokenizer
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Drawing, bind_given, draw_given
-from ratchet.tasks.given.scores import LongerTexts
-from ratchet.tasks.given.texts import Texts, WrittenTexts
+from ratchet.tasks.given.texts import LongerTexts, Texts, WrittenTexts
 from ratchet.tasks.settings.given import TRAIN, Batches, Lengths, TooLong
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
