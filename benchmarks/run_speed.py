@@ -43,7 +43,7 @@ from ratchet.adapters.rendering.chat import Chat
 from ratchet.engine.model.base_models import find
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.tasks.shards import choose_examples
+from ratchet.tasks.examples.shards import choose_examples
 from ratchet.tasks.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent

@@ -26,10 +26,10 @@ from ratchet.flows.opening.run import open_run, staying
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import make_datums
 from ratchet.tasks.evaluations import score_spans
+from ratchet.tasks.examples.shards import ShardSize, draw_shard
 from ratchet.tasks.recording.transcripts import read_transcripts
 from ratchet.tasks.reports.dryruns import LearnedFrom, Played, describe_dryrun
 from ratchet.tasks.settings.run import Model
-from ratchet.tasks.shards import ShardSize, draw_shard
 from ratchet.tasks.storage.manifest import bind_run
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of

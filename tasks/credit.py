@@ -18,7 +18,7 @@ from ratchet.tasks.algorithm.advantages import (
     rollouts_of,
 )
 from ratchet.tasks.algorithm.divergences import find_estimator
-from ratchet.tasks.references import reference_logprobs
+from ratchet.tasks.scoring import reference_logprobs
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
 from ratchet.tasks.storage.tables import arrays, flat_values
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 from ratchet.adapters.calls import JsonObject
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.ends import StepStopped, check_rewards
+from ratchet.tasks.examples.shards import ShardRow
 from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
 from ratchet.tasks.recording.step_log import COST
 from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
 from ratchet.tasks.settings.rollouts import Judge
-from ratchet.tasks.shards import ShardRow
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import verified, write_rows
 from ratchet.tasks.storage.names import parse_rollout

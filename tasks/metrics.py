@@ -20,8 +20,8 @@ from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.checkpoints import sampled_step
 from ratchet.tasks.datums import columns_of
 from ratchet.tasks.recording.step_log import COST, Metrics
-from ratchet.tasks.references import TEACHER
 from ratchet.tasks.rewards import read_verdicts, rewards_of
+from ratchet.tasks.scoring import TEACHER
 from ratchet.tasks.storage.files import is_written, read_json, verified
 from ratchet.tasks.storage.tables import arrays, flat_values, query_beside, read_table, select
 from ratchet.tasks.trajectories import TRAINED_ROLES

@@ -67,6 +67,7 @@ ARROWS = {
             "recording",
             "storage",
             "algorithm",
+            "examples",
             "given",
             "spending",
         },

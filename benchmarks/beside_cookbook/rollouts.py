@@ -57,9 +57,9 @@ from ratchet.adapters.tinker.engines import running_engine
 from ratchet.engine.model.base_models import find
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
+from ratchet.tasks.examples.shards import choose_examples
 from ratchet.tasks.recording.spans import LLM
 from ratchet.tasks.recording.step_log import read_metrics
-from ratchet.tasks.shards import choose_examples
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 

@@ -51,9 +51,8 @@ from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.scheduler import Scheduler
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
-from ratchet.tasks.datums import DATUM_SCHEMA, to_datums
+from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod, to_datums
 from ratchet.tasks.settings.optimizer import Optimizer
-from ratchet.tasks.update_method import UpdateMethod
 
 LLAMA = "llama.cpp"
 IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"

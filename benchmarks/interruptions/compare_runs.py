@@ -19,11 +19,11 @@ from safetensors.numpy import load_file
 from ratchet.flows.checkpoints.binding import find_start
 from ratchet.flows.recipe.loading import read_recipe
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from ratchet.tasks.recording.step_log import Metrics, read_metrics
 from ratchet.tasks.recovery.recorded_steps import datum_files
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.names import JUDGE, batch_name, parse_batch
 from ratchet.tasks.storage.plan_record import child_runs
 from ratchet.tasks.storage.run_folder import RunFolder

@@ -31,12 +31,11 @@ from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, ServiceLoss
 from ratchet.adapters.tinker.service import Service, connect
 from ratchet.tasks.algorithm.divergences import ESTIMATORS, Placement
 from ratchet.tasks.algorithm.settings import Settings
-from ratchet.tasks.datums import datums_of, to_datums, units_of
-from ratchet.tasks.references import REFERENCE_SCHEMA as OF_REFERENCES
+from ratchet.tasks.datums import UpdateMethod, datums_of, to_datums, units_of
 from ratchet.tasks.rewards import rewards_of
+from ratchet.tasks.scoring import REFERENCE_SCHEMA as OF_REFERENCES
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
 from ratchet.tasks.settings.optimizer import Optimizer
-from ratchet.tasks.update_method import UpdateMethod
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "local/tiny-chat"

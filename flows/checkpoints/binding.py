@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from ratchet.adapters.clients.scoring_server import ScoringServer, Vocabulary
     from ratchet.adapters.tinker.service import PatientSampler, Service
     from ratchet.tasks.recovery.recorded_steps import Start
-    from ratchet.tasks.references import Reads, References
+    from ratchet.tasks.scoring import Reads, References
 
 START_KEY = "model.start"
 
@@ -299,7 +299,7 @@ def open_references(
     recipe: Recipe, folder: RunFolder, service: "Service"
 ) -> Iterator[Mapping[str, "References"]]:
     """Yield the policies that score a run's tokens, by source: the reference, the teachers."""
-    from ratchet.tasks.references import References  # imports Prefect
+    from ratchet.tasks.scoring import References  # imports Prefect
 
     algorithm = recipe.algorithm
     teacher, named = algorithm.teacher, algorithm.teacher.named()
@@ -329,7 +329,7 @@ def open_checkpoints(recipe: Recipe, folder: RunFolder, service: "Service") -> d
 
 def _read_by(text: str | None, model: Model, service: "Service") -> "Reads | None":
     from ratchet.adapters.rendering.chat import Chat  # imports the renderers
-    from ratchet.tasks.references import Reads
+    from ratchet.tasks.scoring import Reads
 
     if text is None:
         return None

@@ -19,7 +19,7 @@ from ratchet.tasks.given.texts import Texts
 from ratchet.tasks.judging import draw_groups, measure_verdicts, record_verdicts
 from ratchet.tasks.metrics import name_expert
 from ratchet.tasks.recording.step_log import Metrics
-from ratchet.tasks.references import References, compute_references
+from ratchet.tasks.scoring import References, compute_references
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import ancestors
 from ratchet.tasks.storage.names import JUDGE, shard_name

@@ -27,10 +27,10 @@ from ratchet.flows.checkpoints.binding import open_checkpoints
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.ends import check_held_out, check_rewards, check_step, reopen_stopped
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.judging import check_verdicts
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 

@@ -20,10 +20,10 @@ from ratchet.flows.opening.rollouts import (
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import datums_of_batch
+from ratchet.tasks.examples.shards import ShardSize, draw_shard
 from ratchet.tasks.rollouts import measure_yield
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.settings.rollouts import Rollouts
-from ratchet.tasks.shards import ShardSize, draw_shard
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 

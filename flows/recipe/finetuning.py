@@ -25,10 +25,10 @@ from ratchet.tasks.settings.section import OTHERS, Needs, Refusals, Section
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
+    from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.chosen import ChosenRollouts
     from ratchet.tasks.given.given import GivenSource
     from ratchet.tasks.given.texts import Texts
-    from ratchet.tasks.update_method import UpdateMethod
 
 LOSS: TextLoss = "cross_entropy"
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.adapters.project.hub import locate_dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe
-from ratchet.tasks.examples.passes import Order
-from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.examples.reading import Order, Source
 from ratchet.tasks.settings.given import (
     ALONE,
     TEST,

@@ -20,9 +20,9 @@ from ratchet.tasks.settings.section import Refusals, Section
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
+    from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.chosen import ChosenPairs
     from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
-    from ratchet.tasks.update_method import UpdateMethod
 
 START = "start"
 """The weights that the run starts with, as the reference."""

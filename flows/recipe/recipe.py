@@ -32,9 +32,9 @@ from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
+    from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.given import GivenSource
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from ratchet.tasks.update_method import UpdateMethod
 
 HELD_OUT = {"path", "test_split", "splits", "held_out"}
 """Keys of a dataset that say which of its examples are held out."""

@@ -25,8 +25,8 @@ from ratchet.tasks.storage.manifest import ByStep, differences
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
+    from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
-    from ratchet.tasks.update_method import UpdateMethod
 
 
 MOST_TOKENS = 512
@@ -211,7 +211,7 @@ class RunRecipe(FlowRecipe, ABC):
 
     def minimize(self, loss: str, settings: Settings, **more: Any) -> "UpdateMethod":
         """Return the method that minimizes a loss by the recipe's optimizer."""
-        from ratchet.tasks.update_method import UpdateMethod
+        from ratchet.tasks.datums import UpdateMethod
 
         return UpdateMethod(loss, settings, self.optimizer, self.steps, **more)
 

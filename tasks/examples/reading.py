@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ratchet.adapters.errors import counted, did_you_mean, listed
 from ratchet.adapters.project.modules import locate
-from ratchet.tasks.examples.passes import Order
 from ratchet.tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
 
 README = Path("datasets/README.md")
@@ -21,6 +20,10 @@ SPLIT = "split"
 """Column with the name of the split that a row belongs to."""
 MOST_NAMED, LONGEST_NAME_TOLD = 6, 40
 """Names that a refusal lists, and the letters of each."""
+
+
+Order = Literal["shuffled", "sequential"]
+"""Order of a pass: shuffled anew for each, or as in the file. A pass draws every example once."""
 
 
 class Example(TypedDict):

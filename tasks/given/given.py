@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.datums import DATUM_SCHEMA
-from ratchet.tasks.examples.passes import shuffle_pass
 from ratchet.tasks.examples.reading import DatasetError, Source
+from ratchet.tasks.examples.shards import shuffle_pass
 from ratchet.tasks.given.conversations import read_unpadded
 from ratchet.tasks.given.held_out import HeldOutMeasure
 from ratchet.tasks.given.tokenizing import WeightedTokens

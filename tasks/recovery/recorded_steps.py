@@ -13,12 +13,11 @@ from tinker import Datum
 
 from ratchet.adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
 from ratchet.tasks.checkpoints import CheckpointError, policy_version
-from ratchet.tasks.datums import read_datums, units_of
+from ratchet.tasks.datums import UpdateMethod, read_datums, units_of
 from ratchet.tasks.storage.files import is_written, read_json, verified
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import arrays, read_table
-from ratchet.tasks.update_method import UpdateMethod
 
 FIRST_LOGPROBS = "probe/first_logprobs"
 """Key, in an update's file, of the first datum's log-probabilities before the update."""

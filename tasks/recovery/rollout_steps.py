@@ -8,7 +8,7 @@ import pyarrow as pa
 from tinker import Datum
 
 from ratchet.tasks.checkpoints import CheckpointError, policy_version
-from ratchet.tasks.datums import DATUM_SCHEMA, build_datums, to_datums
+from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod, build_datums, to_datums
 from ratchet.tasks.judging import record_verdicts
 from ratchet.tasks.recording.journal import read_journal, seal
 from ratchet.tasks.recording.spans import LLM, Span
@@ -21,7 +21,6 @@ from ratchet.tasks.storage.names import JUDGE, shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import arrays, read_table
 from ratchet.tasks.trajectories import assemble_trajectories
-from ratchet.tasks.update_method import UpdateMethod
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import on_one_line
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.journal import JournalTail
 from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from ratchet.tasks.recording.step_log import Metrics, why_untrained
 from ratchet.tasks.reports.facts import RunFacts, describe_ends, read_facts
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.spending.work_log import granted_at
 from ratchet.tasks.storage.files import FileVersions, is_written, version_of
 from ratchet.tasks.storage.manifest import Manifest

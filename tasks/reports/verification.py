@@ -18,11 +18,11 @@ from ratchet.adapters.door.roles import answerers, policy_of
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.tinker.engines import LOCAL, needs_engine, weights_record
 from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.metrics import name_metrics
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.spans import rows_of
 from ratchet.tasks.recording.step_log import Metrics, read_metrics
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.files import (
     is_file,
     is_written,

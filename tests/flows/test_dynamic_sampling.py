@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from ratchet.adapters.calls import POLICY
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.spans import SPAN_SCHEMA
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.rollouts import Yield, measure_yield
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table, write_table
 from tests.support.runs.small_recipe import small_recipe

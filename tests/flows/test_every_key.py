@@ -15,7 +15,7 @@ from ratchet.tasks.algorithm.advantages import ADVANTAGES
 from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
 from ratchet.tasks.algorithm.settings import Number
 from ratchet.tasks.datums import to_datums
-from ratchet.tasks.references import REFERENCE_SCHEMA as REFERENCES
+from ratchet.tasks.scoring import REFERENCE_SCHEMA as REFERENCES
 from ratchet.tasks.settings.presets import PRESETS
 from ratchet.tasks.settings.section import TABLES
 from ratchet.tasks.storage.dotted_keys import find_value, flatten, merge_values, nest_value

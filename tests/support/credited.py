@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from ratchet.tasks import datums
+from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from ratchet.tasks.recovery.rollout_steps import RolloutSteps
 from ratchet.tasks.rewards import compute_rewards, rewards_of
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.update_method import UpdateMethod
 
 
 def credited(advantage: str, min_group_size: int = 1, **settings: Any) -> CreditAssignment:

@@ -12,13 +12,13 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recovery.rebuilding import ProbeError
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
 from ratchet.tasks.settings.optimizer import Optimizer
 from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.update_method import UpdateMethod
 from ratchet.tasks.updates import NextUpdate, PolicyUpdater, SamplerApart
 from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address

@@ -11,13 +11,13 @@ from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recording.step_log import read_metrics, record_metrics
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.settings.optimizer import Optimizer
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
-from ratchet.tasks.update_method import UpdateMethod
 from tests.support.credited import credited, recorded_steps
 from tests.support.runs.recorded_run import CENTRED, record_run
 from tests.support.runs.small_recipe import small_recipe

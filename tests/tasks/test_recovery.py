@@ -22,7 +22,7 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
-from ratchet.tasks.datums import DATUM_SCHEMA
+from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.rebuilding import ProbeError
 from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.rollouts import RolloutHost
@@ -30,7 +30,6 @@ from ratchet.tasks.settings.optimizer import Optimizer
 from ratchet.tasks.storage.files import Damaged
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import write_table
-from ratchet.tasks.update_method import UpdateMethod
 from ratchet.tasks.updates import PolicyUpdater, update_policy
 from tests.support.credited import credited, recorded_steps
 from tests.support.damages import delete_the_folder, flip

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.tasks.examples.passes import shuffle_pass
 from ratchet.tasks.examples.reading import Example, Source
-from ratchet.tasks.shards import ShardSize, choose_examples, draw_shard, read_shard
+from ratchet.tasks.examples.shards import (
+    ShardSize,
+    choose_examples,
+    draw_shard,
+    read_shard,
+    shuffle_pass,
+)
 
 
 def jsonl(path: Path, *rows: object) -> Path:

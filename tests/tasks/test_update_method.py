@@ -14,13 +14,13 @@ from ratchet.tasks.datums import (
     DATUM_SCHEMA,
     PAIR_DATUM_SCHEMA,
     REFERENCE_DATUM_SCHEMA,
+    UpdateMethod,
     to_datums,
     units_of,
 )
 from ratchet.tasks.settings.algorithm import Divergence
 from ratchet.tasks.settings.given import Expert
 from ratchet.tasks.settings.optimizer import Optimizer, ScheduleName
-from ratchet.tasks.update_method import UpdateMethod
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:

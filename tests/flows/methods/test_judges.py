@@ -23,12 +23,12 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.replay import replay
 from ratchet.flows.train import train
 from ratchet.tasks.ends import StepStopped
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.judging import verdicts_of
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.reports.facts import read_facts
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of

@@ -21,11 +21,11 @@ from ratchet.flows.opening.checks import check_run, check_teachers
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.replay import replay
 from ratchet.flows.train import train
+from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.recovery.rollout_steps import RolloutSteps
 from ratchet.tasks.settings.run import Model
-from ratchet.tasks.shards import read_shard
 from ratchet.tasks.storage.manifest import ByStep, parent_of
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table

@@ -23,7 +23,7 @@ from ratchet.tasks.datums import DATUM_SCHEMA
 from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.tables import write_table
-from ratchet.tasks.update_method import UpdateMethod
+from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.updates import update_policy
 
 LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")

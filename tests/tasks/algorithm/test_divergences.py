@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ratchet.tasks.algorithm.divergences import ESTIMATORS
 from ratchet.tasks.credit import penalties_of
-from ratchet.tasks.references import REFERENCE_SCHEMA
+from ratchet.tasks.scoring import REFERENCE_SCHEMA
 from ratchet.tasks.settings.algorithm import Algorithm, Divergence, Teacher
 from tests.support.credited import build, credited
 from tests.support.trajectory_rows import table

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from ratchet.tasks.examples.passes import Order, shuffle_pass
-from ratchet.tasks.examples.reading import Example, Source
+from ratchet.tasks.examples.reading import Example, Order, Source
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import read_rows, write_rows
 
@@ -75,3 +76,13 @@ def choose_examples(
     shuffles = order == "shuffled"
     passes = {turn: shuffle_pass(count, seed, turn) if shuffles else range(count) for turn in turns}
     return [examples[passes[turn][position]] for turn, position in chosen]
+
+
+@lru_cache(maxsize=16)
+def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
+    """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
+
+    def key(place: int) -> bytes:
+        return sha256(f"{seed}/{turn}/{place}".encode()).digest()
+
+    return tuple(sorted(range(count), key=key))
