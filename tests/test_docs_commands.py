@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.commands import LateCommand, app
 from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
@@ -58,7 +58,9 @@ def parse(words: list[str]) -> list[tuple[str, ...]]:
     program: Any = get_command(app)
     called: list[tuple[str, ...]] = []
     for names, command in leaves(program):
-        command.callback = lambda names=names, **_: called.append(names)
+        loaded = command.load() if isinstance(command, LateCommand) else command
+        loaded.callback = lambda names=names, **_: called.append(names)
+        command.load = lambda loaded=loaded: loaded
     program.main(words, prog_name="ratchet", standalone_mode=False)
     return called
 

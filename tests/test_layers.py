@@ -153,7 +153,9 @@ ONE_MEANING = ("adapters", "durable", "engine", "flows", "tasks")
 LONGEST_FUNCTION = 50
 LONGEST_FILE = 600
 MOST_PARAMETERS = 6
-COMMANDS = [ROOT / "flows" / "cli" / name for name in ("commands.py", "comparing.py")]
+COMMANDS = [
+    ROOT / "flows" / "cli" / f"{name}.py" for name in ("checkpoints", "recipes", "training")
+]
 
 FILE_ACCESS = {
     "read_text", "write_text", "read_bytes", "write_bytes", "open", "exists", "unlink", "glob",

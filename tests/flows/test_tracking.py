@@ -6,7 +6,7 @@ import pytest
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tracking.wandb import offline_folders
-from ratchet.flows.cli.command_line import _closing_lines
+from ratchet.flows.cli.training import _closing_lines
 from ratchet.flows.opening.checks import check_tracker
 from ratchet.flows.train import train
 from ratchet.tasks.reports.verification import find_damage

@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.adapters.errors import ServiceError
 from ratchet.adapters.harness.agents import AgentError
-from ratchet.flows.cli.command_line import UNTRAINED, train_with_bar
+from ratchet.flows.cli.training import UNTRAINED, train_with_bar
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.opening.flow_runs import RunSummary
 from ratchet.flows.opening.run import open_run

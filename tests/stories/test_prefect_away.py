@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.interruptions import killable_runs
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli.command_line import explain_absence
+from ratchet.flows.cli.training import explain_absence
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until

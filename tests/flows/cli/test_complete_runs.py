@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ratchet.adapters.process.clock import phases
-from ratchet.flows.cli import command_line
+from ratchet.flows.cli import training
 from ratchet.flows.cli.commands import app
 from ratchet.flows.opening.checks import is_complete
 from ratchet.tasks.storage.run_folder import RunFolder
@@ -41,7 +41,7 @@ def test_a_complete_run_is_resumed_without_an_engine_or_a_server(
         raise AssertionError("something was opened")
 
     for name in ("engine_begun", "server_begun", "start_server"):
-        monkeypatch.setattr(command_line, name, refuse)
+        monkeypatch.setattr(training, name, refuse)
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     said = call("resume", "run")
     assert said.exit_code == 0

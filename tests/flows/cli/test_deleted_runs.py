@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli import command_line
+from ratchet.flows.cli import training
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.stages import stages
@@ -164,7 +164,7 @@ def no_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: Any, **__: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(command_line, "call_flow", begin)
+    monkeypatch.setattr(training, "call_flow", begin)
 
 
 @pytest.mark.parametrize(

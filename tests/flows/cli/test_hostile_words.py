@@ -11,16 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.process.terminal import say, show
-from ratchet.flows.cli.command_line import _closing_lines
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.comparing import _shown
 from ratchet.flows.cli.main import show_trace
+from ratchet.flows.cli.training import _closing_lines
 from ratchet.flows.opening.flow_runs import RunSummary
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.transcripts import read_transcripts
 from ratchet.tasks.reports.dryruns import _list_spans, _show_best
 from ratchet.tasks.reports.progress import ProgressReader, describe_run
-from ratchet.tasks.reports.tables import scores_table
+from ratchet.tasks.reports.tables import _shown, scores_table
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import answered, begin_run, record_step, rewarded

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli import inspect_runs
 from ratchet.flows.cli.commands import app
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
@@ -37,7 +36,7 @@ def test_a_run_whose_folder_is_not_there_yet_is_waited_for() -> None:
 
 
 def test_a_name_near_another_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_runs, "BEGIN_SECONDS", float("inf"))
+    monkeypatch.setattr("ratchet.flows.cli.runs.BEGIN_SECONDS", float("inf"))
     write_finished("hello-1", small_recipe())
     shown = watch("helo-1")
     assert isinstance(shown.exception, UserError)
@@ -45,7 +44,7 @@ def test_a_name_near_another_is_answered_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_runs, "BEGIN_SECONDS", 0)
+    monkeypatch.setattr("ratchet.flows.cli.runs.BEGIN_SECONDS", 0)
     shown = watch("otter")
     assert isinstance(shown.exception, UserError)
     assert str(shown.exception).startswith("there is no run at ")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.dry_recipes import describe_given
+from ratchet.flows.cli.recipes import describe_given
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe

@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.dry_recipes import describe_given
+from ratchet.flows.cli.recipes import describe_given
 from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.flows.recipe.preferring import PreferRecipe

@@ -13,7 +13,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.forks import fork_run, replay_run
 from ratchet.flows.checkpoints.policies import recorded_steps
-from ratchet.flows.cli.dry_recipes import shrink
+from ratchet.flows.cli.recipes import shrink
 from ratchet.flows.debug import debug_rollout
 from ratchet.flows.dryrun import dryrun
 from ratchet.flows.evaluate import evaluate

@@ -15,7 +15,7 @@ from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
 from ratchet.flows.checkpoints.binding import CheckpointRefused
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.cli.dry_recipes import shrink
+from ratchet.flows.cli.recipes import shrink
 from ratchet.flows.dryrun import dryrun
 from ratchet.flows.opening.checks import check_run, check_teachers
 from ratchet.flows.recipe.recipe import Recipe

@@ -18,19 +18,18 @@ from ratchet.adapters.process.terminal import (
     write_data,
     write_json,
 )
+from ratchet.flows.cli.commands import AsJson, Run
+from ratchet.tasks.recording.queries import Sought, answer_query, describe_found, read_range
+from ratchet.tasks.reports.board.runs import list_runs, runs_table
+from ratchet.tasks.reports.costs import describe_costs
+from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.files import check_output, is_written, write_bytes
+from ratchet.tasks.storage.manifest import read_manifest, readable_runs
 from ratchet.tasks.storage.plan_record import child_runs
 from ratchet.tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
 
-app = typer.Typer()
-
 BEGIN_SECONDS, LOOK_SECONDS = 30, 0.5
 """Seconds in which a run that has been started has its folder, and between two looks for it."""
-
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Write the result to stdout as JSON, in place of text.")
-]
-Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 
 
 def writable(out: Path | None) -> Path | None:
@@ -40,11 +39,7 @@ def writable(out: Path | None) -> Path | None:
     return out
 
 
-@app.command()
 def runs(as_json: AsJson = False) -> None:
-    """List the runs of this folder."""
-    from ratchet.tasks.reports.board.runs import list_runs, runs_table
-
     if as_json:
         write_json([row.record() for row in list_runs()])
         return
@@ -54,11 +49,8 @@ def runs(as_json: AsJson = False) -> None:
         say(f"\n{below}")
 
 
-@app.command()
 def watch(run: Run) -> None:
-    """Show what a run of this machine does, until its end or Ctrl-C."""
     from ratchet.flows.cli.progress_bar import watch_folder
-    from ratchet.tasks.storage.manifest import read_manifest
 
     folder = folder_of(run)
     if begun := [one.name for one in child_runs(folder)]:
@@ -90,7 +82,6 @@ def _differ_in_numbers(one: str, other: str) -> bool:
     return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)
 
 
-@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(help="Names of runs; several are compared.")],
     out: Annotated[
@@ -100,7 +91,6 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write a page of HTML about a run, or about several: curves, time, costs and rollouts."""
     from ratchet.tasks.reports.page import write_report
 
     folders = [folder_of(name) for name in runs]
@@ -109,13 +99,11 @@ def report(
     show(str(write_report(folders, out)))
 
 
-@app.command()
 def board(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
     ] = 0,
 ) -> None:
-    """Show the runs of this folder in a browser, also while they train, until Ctrl-C."""
     from ratchet.flows.server.board import serve_board
 
     with serve_board(port) as address:
@@ -123,7 +111,6 @@ def board(
         Event().wait()  # until a signal
 
 
-@app.command()
 def sql(
     statement: Annotated[
         str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
@@ -140,10 +127,6 @@ def sql(
         typer.Option(help="File to write; by default the terminal.", callback=writable),
     ] = None,
 ) -> None:
-    """Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps."""
-    from ratchet.tasks.recording.queries import answer_query
-    from ratchet.tasks.storage.manifest import readable_runs
-
     runs = _named(run) or readable_runs()
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
@@ -154,7 +137,6 @@ def sql(
     write_data(rows)
 
 
-@app.command()
 def find(
     text: Annotated[str, typer.Argument(help="Words of a question, an answer or an example.")] = "",
     run: Annotated[
@@ -168,10 +150,6 @@ def find(
     ] = "",
     first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
 ) -> None:
-    """Find rollouts by what was said, by reward, error or tool, and show what was said in them."""
-    from ratchet.tasks.recording.queries import Sought, describe_found, read_range
-    from ratchet.tasks.storage.manifest import readable_runs
-
     sought = Sought(text, error, tool, *read_range(reward))
     if sought == Sought():
         raise UserError("nothing is sought: give a text, --error, --tool or --reward")
@@ -183,12 +161,7 @@ def find(
     show(found)
 
 
-@app.command()
 def costs(run: Run, as_json: AsJson = False) -> None:
-    """Show the tokens that a run has used, by purpose and kind, and their price."""
-    from ratchet.tasks.reports.costs import describe_costs
-    from ratchet.tasks.spending.ledger import read_ledger
-
     ledgers = [read_ledger(part) for part in child_runs(folder_of(run)) or _named([run])]
     if as_json:
         write_json([one.record() for one in ledgers])
@@ -198,19 +171,13 @@ def costs(run: Run, as_json: AsJson = False) -> None:
 
 def _named(names: list[str] | None) -> list[RunFolder]:
     """Return the runs of these names; UserError if one is not there."""
-    from ratchet.tasks.storage.manifest import read_manifest
-
     runs = [folder_of(name) for name in names or ()]
     for run in runs:
         read_manifest(run)  # refuses a run that is not there
     return runs
 
 
-@app.command()
 def verify(run: Run) -> None:
-    """Check that a run has every file that it must, and its engine's, as they were written."""
-    from ratchet.tasks.storage.manifest import read_manifest
-
     folder = folder_of(run)
     if not is_written(folder.path):
         read_manifest(folder)  # refuses a run that is not there
@@ -237,7 +204,6 @@ def _damage_of(run: RunFolder) -> list[str]:
     return damage
 
 
-@app.command()
 def debug(
     run: Run,
     rollout: Annotated[str, typer.Argument(help="Its id, such as train-00003-0012-01.")],
@@ -246,7 +212,6 @@ def debug(
     ] = False,
     pdb: Annotated[bool, typer.Option("--pdb", help="Open pdb where the agent fails.")] = False,
 ) -> None:
-    """Play a recorded rollout again, with its recorded answers, under your own debugger."""
     from ratchet.flows.debug import debug_rollout
 
     rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)

@@ -1,18 +1,35 @@
-"""The recipe of a dry run: small enough to read, and played on this machine alone."""
+"""The commands about a recipe: its keys, its import from elsewhere, and a dry run of it."""
 
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
 from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.terminal import say, show, write_data, write_json
 from ratchet.adapters.tinker.bases import is_here
 from ratchet.adapters.tinker.engines import LOCAL
+from ratchet.adapters.tinker.token_texts import has_tokenizer, open_tokenizer
+from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
+from ratchet.flows.cli.runs import writable
+from ratchet.flows.cli.training import call_flow, now
+from ratchet.flows.importing.trinity import import_trinity
+from ratchet.flows.importing.trinity_file import read_configuration
+from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.loading import named_recipe, recipe_options
 from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.reports.facts import ask_failures
 from ratchet.tasks.settings.algorithm import Divergence, Teacher
 from ratchet.tasks.settings.run import Model, Tracking
-from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 EXAMPLES = 4
 """Examples that are played, or rows that are shown, by default."""
@@ -20,6 +37,103 @@ EXAMPLES = 4
 
 class OfflineError(UserError):
     """Refusal of a recipe that needs a network."""
+
+
+def keys(
+    of: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FLOW] [SECTION]",
+            help="The flow (train, finetune, prefer, stages or sweep), a section of its recipe "
+            "such as optimizer, or both; by default all keys of train.",
+        ),
+    ] = None,
+) -> None:
+    show(recipe_options(*(of or [])))
+
+
+def trinity(
+    file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
+    set_: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File of the recipe; by default the terminal.", callback=writable),
+    ] = None,
+) -> None:
+    text = import_trinity(file.name, read_configuration(file), set_ or [])
+    if out is None:
+        write_data(text.encode())
+        return
+    say(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
+
+
+def dryrun(
+    name: Name,
+    set_: Overrides = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Examples to play, twice each, or rows to show: 4, or 1 with --say."
+        ),
+    ] = None,
+    say_: Annotated[
+        Path | None,
+        typer.Option("--say", help="JSON lines that answer in the model's place, one a turn."),
+    ] = None,
+    keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
+    online: Annotated[
+        bool, typer.Option(help="Use the recipe's own model, service and helper models.")
+    ] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    recipe = named_recipe(name, set_ or [], RunRecipe)
+    if not isinstance(recipe, Recipe):
+        assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
+        _refuse_unplayed(keep=keep, said=say_)
+        described = describe_given(recipe, examples or EXAMPLES, online=online)
+        _write_report(described, show, as_json=as_json)
+        return
+    whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
+    run = f"dryruns/{name_run(Path(name).stem, now(), str(os.getpid()))}"
+    folder = folder_of(run)
+    check_start(recipe, folder)
+    from ratchet.flows.dryrun import dryrun as flow
+    from ratchet.flows.recipe.whole_recipe import multiply_played
+
+    def explain() -> str:
+        return f"stopped; {folder.path if folder.exists() else 'nothing'} is left"
+
+    try:
+        result = call_flow(flow, explain, recipe=recipe, run=run, said=say_)
+        taken = multiply_played(whole, folder, result.rollouts)
+    finally:
+        if not keep and folder.exists():
+            folder.delete()
+    said = {"report": f"{result.report}\n\n{taken}", "whole": asdict(taken)}
+    _write_report({**result.model_dump(mode="json"), **said}, say, as_json=as_json)
+    if keep:
+        query = ask_failures(run) if result.failed else f"ratchet sql --run {run} 'from rollouts'"
+        say(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
+    if result.failed:
+        raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
+
+
+def _refuse_unplayed(*, keep: bool, said: Path | None) -> None:
+    """Refuse (UserError) options that do nothing where nothing is played."""
+    if keep:
+        raise UserError("--keep does nothing with texts and pairs, which leave no file")
+    if said is not None:
+        raise UserError("--say does nothing with texts and pairs, which nobody plays")
+
+
+def _write_report(
+    record: dict[str, object], write: Callable[[str], None], *, as_json: bool
+) -> None:
+    if as_json:
+        write_json(record)
+    else:
+        write(str(record["report"]))
 
 
 def shrink(recipe: Recipe, examples: int) -> Recipe:
@@ -76,17 +190,14 @@ def take_offline(recipe: Recipe, *, told: bool = False) -> Recipe:
                 "--online, or give --set algorithm.teacher.models=RUN@STEP"
             )
     base = recipe.model.base
-    if base.startswith(LOCAL) or is_here(base) or (told and _has_tokenizer(base)):
+    if base.startswith(LOCAL) or is_here(base):
         return recipe
+    if told:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
+        if has_tokenizer(base):
+            return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
-
-
-def _has_tokenizer(base: str) -> bool:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
-    from ratchet.adapters.tinker.token_texts import has_tokenizer
-
-    return has_tokenizer(base)
 
 
 def forget_service() -> None:
@@ -105,7 +216,6 @@ def describe_given(
     if not online:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
     from ratchet.adapters.rendering.chat import Chat
-    from ratchet.adapters.tinker.token_texts import open_tokenizer
     from ratchet.flows.recipe.whole_recipe import count_given
     from ratchet.tasks.given.trained_rows import describe_rows, tally_rows
 
