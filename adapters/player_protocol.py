@@ -199,6 +199,11 @@ def write_record(record: Record) -> bytes:
     return encode_json(_adapter(type(record)).dump_python(record))
 
 
+def copy_record(record: R) -> R:
+    """Return a record as whoever receives it reads it; it shares nothing with the first one."""
+    return read_record(type(record), write_record(record))
+
+
 def encode_json(value: Mapping[str, object]) -> bytes:
     """Return a line of JSON, with a question mark for a character that UTF-8 lacks."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace")

@@ -8,12 +8,12 @@ begins last speaks, and nothing that has ended is played again.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ratchet.adapters.calls import (
     CallId,
@@ -25,12 +25,19 @@ from ratchet.adapters.calls import (
     Sampling,
 )
 from ratchet.adapters.door.role_calls import UNRECORDED_ERRORS, CallRecorder, CallSequence
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.adapters.player_protocol import (
     NOT_BEGUN,
+    NOT_RECORDED,
     OVER,
+    BegunBatch,
+    BegunRollout,
     Failure,
     PlaySettings,
     RolloutEnd,
+    WaitedTime,
+    copy_record,
     shorten_message,
 )
 from ratchet.adapters.process.clock import RunningClock, running_clock
@@ -39,6 +46,7 @@ from ratchet.adapters.rendering.chat import Chat
 MOST_REFUSALS = 100
 """Refused calls of a role that an attempt records, since a client may repeat one for ever."""
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -170,10 +178,11 @@ class OpenBatch:
         self._beginning = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def begin(self) -> tuple[int, Sequence[DueRollout]]:
-        """Begin the next attempt; return its number and the rollouts that have not ended.
+    async def begin(self) -> BegunBatch:
+        """Begin the next attempt at the rollouts that have not ended.
 
-        Calls of earlier attempts are recorded first, so that no call is sampled twice.
+        Calls of earlier attempts are recorded first, so that no call is sampled twice. Refused
+        (500) if the recorder cannot tell what is left.
         """
         async with self._beginning:
             if self.begun:
@@ -184,10 +193,14 @@ class OpenBatch:
                 )
             self.begun = True
             await self.supersede()
-            due, rollouts = await asyncio.to_thread(self._recorder.due)
+            try:
+                due, rollouts = await asyncio.to_thread(self._recorder.due)
+            except UserError as error:
+                raise Refused(500, f"{self.name} cannot begin: {error}", code=NOT_BEGUN) from error
             self._attempt = max(self._attempt + 1, due)
             self._attempts = {rollout.id: Attempt(rollout, self._attempt) for rollout in rollouts}
-            return self._attempt, rollouts
+            left = [BegunRollout(one.id, one.example, one.id in self.lost) for one in rollouts]
+            return BegunBatch(self._attempt, left, self.settings)
 
     async def supersede(self) -> None:
         """Refuse the attempts under way, and wait until their calls and ends are recorded.
@@ -205,13 +218,17 @@ class OpenBatch:
         self._superseded -= ended
 
     async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> None:
-        """Record an end once the last calls are recorded."""
+        """Record an end once the last calls are recorded; Refused (500) if it cannot be."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
         task = asyncio.create_task(self._end(attempt, told))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except UNRECORDED_ERRORS as error:
+            text = f"The end of {rollout_id} could not be recorded ({error})."
+            raise Refused(500, text, code=NOT_RECORDED) from error
 
     async def _end(self, attempt: Attempt, told: RolloutEnd) -> None:
         await attempt.finish_calls()
@@ -271,3 +288,39 @@ class OpenBatch:
             calls = CallSequence(first, chat, self._recorder, recorded, max_calls)
             attempt.roles[role] = calls
         return calls
+
+
+class NearDoor:
+    """The door as a player of the same process asks it: by calls on the door's own event loop.
+
+    What is told passes through the same records as by HTTP, so that a player cannot change what
+    the door holds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, find: Callable[[], OpenBatch]) -> None:
+        self._loop, self._find = loop, find
+
+    async def begin(self) -> BegunBatch:
+        return copy_record(await self._ask(OpenBatch.begin))
+
+    async def waited(self, rollout_id: str, attempt: int) -> WaitedTime:
+        async def wait(batch: OpenBatch) -> WaitedTime:
+            return WaitedTime(batch.attempt(rollout_id, attempt).seconds_waited())
+
+        return await self._ask(wait)
+
+    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
+        told = copy_record(end)
+        await self._ask(lambda batch: batch.end(rollout_id, attempt, told))
+
+    async def _ask(self, work: Callable[[OpenBatch], Awaitable[T]]) -> T:
+        """Work on the door's loop, to the end even if the player leaves meanwhile."""
+
+        async def ask() -> T:
+            return await work(self._find())
+
+        asked = asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(asked))
+        except Refused as refused:
+            raise BatchRefused(refused.message) from refused

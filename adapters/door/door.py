@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from ratchet.adapters.calls import Request as ChatRequest
 from ratchet.adapters.clients.litellm import PASSED_FIELDS
 from ratchet.adapters.dialects.fields import bad_request
 from ratchet.adapters.door.backends import Backend
-from ratchet.adapters.door.batches import Attempt, OpenBatch
+from ratchet.adapters.door.batches import Attempt, NearDoor, OpenBatch
 from ratchet.adapters.door.chat_api import (
     ChatApi,
     ServedModel,
@@ -35,27 +35,22 @@ from ratchet.adapters.door.chat_api import (
 )
 from ratchet.adapters.door.policy_backend import PolicyBackend
 from ratchet.adapters.door.role_calls import (
-    UNRECORDED_ERRORS,
     Answer,
     Memory,
     RequestMeta,
     left_out_fields,
 )
 from ratchet.adapters.door.roles import CallsOf
-from ratchet.adapters.errors import UserError
-from ratchet.adapters.harness.players_door import BatchRefused, PlayersDoor
+from ratchet.adapters.harness.players_door import PlayersDoor
 from ratchet.adapters.network.addresses import Listener
 from ratchet.adapters.network.app_server import ANY_PORT
 from ratchet.adapters.player_protocol import (
     BEGIN,
     END,
-    NOT_BEGUN,
-    NOT_RECORDED,
     OVER,
     ROLE,
     WAITED,
-    BegunBatch,
-    BegunRollout,
+    Record,
     RolloutEnd,
     WaitedTime,
     read_record,
@@ -116,7 +111,12 @@ class Door(ChatApi):
         self, _address: str, batch: str, token: str
     ) -> AbstractAsyncContextManager[PlayersDoor]:
         """Open the door for a batch to a player of the same process."""
-        return nullcontext(NearDoor(self, batch, token))
+
+        def find() -> OpenBatch:
+            check_key(token, self.token(batch), WRONG_KEY)
+            return self._opened(batch)
+
+        return nullcontext(NearDoor(self.server.loop, find))
 
     def supersede(self, batch: OpenBatch) -> Future[None]:
         """End the attempts of a batch; the future is done when their calls are recorded."""
@@ -188,11 +188,6 @@ class Door(ChatApi):
         policy = sampled_by.policies[backend]
         return PolicyBackend(self.chat, policy, sampled_by.sampling, self.run_seed).answer
 
-    def find_batch(self, name: str, token: str) -> OpenBatch:
-        """Return a batch for its player; Refused (401, 410) without its token, or if it ended."""
-        check_key(token, self.token(name), WRONG_KEY)
-        return self._opened(name)
-
     def _opened(self, name: str) -> OpenBatch:
         if name not in self._open:
             raise Refused(410, f"The batch {name} is not open.", code=OVER)
@@ -209,78 +204,21 @@ class Door(ChatApi):
         return batch, batch.attempt(rollout, -1 if number is None else number)
 
     async def _begin(self, request: Request) -> Response:
-        return _answer(await begin_batch(self._find_batch(request)))
+        return _answer(await self._find_batch(request).begin())
 
     async def _waited(self, request: Request) -> Response:
         _, attempt = self._find_attempt(request)
-        return _answer(write_record(WaitedTime(attempt.seconds_waited())))
+        return _answer(WaitedTime(attempt.seconds_waited()))
 
     async def _end(self, request: Request) -> Response:
         batch, attempt = self._find_attempt(request)
-        await end_attempt(batch, attempt, await read_body(request))
+        try:
+            end = read_record(RolloutEnd, await read_body(request))
+        except ValueError as error:
+            raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
+        await batch.end(attempt.rollout.id, attempt.number, end)
         return Response()
 
 
-def _answer(record: bytes) -> Response:
-    return Response(record, media_type="application/json")
-
-
-async def begin_batch(batch: OpenBatch) -> bytes:
-    """Begin the next attempt at a batch for a player; return a BegunBatch."""
-    try:
-        number, rollouts = await batch.begin()
-    except UserError as error:
-        raise Refused(500, f"{batch.name} cannot begin: {error}", code=NOT_BEGUN) from error
-    left = [BegunRollout(one.id, one.example, one.id in batch.lost) for one in rollouts]
-    return write_record(BegunBatch(number, left, batch.settings))
-
-
-async def end_attempt(batch: OpenBatch, attempt: Attempt, told: bytes) -> None:
-    """Record the end of a rollout attempt that a player tells."""
-    try:
-        read = read_record(RolloutEnd, told)
-    except ValueError as error:
-        raise bad_request(f"The end of a rollout cannot be read ({error}).") from error
-    try:
-        await batch.end(attempt.rollout.id, attempt.number, read)
-    except UNRECORDED_ERRORS as error:
-        text = f"The end of {attempt.rollout.id} could not be recorded ({error})."
-        raise Refused(500, text, code=NOT_RECORDED) from error
-
-
-class NearDoor:
-    """The door as a player of the same process asks it: by calls on the door's own event loop.
-
-    What is told passes through the same records as by HTTP, so that a player cannot change what
-    the door holds.
-    """
-
-    def __init__(self, door: Door, batch: str, token: str) -> None:
-        self._door, self._batch, self._token = door, batch, token
-
-    async def begin(self) -> BegunBatch:
-        return read_record(BegunBatch, await self._ask(begin_batch))
-
-    async def waited(self, rollout_id: str, attempt: int) -> WaitedTime:
-        async def wait(batch: OpenBatch) -> bytes:
-            return write_record(WaitedTime(batch.attempt(rollout_id, attempt).seconds_waited()))
-
-        return read_record(WaitedTime, await self._ask(wait))
-
-    async def end(self, rollout_id: str, attempt: int, end: RolloutEnd) -> None:
-        async def tell(batch: OpenBatch) -> None:
-            await end_attempt(batch, batch.attempt(rollout_id, attempt), write_record(end))
-
-        await self._ask(tell)
-
-    async def _ask(self, work: Callable[[OpenBatch], Awaitable[T]]) -> T:
-        """Work on the door's loop, to the end even if the player leaves meanwhile."""
-
-        async def ask() -> T:
-            return await work(self._door.find_batch(self._batch, self._token))
-
-        asked = asyncio.run_coroutine_threadsafe(ask(), self._door.server.loop)
-        try:
-            return await asyncio.shield(asyncio.wrap_future(asked))
-        except Refused as refused:
-            raise BatchRefused(refused.message) from refused
+def _answer(record: Record) -> Response:
+    return Response(write_record(record), media_type="application/json")

@@ -16,7 +16,7 @@ def main() -> None:
         sys.path[:] = given["path"]
 
         from ratchet.adapters.harness.agents import contained_task
-        from ratchet.adapters.harness.player import load_for_roles, play_to_end
+        from ratchet.adapters.harness.player import failure_of, load_for_roles
         from ratchet.adapters.places.place import Place
         from ratchet.adapters.player_protocol import (
             Outcome,
@@ -35,8 +35,10 @@ def main() -> None:
 
         async def outcome() -> Outcome:
             asyncio.get_running_loop().set_task_factory(contained_task)
-            keys = [of_role["api_key"] for of_role in endpoints.values()]
-            return await play_to_end(play(given["example"], endpoints, place), keys)
+            try:
+                return await play(given["example"], endpoints, place)
+            except Exception as error:  # noqa: BLE001  An agent may raise anything.
+                return failure_of(error, [of_role["api_key"] for of_role in endpoints.values()])
 
         stdout.write(encode_json(write_outcome(run_event_loop(outcome()))) + b"\n")
         kill_programs()

@@ -48,7 +48,7 @@ from ratchet.adapters.player_protocol import (
 )
 from ratchet.adapters.process.clock import running_clock
 from ratchet.adapters.process.event_loop import cancel_and_wait, watch_event_loop
-from ratchet.adapters.process.open_files import OutOfFiles, check_files
+from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.process.program import (
     MORE_VARIABLES,
     CommandFailed,
@@ -56,7 +56,6 @@ from ratchet.adapters.process.program import (
     mask,
     running_program,
 )
-from ratchet.adapters.rewards import Reward
 from ratchet.durable.process import collect_garbage, usable_cores
 
 ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
@@ -170,21 +169,6 @@ def load_for_roles(agent: str, roles: tuple[str, ...], *, placed: bool) -> Play:
     return play
 
 
-async def play_to_end(playing: Awaitable[Reward], keys: Collection[str]) -> Outcome:
-    """Return the outcome of a rollout that is being played; whatever it raises is a failed outcome.
-
-    An error does not show the `keys` that the agent was given. OutOfFiles is not the agent's fault,
-    and is raised.
-    """
-    try:
-        reward = await playing
-    except OutOfFiles:
-        raise
-    except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-        return failure_of(error, keys)
-    return reward
-
-
 def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
     """Return an error of an agent as it is recorded, without the `keys`."""
     kind = type(error).__name__
@@ -233,16 +217,11 @@ class _Player:
     async def _play_here(
         self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
     ) -> Outcome:
-        async def playing() -> Reward:
-            try:
-                return await self._within_time(
-                    self._play(rollout.example, endpoints, place), rollout
-                )
-            except Exception as error:
-                check_files(error)  # this process may be able to open no more
-                raise
-
-        return await play_to_end(playing(), [self._batch.key(rollout.id)])
+        try:
+            return await self._within_time(self._play(rollout.example, endpoints, place), rollout)
+        except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
+            check_files(error)  # this process may be able to open no more
+            return failure_of(error, [self._batch.key(rollout.id)])
 
     async def _play_isolated(
         self, rollout: BegunRollout, endpoints: Roles, place: Place | None = None
