@@ -25,9 +25,9 @@ from ratchet.adapters.rendering.answers import (
     split_thought,
     write_answer,
 )
-from ratchet.adapters.rendering.kept_encodings import KeptEncodings
+from ratchet.adapters.rendering.marks import RENDERER_REMEDY, KeptEncodings, Writer
 from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
-from ratchet.adapters.rendering.writing import RENDERER_REMEDY, Writer, choose_renderer
+from ratchet.adapters.rendering.renderers import choose_renderer
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,19 @@ have every part of one show which tokens are marks.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, cast
 
-from renderers.base import Tokenizer
+from jinja2 import TemplateError
+from renderers.base import Renderer, Tokenizer
 from tokenizers import Tokenizer as Backend
 
 from ratchet.adapters.calls import Message, Refused, Tool, ToolCall
 from ratchet.adapters.rendering.answers import CLOSE, OPEN
-from ratchet.adapters.rendering.messages import parse_text
+from ratchet.adapters.rendering.messages import CALLED, name_calls, parse_text
+from ratchet.adapters.rendering.renderer_names import shorten_renderer
+from ratchet.adapters.rendering.renderers import RAISED, create_renderer
 
 LOOK: Tool = {
     "type": "function",
@@ -60,6 +63,10 @@ def probe_marks(write: Write) -> tuple[set[int], set[int]]:
     whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
     return plain | own | {*write(whole, [LOOK], False), *write(whole[1:], [], True)}, own
 
+
+MOST_TEXTS = 8192
+LONGEST_KEPT = 256
+"""Characters of a text whose tokens are kept."""
 
 SPLIT = "q0Zx{}Xz0q"
 """Letters and digits, which no JSON, XML or template writes otherwise."""
@@ -134,21 +141,28 @@ class Marks:
         return self._of_others if role == "assistant" else self._all
 
 
-class TextTokenizer:
+class _OverTokenizer:
+    """A model's tokenizer with methods of another one in front."""
+
+    def __init__(self, tokenizer: object) -> None:
+        self._own = cast(Tokenizer, tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+
+class TextTokenizer(_OverTokenizer):
     """A model's tokenizer that encodes split marks as text, and all else as the model's own does.
 
     It has no `__call__`, so that renderers encode by `encode` alone.
     """
 
     def __init__(self, tokenizer: object, marks: Marks, split: str) -> None:
-        self._own = cast(Tokenizer, tokenizer)
+        super().__init__(tokenizer)
         self._marks = marks
         self._split = split
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._own, name)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode a text in which marks may be split."""
@@ -168,6 +182,39 @@ class TextTokenizer:
         own = cast(Any, self._own)
         text = own.apply_chat_template(messages, tokenize=False, **options)
         return self.encode(text) if tokenize else text
+
+
+class KeptEncodings(_OverTokenizer):
+    """A model's tokenizer, which encodes an equal short text once.
+
+    The header of an answer, for instance, is encoded five times a call.
+    """
+
+    def __init__(self, tokenizer: object) -> None:
+        super().__init__(tokenizer)
+        self._kept = lru_cache(MOST_TEXTS)(self._encode)
+        self._kept_offsets = lru_cache(MOST_TEXTS)(self._encode_with_offsets)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Encode a text."""
+        if add_special_tokens or len(text) > LONGEST_KEPT:
+            return self._own.encode(text, add_special_tokens=add_special_tokens)
+        return [*self._kept(text)]
+
+    def __call__(self, text: Any, **options: Any) -> Mapping[str, Any]:
+        """Encode a text as the tokenizer itself does, for instance with its offsets."""
+        wanted = {"add_special_tokens": False, "return_offsets_mapping": True}
+        if options == wanted and isinstance(text, str) and len(text) <= LONGEST_KEPT:
+            token_ids, offsets = self._kept_offsets(text)
+            return {"input_ids": [*token_ids], "offset_mapping": [*offsets]}
+        return cast(Any, self._own)(text, **options)
+
+    def _encode(self, text: str) -> Sequence[int]:
+        return tuple(self._own.encode(text, add_special_tokens=False))
+
+    def _encode_with_offsets(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+        encoded = cast(Any, self._own)(text, add_special_tokens=False, return_offsets_mapping=True)
+        return tuple(encoded["input_ids"]), tuple(encoded["offset_mapping"])
 
 
 def choose_split(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
@@ -247,3 +294,113 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_map_texts(inner, change) for inner in value]
     return value
+
+
+RENDERER_REMEDY = "give another model.renderer"
+
+MOST_QUOTED = 160
+"""Letters of a renderer's own words that a refusal repeats."""
+
+
+class Writer:
+    """A renderer over a tokenizer, for which no text of a message is a control token."""
+
+    def __init__(self, tokenizer: object, renderer: str, thinking: bool | None) -> None:
+        self.renderer = create_renderer(tokenizer, renderer, thinking)
+        self.name = shorten_renderer(renderer)
+        self._tokenizer = cast(Tokenizer, tokenizer)
+        self._named, self._thinking = renderer, thinking
+        self._of_text: dict[str, Renderer] = {}
+
+    def write(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> list[int]:
+        """Render messages, with the header of the next answer if that is asked for.
+
+        Whatever the renderer or template raises refuses the messages.
+        """
+        renderer, said, offered = self._choose(self.name_calls(messages), tools)
+        try:
+            return _render(renderer, said, offered, ask)
+        except RAISED as error:
+            words = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
+            reason = " ".join(words.split())[:MOST_QUOTED] or type(error).__name__
+            raise Refused(
+                400,
+                f"the renderer {self.name} takes no such messages: {reason}; mend them, or "
+                f"{RENDERER_REMEDY}",
+            ) from error
+
+    def bridge(
+        self, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int] | None:
+        """Render new messages behind an answer; None if the renderer cannot."""
+        renderer, said, offered = self._choose(new, tools)
+        try:
+            bridged = renderer.bridge_to_next_turn(
+                prompt,
+                sampled,
+                said,  # pyright: ignore[reportArgumentType]
+                tools=offered or None,  # pyright: ignore[reportArgumentType]
+            )
+        except RAISED:
+            return None
+        return None if bridged is None else bridged.token_ids
+
+    def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with the ids by which the format names their calls, if it does so."""
+        return name_calls(messages) if self._names_by_id else messages
+
+    @cached_property
+    def _names_by_id(self) -> bool:
+        """The property of a format that writes a call's id in place of its name."""
+        name = LOOK["function"]["name"]
+        try:
+            plain, by_id = (
+                _render(self.renderer, named_by_id(one), [], False)
+                for one in ("1", f"{CALLED}{name}:0")
+            )
+        except RAISED:
+            return False
+        return name not in self._tokenizer.decode(plain) and name in self._tokenizer.decode(by_id)
+
+    def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Tell whether a text of messages or tools spells a control token."""
+        return spell_marks(messages, tools, self._marks)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a text in which control tokens that are written out stay text."""
+        if self._marks.are_in(text):
+            return self._marks.encode_text(text)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _choose(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Renderer, list[Message], list[Tool]]:
+        """Return the renderer of messages and tools, with their control tokens split if any."""
+        if not self.spells_marks(messages, tools):
+            return self.renderer, [*messages], [*tools]
+        split = choose_split(messages, tools)
+        if split not in self._of_text:
+            tokenizer = TextTokenizer(self._tokenizer, self._marks, split)
+            self._of_text[split] = create_renderer(tokenizer, self._named, self._thinking)
+        return self._of_text[split], *split_marks(messages, tools, self._marks, split)
+
+    @cached_property
+    def _marks(self) -> Marks:
+        def write(messages: Sequence[Message], tools: Sequence[Tool], ask: bool) -> list[int]:
+            try:
+                return _render(self.renderer, [*messages], [*tools], ask)
+            except RAISED:
+                return []
+
+        written, own = probe_marks(write)
+        stops = {*self.renderer.get_stop_token_ids()}
+        known = {one for one in vars(self.renderer).values() if type(one) is int}
+        return Marks(self._tokenizer, written | stops | known, own - stops)
+
+
+def _render(renderer: Renderer, messages: list[Message], tools: list[Tool], ask: bool) -> list[int]:
+    return renderer.render_ids(
+        messages,  # pyright: ignore[reportArgumentType]
+        tools=tools or None,  # pyright: ignore[reportArgumentType]
+        add_generation_prompt=ask,
+    )

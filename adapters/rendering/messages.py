@@ -25,6 +25,9 @@ ARGUMENTS = ("arguments", "parameters", "input", "args")
 """Keys by which some clients give a call's arguments; the function's arguments are read by the
 first key."""
 
+CALLED = "functions."
+"""Beginning of an id that names its call, as Kimi's models write them."""
+
 JSON_TYPES: Mapping[type, str] = {
     str: "a string",
     bool: "a boolean",
@@ -111,6 +114,26 @@ def create_tool_call(name: str, arguments: str | JsonObject | None, call_id: obj
         arguments = "{}"
     call: ToolCall = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": call_id, **call} if isinstance(call_id, str) else call
+
+
+def name_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose calls have ids with their name and number, as Kimi's models do."""
+    ids: dict[str, str] = {}
+    named: list[Message] = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            given = call.get("id", "")
+            known = given.startswith(CALLED)
+            own = given if known else f"{CALLED}{call['function']['name']}:{len(ids)}"
+            ids[given or own] = own
+            calls.append({**call, "id": own})
+        answered = message.get("tool_call_id")
+        changed: dict[str, object] = {"tool_calls": calls} if calls else {}
+        if answered in ids:
+            changed["tool_call_id"] = ids[answered]
+        named.append(cast(Message, {**message, **changed}))
+    return named
 
 
 def read_tool(value: object, path: str) -> Tool:

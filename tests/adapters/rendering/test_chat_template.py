@@ -10,7 +10,7 @@ from ratchet.adapters.calls import Message, Refused, Tool
 from ratchet.adapters.door.role_calls import KeptCalls
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.renderer_names import TEMPLATE
-from ratchet.adapters.rendering.writing import ChatTemplateError
+from ratchet.adapters.rendering.renderers import ChatTemplateError
 from tests.support.door.answered_call import answered_call
 from tests.support.runs.small_recipe import small_recipe
 

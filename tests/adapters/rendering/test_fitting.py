@@ -10,7 +10,7 @@ from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTok
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.marks import LOOK
 from ratchet.adapters.rendering.renderer_names import TEMPLATE, NoRenderer, shorten_renderer
-from ratchet.adapters.rendering.writing import choose_renderer, fitting_renderers
+from ratchet.adapters.rendering.renderers import choose_renderer, fitting_renderers
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 PLAIN = (
