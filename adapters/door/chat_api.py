@@ -5,7 +5,7 @@ import hmac
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Self
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ratchet.adapters.calls import CallId, Completion, Refused
 from ratchet.adapters.calls import Request as ChatRequest
@@ -28,13 +28,13 @@ from ratchet.adapters.dialects.table import (
     VERBS,
     Dialect,
     dialect_of,
+    name_response,
     refusal_of,
     write_failure,
     write_refusal,
     write_response,
 )
 from ratchet.adapters.door.format_checks import FormatChecks
-from ratchet.adapters.door.late_streams import LateStream
 from ratchet.adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
 from ratchet.adapters.network.addresses import Listener
 from ratchet.adapters.network.app_server import ANY_PORT, AppServer
@@ -210,9 +210,15 @@ class ChatApi(ABC):
             while not answering.done():
                 await asyncio.wait([answering], timeout=WORD_SECONDS)
                 if calls and not answering.done():
+                    # The client may leave, and asyncio complains of an error that nobody reads.
+                    answering.add_done_callback(lambda done: done.cancelled() or done.exception())
                     refuse = partial(self._refuse, request, started)
-                    late = LateStream(dialect, asked, calls[0].response_id, refuse)
-                    return late.respond(answering, self.chat, WORD_SECONDS)
+                    name = calls[0].response_id
+                    return StreamingResponse(
+                        _wait_for(answering, dialect, asked, name, self.chat, refuse),
+                        headers=name_response(name),
+                        media_type="text/event-stream",
+                    )
         except asyncio.CancelledError:
             answering.cancel()
             raise
@@ -249,6 +255,31 @@ class ChatApi(ABC):
         paths += f", POST …/v1beta{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
         text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
+
+
+async def _wait_for(
+    answering: asyncio.Future[list[Completion]],
+    dialect: Dialect,
+    request: ChatRequest,
+    name: str,
+    chat: Chat,
+    refuse: Callable[[Exception], Refused],
+) -> AsyncIterator[str]:
+    """Yield a stream that begins before its answer, since clients give up on a silent connection.
+
+    `name` is the answer's id. The answer is made and recorded even if the client leaves meanwhile.
+    """
+    told = 0
+    while not answering.done():
+        yield dialect.wait(request, name, told)
+        told += 1
+        await asyncio.wait([answering], timeout=WORD_SECONDS)
+    error = answering.exception()
+    if isinstance(error, Exception):
+        yield dialect.write_late_error(refuse(error), request, name, told)
+        return
+    first, *others = answering.result()
+    yield "".join(dialect.stream(first, chat, *others, waited=told))
 
 
 def _read(dialect: Dialect, body: bytes, passed: Collection[str]) -> ChatRequest:
