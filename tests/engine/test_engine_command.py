@@ -23,7 +23,7 @@ from tests.support.servers.engine_server import Address, connected
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "ratchet.engine", *map(str, arguments)]
+    return [sys.executable, "-P", "-m", "ratchet.engine", *map(str, arguments)]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def prepare(file: Path, cache: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "ratchet.engine", "--prepare", "--base-model", str(file)],
+        [sys.executable, "-P", "-m", "ratchet.engine", "--prepare", "--base-model", str(file)],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         text=True,
         stdout=subprocess.PIPE,

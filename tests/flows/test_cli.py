@@ -16,6 +16,7 @@ from ratchet.flows.recipe.loading import RecipeError, named_recipe, recipe_optio
 from ratchet.flows.recipe.run_recipe import FlowError
 from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.run_folder import RunError
+from tests.support.processes import run
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -30,11 +31,8 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ratchet(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ratchet.flows.cli.main", *arguments]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **variables}
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=120, check=False
-    )
+    return run(["-m", "ratchet.flows.cli.main", *arguments], env=environment)
 
 
 def keys_of(*of: str) -> set[str]:

@@ -15,7 +15,7 @@ from benchmarks.interruptions.signals import Commands, stop_commands
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.logs import append_row
 from ratchet.tasks.storage.run_folder import RunFolder
-from tests.support.processes import wait_until
+from tests.support.processes import Warm, wait_until
 
 HANGING = """
 import subprocess, sys, threading, time
@@ -255,10 +255,10 @@ before = {{*sys.modules}}
 print(_explain_stop(RunFolder(Path({str(run.path)!r})), 2))
 print({{*sys.modules}} - before)
 """
-    with start(program) as process:
-        said, errors = process.communicate(timeout=60)
-    assert errors == ""
-    assert said == "stopped in step 2 of 2; `ratchet resume run` goes on\nset()\n"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout == "stopped in step 2 of 2; `ratchet resume run` goes on\nset()\n"
 
 
 def test_a_forked_process_has_the_usual_effects_of_signals() -> None:
@@ -316,10 +316,9 @@ def test_commands_that_are_stopped_at_random_moments_end_in_time_and_go_on(tmp_p
     assert endings, "some come before the command's own end"
 
 
-def start(program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(program: str) -> Warm:
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return Warm([sys.executable, "-c", program], **ends)
 
 
 def is_alive(process: str) -> bool:

@@ -230,7 +230,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def engine_processes() -> set[int]:
     children = psutil.Process().children(recursive=True)
-    return {one.pid for one in children if "engine" in one.cmdline()}
+    return {one.pid for one in children if "ratchet.engine" in one.cmdline()}
 
 
 def refusal(capsys: pytest.CaptureFixture[str], base: str, *more: str) -> str:

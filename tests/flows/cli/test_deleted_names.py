@@ -1,14 +1,11 @@
 """Names that earlier versions had are refused with the way that is left."""
 
-import subprocess
-import sys
-
 import pytest
 
 from ratchet.adapters.deleted import DELETED
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe
 from ratchet.tasks.algorithm.settings import find_row
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, run
 
 KEYS = [name for name in DELETED if "." in name and " " not in name]
 COMMANDS = [name for name in DELETED if name.startswith("ratchet ")]
@@ -33,7 +30,6 @@ def test_a_deleted_row_is_refused_with_what_is_left(row: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_deleted_command_is_refused_with_what_is_left(command: str) -> None:
-    line = [sys.executable, "-m", "ratchet.flows.cli.main", *command.split()[1:]]
-    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = run(["-m", "ratchet.flows.cli.main", *command.split()[1:]], cwd=ROOT)
     assert ended.returncode == 2
     assert DELETED[command] in ended.stderr

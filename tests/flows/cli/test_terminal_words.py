@@ -9,9 +9,10 @@ import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
 from rich.console import Console
 
-from benchmarks.pictures.terminal import RATCHET, ROOT, Terminal
+from benchmarks.pictures.terminal import RATCHET, Terminal
 from ratchet.flows.cli.progress_bar import logs_printed_to, show_progress
 from ratchet.tasks.storage.run_folder import RunFolder
+from tests.support.processes import Warm, run
 
 WRONG = (*RATCHET, "train", "hello", "--set", "steps=0", "--set", "epochs=0")
 SAID = (
@@ -21,7 +22,10 @@ SAID = (
 
 
 @pytest.mark.parametrize("columns", [70, 80, 200])
-def test_a_refusal_is_broken_at_words_in_a_terminal(columns: int, tmp_path: Path) -> None:
+def test_a_refusal_is_broken_at_words_in_a_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Warm)
     terminal = Terminal(WRONG, tmp_path, columns)
     terminal.read_until(lambda: False)
     first, *others = [line for line in terminal.lines() if line]
@@ -31,10 +35,7 @@ def test_a_refusal_is_broken_at_words_in_a_terminal(columns: int, tmp_path: Path
 
 
 def test_a_refusal_is_one_line_in_a_file(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        WRONG, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
-    )
-    [line] = ran.stderr.splitlines()
+    [line] = run(WRONG[1:], cwd=tmp_path, env={}).stderr.splitlines()
     assert line.startswith(SAID)
 
 

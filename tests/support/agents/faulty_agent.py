@@ -5,9 +5,10 @@ The example's `flag` names the file of the faults that are left, which is remove
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ratchet.adapters.project.modules import load_agent_file
 
@@ -30,10 +31,9 @@ async def play(example: dict[str, Any], *, base_url: str, api_key: str, model: s
 
 def kill_the_engine() -> None:
     """The child of this process that serves the Tinker API."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", "--", "-m ratchet.engine"]
-    found = subprocess.run(command, capture_output=True, check=True)
-    for process in found.stdout.split():
-        os.kill(int(process), signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        if "ratchet.engine" in process.cmdline():
+            process.kill()
 
 
 FAULTS = {
