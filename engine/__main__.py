@@ -9,11 +9,12 @@ import secrets
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, NoReturn
 
 import psutil
@@ -150,7 +151,8 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     stopped = threading.Event()
     if options.exit_with_stdin:
-        threading.Thread(target=_follow_stdin, args=(stopped.set, _ignore), daemon=True).start()
+        told = partial(_follow_stdin, lambda line: stopped.set() if line is None else None)
+        threading.Thread(target=told, daemon=True).start()
     key = resolve_key(api_key or os.environ.get("TINKER_API_KEY"))
     _serve_folder(options, options.state, key, stopped, partial(_load, options))
 
@@ -163,7 +165,7 @@ def serve_each(options: ServeOptions) -> None:
     says CLOSED follows on standard output when a folder is no longer used.
     """
     orders = Orders()
-    threading.Thread(target=_follow_stdin, args=(orders.end, orders.add), daemon=True).start()
+    threading.Thread(target=_follow_stdin, args=(orders.add,), daemon=True).start()
     _load_libraries()
     key, load = resolve_key(os.environ.get("TINKER_API_KEY")), cache(partial(_load, options))
     while (named := orders.next()) is not None:
@@ -187,7 +189,10 @@ def _serve_folder(
         raise RequestRefused(f"--threads is {options.threads}; it must be 1 or more")
     base = base_models.find(options.base_model)
     with listen(options.host, options.port) as listener, lock_state(state):
-        _add_to_cache(base)
+        try:
+            base_models.add_to_cache(base)
+        except OSError as error:  # everything but SamplingClient.get_tokenizer works without it
+            logger.warning("no Hugging Face cache entry for %s: %s", base.name, error)
         _load_libraries()
         from ratchet.engine.api.server import run
         from ratchet.engine.core import EngineCore
@@ -210,45 +215,31 @@ class Orders:
     def __init__(self) -> None:
         self.stopped = threading.Event()
         """Set when what is served now is to be served no longer."""
-        self._changed = threading.Condition()
-        self._lines: deque[str] = deque()
-        self._ended = False
+        self._lines = Queue[str | None]()
 
-    def add(self, line: str) -> None:
-        with self._changed:
-            self._lines.append(line)
-            self._follow()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._follow()
+    def add(self, line: str | None) -> None:
+        """Add a line, or None at the end."""
+        self._lines.put(line)
+        self.stopped.set()
 
     def next(self) -> str | None:
         """Wait for the next folder, and have `stopped` be of it; None when there is no more."""
-        with self._changed:
-            while True:
-                self._wait()
-                if not self._lines:
-                    return None
-                if named := self._lines.popleft():
-                    self.stopped = threading.Event()
-                    if self._lines or self._ended:
-                        self.stopped.set()
-                    return named
+        while (named := self._wait()) == "":
+            pass
+        self.stopped = threading.Event()
+        if not self._lines.empty():
+            self.stopped.set()
+        return named
 
-    def _wait(self) -> None:
+    def _wait(self) -> str | None:
         """Wait for a line or the end; a watchdog that needs no lock ends what is stuck."""
         try:
-            while not (self._lines or self._ended):
+            while True:
                 faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
-                self._changed.wait(STUCK_SECONDS / 4)
+                with suppress(Empty):
+                    return self._lines.get(timeout=STUCK_SECONDS / 4)
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-    def _follow(self) -> None:
-        self.stopped.set()
-        self._changed.notify()
 
 
 def verify(state: Path) -> int:
@@ -271,13 +262,6 @@ def _load_libraries() -> None:
 
     collect_garbage()
     gc.enable()
-
-
-def _add_to_cache(base: base_models.BaseModel) -> None:
-    try:
-        base_models.add_to_cache(base)
-    except OSError as error:  # everything but SamplingClient.get_tokenizer works without it
-        logger.warning("no Hugging Face cache entry for %s: %s", base.name, error)
 
 
 def resolve_key(key: str | None) -> str:
@@ -305,8 +289,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _follow_stdin(ended: Callable[[], None], add: Callable[[str], None]) -> None:
-    """Read the descriptor to its end, and tell its lines and its end.
+def _follow_stdin(tell: Callable[[str | None], None]) -> None:
+    """Read the descriptor to its end, and tell its lines, and None at its end.
 
     A daemon thread in sys.stdin would break the exit.
     """
@@ -314,12 +298,8 @@ def _follow_stdin(ended: Callable[[], None], add: Callable[[str], None]) -> None
     while read := os.read(0, 4096):
         *lines, begun = (begun + read).split(b"\n")
         for line in lines:
-            add(os.fsdecode(line))
-    ended()
-
-
-def _ignore(_: str) -> None:
-    pass
+            tell(os.fsdecode(line))
+    tell(None)
 
 
 def _announce(host: str, port: int, key: str) -> None:

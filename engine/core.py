@@ -37,6 +37,7 @@ from ratchet.engine.training.trainer import Trainer
 T = TypeVar("T")
 
 ABANDONED = timedelta(hours=2)
+"""Time without a heartbeat or a request after which a session's models are released."""
 
 
 @dataclass
@@ -93,16 +94,12 @@ class EngineCore:
         lora = trainer.lora.config
         run = self.registry.create_run(run_id, session_id, self.base.name, lora, metadata)
         self.live_models[run_id] = LiveModel(run, trainer, self.registry.now())
-        for session_id in {live_model.run.session_id for live_model in self.live_models.values()}:
-            if self._is_abandoned(session_id):
+        live_models = [*self.live_models.values()]
+        for session_id in {one.run.session_id for one in live_models}:
+            used = [one.used for one in live_models if one.run.session_id == session_id]
+            last = max(*used, self.registry.last_heartbeat(session_id))
+            if self.registry.now() - last > ABANDONED:
                 self.release(session_id)
-
-    def _is_abandoned(self, session_id: str) -> bool:
-        """Return True if the session had no heartbeat and no request for ABANDONED."""
-        live_models = self.live_models.values()
-        used = [one.used for one in live_models if one.run.session_id == session_id]
-        last = max(*used, self.registry.last_heartbeat(session_id))
-        return self.registry.now() - last > ABANDONED
 
     def _explain_missing(self, model_id: str) -> str:
         if model_id not in self.registry.runs:
@@ -187,13 +184,6 @@ class EngineCore:
             resident = load_lora(self.model, lora, folder)
             self.resident.put(path, resident)
         return resident
-
-    def keep_snapshot(self, sampler: SamplerRecord, frozen: LoraWeights) -> None:
-        """Add a sampler whose weights are in memory only."""
-        key = sampler.weights_key
-        assert key is not None
-        self.resident.put(key, frozen)
-        self.registry.samplers.put(sampler.sampler_id, sampler)
 
     def release(self, session_id: str) -> None:
         """Free the memory of a closed session's training clients and snapshots."""

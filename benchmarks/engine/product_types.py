@@ -30,7 +30,7 @@ from ratchet.engine.__main__ import default_threads
 from ratchet.engine.model.base_models import find
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.model.workers import Workers
+from ratchet.engine.model.products import Workers
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 

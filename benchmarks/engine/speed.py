@@ -46,7 +46,7 @@ from ratchet.engine.__main__ import default_threads
 from ratchet.engine.model.base_models import TINY_CHAT, find
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.model.workers import Workers
+from ratchet.engine.model.products import Workers
 from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.scheduler import Scheduler
 from ratchet.engine.training.datums import TrainingDatum

@@ -1,15 +1,18 @@
-"""Messages of the Tinker API as what the engine computes on, and its results as messages."""
+"""What the routes share: the engine, and messages of the Tinker API as what it computes on."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
+from fastapi import Depends, Query, Request
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.durable.wire.datums import TOKENS
-from ratchet.durable.wire.results import encode_losses, encode_table
+from ratchet.durable.wire.results import STOPPED, encode_losses, encode_table
 from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, read_array
+from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import RequestRefused
-from ratchet.engine.sampling.requests import SampledSequence, SampleResult
+from ratchet.engine.sampling.requests import SampleResult
 from ratchet.engine.training.datums import TrainingDatum
 
 
@@ -46,7 +49,14 @@ def encode_logprobs(outputs: Sequence[np.ndarray], metrics: Mapping[str, float])
 
 def encode_sample(result: SampleResult) -> pb.SampleResponse:
     message = pb.SampleResponse(
-        sequences=map(_encode_sequence, result.sequences),
+        sequences=[
+            pb.SampledSequence(
+                stop_reason=STOPPED[one.stop_reason],
+                tokens=np.asarray(one.tokens, np.int32).tobytes(),
+                logprobs=np.asarray(one.logprobs, np.float32).tobytes(),
+            )
+            for one in result.sequences
+        ],
         prompt_cache_hit_tokens=result.cached_tokens,
     )
     if result.prompt_logprobs is not None:
@@ -56,10 +66,12 @@ def encode_sample(result: SampleResult) -> pb.SampleResponse:
     return message
 
 
-def _encode_sequence(sequence: SampledSequence) -> pb.SampledSequence:
-    stopped = sequence.stop_reason == "stop"
-    return pb.SampledSequence(
-        stop_reason=pb.STOP_REASON_STOP if stopped else pb.STOP_REASON_LENGTH,
-        tokens=np.asarray(sequence.tokens, np.int32).tobytes(),
-        logprobs=np.asarray(sequence.logprobs, np.float32).tobytes(),
-    )
+Limit = Annotated[int, Query(ge=0)]
+Submitted = dict[str, object]
+
+
+async def _engine(request: Request) -> EngineCore:
+    return request.app.state.engine
+
+
+TheEngine = Annotated[EngineCore, Depends(_engine)]

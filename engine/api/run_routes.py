@@ -12,7 +12,7 @@ from fastapi import APIRouter, Body, Depends, Header, Request
 from fastapi.responses import FileResponse
 from starlette.types import Scope
 
-from ratchet.engine.api.dependencies import Limit, TheEngine
+from ratchet.engine.api.conversion import Limit, TheEngine
 from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import NotFound, RequestRefused
 from ratchet.engine.state.checkpoints import EXTERNAL, CheckpointAddress

@@ -14,8 +14,7 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.durable.wire.results import NO_LOGPROB, NO_TOKEN, Table, encode_table
 from ratchet.durable.wire.tensors import csr_rows, encode_tensor
-from ratchet.engine.api.conversion import encode_sample
-from ratchet.engine.api.dependencies import Submitted, TheEngine
+from ratchet.engine.api.conversion import Submitted, TheEngine, encode_sample
 from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.futures import protobuf_answer
@@ -84,7 +83,10 @@ async def get_sampler(sampler_id: str, engine: TheEngine) -> tinker.types.GetSam
 
 @router.post("/asample")
 async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Submitted:
-    sampler = _find_sampler(engine, request)
+    if request.sampling_session_id is not None:
+        sampler = engine.registry.samplers.find(request.sampling_session_id)
+    else:
+        sampler = _new_sampler(engine, "", request.base_model, request.model_path)
     decoded = _decode(request)
     check_request(decoded, engine.model)
     scored = read_options(request, decoded, engine.model.vocab_size)
@@ -100,16 +102,15 @@ async def sample(request: tinker.types.SampleRequest, engine: TheEngine) -> Subm
     return {"request_id": request_id, "sample_sequence_ids": ids}
 
 
-def _find_sampler(engine: EngineCore, request: tinker.types.SampleRequest) -> SamplerRecord:
-    if request.sampling_session_id is not None:
-        return engine.registry.samplers.find(request.sampling_session_id)
-    return _new_sampler(engine, "", request.base_model, request.model_path)
-
-
 def _decode(request: tinker.types.SampleRequest) -> SampleRequest:
+    for chunk in request.prompt.chunks:
+        if not isinstance(chunk, tinker.types.EncodedTextChunk):
+            raise RequestRefused(
+                f"the prompt holds {chunk.type}; the model of this engine reads text"
+            )
     params = request.sampling_params
     return SampleRequest(
-        prompt=_tokens(request.prompt),
+        prompt=request.prompt.to_ints(),
         num_samples=request.num_samples,
         max_tokens=params.max_tokens,
         seed=params.seed,
@@ -120,15 +121,6 @@ def _decode(request: tinker.types.SampleRequest) -> SampleRequest:
         prompt_logprobs=bool(request.prompt_logprobs),
         topk_prompt_logprobs=request.topk_prompt_logprobs,
     )
-
-
-def _tokens(prompt: tinker.types.ModelInput) -> list[int]:
-    for chunk in prompt.chunks:
-        if not isinstance(chunk, tinker.types.EncodedTextChunk):
-            raise RequestRefused(
-                f"the prompt holds {chunk.type}; the model of this engine reads text"
-            )
-    return prompt.to_ints()
 
 
 LARGEST_TABLE = 2**25
@@ -253,7 +245,10 @@ async def answer_scored(
     message = encode_sample(_trim(result, scored))
     if scored.needs_table:
         assert result.topk_prompt_logprobs is not None
-        _add_scores(message, scored, _sort_by_token(*result.topk_prompt_logprobs))
+        ids, logprobs = result.topk_prompt_logprobs  # [T, V], likeliest first
+        table = np.empty_like(logprobs)
+        np.put_along_axis(table, ids.astype(np.int64), logprobs, axis=1)
+        _add_scores(message, scored, table)
     if scored.options.topk_sample_logprobs:
         tables = await _score_sampled(engine, scored, result, lora)
         for sequence, table in zip(message.sequences, tables, strict=True):
@@ -269,13 +264,6 @@ def _add_scores(message: pb.SampleResponse, scored: ScoredRequest, table: np.nda
         tokens, logprobs = _draw_alternatives(table, scored)
         message.prompt_alt_tokens.tokens.CopyFrom(encode_tensor(tokens))
         message.prompt_alt_tokens.logprobs.CopyFrom(encode_tensor(logprobs))
-
-
-def _sort_by_token(ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
-    """Reorder columns [T, V] from likeliest first to the order of token ids."""
-    table = np.empty_like(logprobs)
-    np.put_along_axis(table, ids.astype(np.int64), logprobs, axis=1)
-    return table
 
 
 def _draw_alternatives(table: np.ndarray, scored: ScoredRequest) -> Table:

@@ -27,7 +27,7 @@ from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.base_models import UNREADABLE, BaseModel
 from ratchet.engine.model.language_model import LanguageModel
-from ratchet.engine.model.workers import Workers, use_one_thread
+from ratchet.engine.model.products import Workers, use_one_thread
 
 PREFIX = "/api/v1"
 LARGEST_BODY = 2**26

@@ -9,7 +9,7 @@ from tinker.types import session_status
 from tinker.types.session_status import ClientSessionFinished
 from tinker.types.session_status_query import ClientFinishedSessionStatusQuery, SessionStatusQuery
 
-from ratchet.engine.api.dependencies import Limit, TheEngine
+from ratchet.engine.api.conversion import Limit, TheEngine
 from ratchet.engine.core import EngineCore
 from ratchet.engine.state.registry import OWNER, SessionRecord
 

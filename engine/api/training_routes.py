@@ -10,7 +10,7 @@ from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
 from ratchet.durable.wire.datums import decode_config, parse
 from ratchet.engine.api import conversion
-from ratchet.engine.api.dependencies import Submitted, TheEngine
+from ratchet.engine.api.conversion import Submitted, TheEngine
 from ratchet.engine.core import EngineCore, LiveModel
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.futures import json_answer, protobuf_answer
@@ -264,7 +264,9 @@ def _snapshot(
     )
 
     def freeze() -> Response:
-        engine.keep_snapshot(sampler, live_model.trainer.lora.frozen())
+        assert sampler.weights_key is not None
+        engine.resident.put(sampler.weights_key, live_model.trainer.lora.frozen())
+        engine.registry.samplers.put(sampler.sampler_id, sampler)
         return json_answer({"type": request.type, "sampling_session_id": sampler.sampler_id})
 
     return _submit_in_order(engine, live_model, request.seq_id, freeze)

@@ -73,7 +73,12 @@ class LayerGroup:
         self.bias = layers[0].bias
         if len(layers) > 1:
             self.weight = torch.cat([layer.weight.detach() for layer in layers])
-            self.bias = _join_biases(layers)
+            if any(layer.bias is not None for layer in layers):
+                zeros = torch.zeros(len(self.weight), device=self.weight.device)
+                biases = (
+                    zeros[: len(one.weight)] if one.bias is None else one.bias for one in layers
+                )
+                self.bias = torch.cat([*biases]).detach()
         self.packed = self.weight
         """The weight as sampling multiplies by it: `Products.pack`."""
         stop = 0
@@ -82,18 +87,6 @@ class LayerGroup:
             stop = layer.columns.stop
             if len(layers) > 1:
                 layer.weight = nn.Parameter(self.weight[layer.columns], requires_grad=False)
-
-
-def _join_biases(layers: list[LoraLinear]) -> torch.Tensor | None:
-    if all(layer.bias is None for layer in layers):
-        return None
-    device = layers[0].weight.device
-    return torch.cat(
-        [
-            torch.zeros(len(one.weight), device=device) if one.bias is None else one.bias.detach()
-            for one in layers
-        ]
-    )
 
 
 class ForwardPass(Protocol):

@@ -22,9 +22,8 @@ from ratchet.engine.model.attention import (
     LayerKind,
     LoraLinear,
 )
-from ratchet.engine.model.products import Products, TiledProducts, choose_products
+from ratchet.engine.model.products import Products, TiledProducts, Workers, choose_products
 from ratchet.engine.model.segments import Segment, SegmentAttention
-from ratchet.engine.model.workers import Workers
 
 TOLERANCE = 1e-3
 """Largest accepted difference between packed and original logits, relative to the largest logit."""
@@ -96,7 +95,9 @@ class LanguageModel:
         recorder = self._check_packed(probe, expected)
         self.cache_shape = recorder.cache_shape
         """Shape of one token's cache: (layers, heads, width)."""
-        self._round_layers(dtype)
+        for layer in self.linears.values():
+            if layer.kind != "unembedding":  # its logits need the digits
+                layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
         self.groups = recorder.join_layers([*self.linears.values()])
         self.products = products or self._choose_products()
         for group in self.groups:
@@ -139,30 +140,17 @@ class LanguageModel:
         Merged weights are faster but take the model's size in memory for each LoRA, so only small
         models are merged.
         """
-        return isinstance(self.products, TiledProducts) and self._is_small
-
-    @property
-    def _is_small(self) -> bool:
-        return self.size <= LARGEST_MERGED
+        return isinstance(self.products, TiledProducts) and self.size <= LARGEST_MERGED
 
     @cached_property
     def size(self) -> int:
         """The number of weights in linear layers."""
         return sum(layer.weight.numel() for layer in self.linears.values())
 
-    def _round_layers(self, dtype: torch.dtype) -> None:
-        """Round the weights of the linear layers, but not the head's: its logits need the digits.
-
-        A checkpoint in bfloat16 loses nothing by bfloat16.
-        """
-        for layer in self.linears.values():
-            if layer.kind != "unembedding":
-                layer.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
-
     def _choose_products(self) -> Products:
         weights = [group.weight for group in self.groups]
         rounded = any(weight.dtype != torch.float32 for weight in weights)
-        if self._is_small and not rounded:
+        if self.size <= LARGEST_MERGED and not rounded:
             return TiledProducts()
         chosen = choose_products(weights)
         if rounded and isinstance(chosen, TiledProducts):

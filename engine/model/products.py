@@ -7,9 +7,10 @@ the time of torch's own on x86. `choose_products` tries the property out.
 """
 
 import platform
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -222,3 +223,56 @@ def _multiply_and_add(
     rows: torch.Tensor, weight: torch.Tensor, others: torch.Tensor
 ) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, None, "add")
+
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+DISTURBED = 0.85
+"""Share of its threads' time that a shared step uses if no other program delays it, at least."""
+
+MOST_APART = 128
+"""Bound on the steps that are not shared after a disturbed step: 1, and twice as many after each
+further disturbed step in a row."""
+
+
+class Workers:
+    """Up to `count` threads; with one, everything is computed by the calling thread."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self._threads = ThreadPoolExecutor(count, "compute", use_one_thread) if count > 1 else None
+        self._apart, self._next_apart = 0, 1
+
+    def compute(self, function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+        """Return the function's result for each part; raise the first part's error, if any."""
+        if self._threads is None or len(parts) < 2:
+            return [function(part) for part in parts]
+        return list(self._threads.map(function, parts))
+
+    def may_share(self) -> bool:
+        """Tell whether the next step may be shared: not soon after a disturbed step."""
+        if self._apart:
+            self._apart -= 1
+            return False
+        return self.count > 1
+
+    def share(self, function: Callable[[Part], Result], whole: Part) -> Result:
+        """Return the function's result; all threads compute each of its operations together."""
+        began, used = time.perf_counter(), time.process_time()
+        torch.set_num_threads(self.count)
+        try:
+            return function(whole)
+        finally:
+            use_one_thread()
+            most = self.count * (time.perf_counter() - began)
+            self._note(disturbed=time.process_time() - used < DISTURBED * most)
+
+    def _note(self, disturbed: bool) -> None:
+        self._apart = self._next_apart if disturbed else 0
+        self._next_apart = min(2 * self._next_apart, MOST_APART) if disturbed else 1
+
+
+def use_one_thread() -> None:
+    """Have torch compute each operation of the calling thread in that thread alone."""
+    torch.set_num_threads(1)

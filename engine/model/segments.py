@@ -65,14 +65,6 @@ class Segment:
         """The segments before this one, the first one first."""
         return [] if self.parent is None else [*self.parent.before, self.parent]
 
-    def add_slope(self, of: Kind, reader: "Segment", slope: torch.Tensor) -> None:
-        """Add a following segment's gradient [tokens, heads, width] of what is known here."""
-        key = (of, reader.depth)
-        if key in self.slopes:
-            self.slopes[key] += slope
-        else:
-            self.slopes[key] = slope.clone()
-
     def forget(self) -> None:
         """Free keys, values and their gradients, which nothing reads any more."""
         self.known.clear()
@@ -233,7 +225,11 @@ class SegmentAttention:
                     place = self.places[segment]
                     for part in segment.before:
                         slope = flat[place + part.start : place + part.stop]
-                        part.add_slope((layer, which), segment, slope)
+                        key = ((layer, which), segment.depth)
+                        if key in part.slopes:
+                            part.slopes[key] += slope
+                        else:
+                            part.slopes[key] = slope.clone()
                 own = flat.index_select(0, self.own)
                 own[self.count :] = 0  # nothing reads padding
                 found.append(own)

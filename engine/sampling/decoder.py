@@ -19,9 +19,14 @@ from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Pair
 from ratchet.engine.randomness import entropy, uniforms
 from ratchet.engine.sampling.kv_cache import Cache, Pool, PromptCache
-from ratchet.engine.sampling.requests import GREEDY_BELOW, Prefill, SampleRequest, SamplingJob
+from ratchet.engine.sampling.requests import (
+    GREEDY_BELOW,
+    Prefill,
+    SampleRequest,
+    SamplingJob,
+    SlotTable,
+)
 from ratchet.engine.sampling.sampling_pass import Part, Row, split
-from ratchet.engine.sampling.slots import SlotTable
 
 
 def choose_tokens(
@@ -202,7 +207,10 @@ class Decoder:
 
     def submit(self, request: SampleRequest, lora: LoraWeights | None, future: Future) -> None:
         """Queue a request that `check_request` accepted."""
-        self._tell_of_noise(len(request.prompt))
+        if (length := len(request.prompt)) > self.model.read_context and not self._told_of_noise:
+            self._told_of_noise = True
+            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
+            log.warning(text, length, self.model.read_context, self.model.name)
         seed = entropy() if request.seed is None else request.seed
         self.waiting.append(SamplingJob(request, lora, future, seed))
 
@@ -253,7 +261,10 @@ class Decoder:
             key = (job.lora, tuple(job.request.prompt))
             if key not in known:
                 prefill = self.reader.prepare(job.lora, job.request.prompt)
-                cost = self._cost(job, prefill)
+                cost = len(prefill.prompt) - prefill.known
+                if job.wants_prompt:
+                    widest = max(self.model.vocab_size, LOGITS_PER_TOKEN)
+                    cost = len(prefill.prompt) * widest // LOGITS_PER_TOKEN
                 if known and cost > budget:
                     break
                 budget -= cost
@@ -262,12 +273,6 @@ class Decoder:
             self._start(job, known[key], number)
             if job.started == job.request.num_samples:
                 self.waiting.popleft()
-
-    def _cost(self, job: SamplingJob, prefill: Prefill) -> int:
-        if not job.wants_prompt:
-            return len(prefill.prompt) - prefill.known
-        widest = max(self.model.vocab_size, LOGITS_PER_TOKEN)
-        return len(prefill.prompt) * widest // LOGITS_PER_TOKEN
 
     def _count_startable(self, job: SamplingJob) -> int:
         """Count the completions of a request that slots and the cache have room for."""
@@ -287,12 +292,6 @@ class Decoder:
             return max(1, model.read_context - prompt)
         room = max(1, model.max_context - prompt)
         return min(room, request.max_tokens or room)
-
-    def _tell_of_noise(self, prompt: int) -> None:
-        if prompt > self.model.read_context and not self._told_of_noise:
-            self._told_of_noise = True
-            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
-            log.warning(text, prompt, self.model.read_context, self.model.name)
 
     def _start(self, job: SamplingJob, prefill: Prefill, number: int) -> None:
         request, limit = job.request, self._limit(job.request)

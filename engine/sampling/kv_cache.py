@@ -257,21 +257,18 @@ class PromptCache:
     def _take_place(self, needed: set[Block]) -> int | None:
         """Return a free place or, without one, the place of a block that is not needed."""
         if not self._free and len(self._used) < self.most_blocks:
-            self._enlarge()
+            known = self.data.shape[2]
+            count = min(self.most_blocks, max(FIRST_BLOCKS, 2 * known))
+            data = self.data.new_zeros((*self.data.shape[:2], count, *self.data.shape[3:]))
+            data[:, :, :known] = self.data
+            self.data = data
+            self._free = list(range(known, count))[::-1]
         if not self._free:
             oldest = next(iter(self._used), None)
             if oldest is None or oldest in needed:
                 return None
             self._forget(oldest)
         return self._free.pop()
-
-    def _enlarge(self) -> None:
-        known = self.data.shape[2]
-        count = min(self.most_blocks, max(FIRST_BLOCKS, 2 * known))
-        data = self.data.new_zeros((*self.data.shape[:2], count, *self.data.shape[3:]))
-        data[:, :, :known] = self.data
-        self.data = data
-        self._free = list(range(known, count))[::-1]
 
     def _forget(self, block: Block) -> None:
         """Free the place of a block that nothing follows."""

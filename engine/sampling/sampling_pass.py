@@ -29,8 +29,7 @@ from ratchet.engine.model.attention import (
 from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Pair, Products
 from ratchet.engine.sampling.kv_cache import Cache, Pool
-from ratchet.engine.sampling.requests import Prefill
-from ratchet.engine.sampling.slots import SlotTable
+from ratchet.engine.sampling.requests import Prefill, SlotTable
 
 CHUNK = 64
 
@@ -356,18 +355,16 @@ class Row:
             heads.append(np.arange(len(slots)) + self.heads.add(places[-1]))
             for prefill in prefills:
                 if prefill.lora is lora:
-                    self._add_prefill(prefill)
+                    unread = prefill.prompt[prefill.known :]
+                    prefill.start = self.tokens.add(np.array(unread, dtype=np.int64))
+                    self.positions.add(np.arange(prefill.known, len(prefill.prompt)))
+                    last = self.tokens.length - 1
+                    needed = np.arange(prefill.start if prefill.whole else last, last + 1)
+                    prefill.head = self.heads.add(needed)
             for strip in (self.tokens, self.positions, self.heads):
                 strip.end_share(lora)
         self.running, self.places = np.concatenate(running), np.concatenate(places)
         self.running_heads = np.concatenate(heads)
-
-    def _add_prefill(self, prefill: Prefill) -> None:
-        prefill.start = self.tokens.add(np.array(prefill.prompt[prefill.known :], dtype=np.int64))
-        self.positions.add(np.arange(prefill.known, len(prefill.prompt)))
-        last = self.tokens.length - 1
-        needed = np.arange(prefill.start if prefill.whole else last, last + 1)
-        prefill.head = self.heads.add(needed)
 
     def inputs(self) -> Iterator[torch.Tensor]:
         """Yield tokens, positions, and the places of the tokens whose logits are needed."""
@@ -388,7 +385,12 @@ class Row:
         order = np.zeros(self.tokens.length, dtype=np.int64)
         offset = 0
         groups: list[PromptGroup | CachedGroup] = []
-        for pool, readings in self._readings().items():
+        read: dict[Pool, list[Reading]] = {}
+        for one in self.prefills:
+            length = len(one.prompt)
+            reading = Reading(one.entry, one.known, length, one.start)
+            read.setdefault(self.prompts.pool(length), []).append(reading)
+        for pool, readings in read.items():
             prompts, offset = prompt_group(pool, readings, order, offset)
             groups.append(prompts)
         for capacity in np.unique(self.table.capacity[self.running]):
@@ -398,14 +400,6 @@ class Row:
             offset += len(places)
         attention = SamplingAttention(groups, self._tensor(order))
         return SamplingPass(self.products, self.tokens.shares, self.heads.shares, attention, ready)
-
-    def _readings(self) -> dict[Pool, list[Reading]]:
-        found: dict[Pool, list[Reading]] = {}
-        for prefill in self.prefills:
-            length = len(prefill.prompt)
-            reading = Reading(prefill.entry, prefill.known, length, prefill.start)
-            found.setdefault(self.prompts.pool(length), []).append(reading)
-        return found
 
     def _cached_group(self, capacity: int) -> tuple[CachedGroup, np.ndarray]:
         """Return the running completions in a pool, in the order of its entries, and their places.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights
-from ratchet.engine.model.workers import use_one_thread
+from ratchet.engine.model.products import use_one_thread
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
 
@@ -79,7 +79,11 @@ class Scheduler:
                 self._execute(*self._tasks.popleft())
             self._sample_meanwhile()
         self.model.pause = lambda: None
-        self._cancel()
+        error = RuntimeError("the engine was closed before this request was done; submit it again")
+        for future, _ in self._tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        self._decoder.close(error)
 
     def _wait(self) -> bool:
         """Wait for work; return False once closing."""
@@ -109,13 +113,6 @@ class Scheduler:
             if time.monotonic() >= deadline:
                 break
         self._since = time.monotonic()
-
-    def _cancel(self) -> None:
-        error = RuntimeError("the engine was closed before this request was done; submit it again")
-        for future, _ in self._tasks:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-        self._decoder.close(error)
 
 
 BUDGET_BYTES = 2**30

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,9 +44,17 @@ def save_lora(lora: LoraWeights, folder: Path, renamed: Mapping[str, str] | None
         for layer, pair in lora.pairs.items()
         for matrix, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
     }
-    write_file(
-        folder / CONFIG, json.dumps(_adapter_config(lora, names.values()), indent=2).encode()
-    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.config.rank,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(names.values()),
+        "inference_mode": True,
+    }
+    write_file(folder / CONFIG, json.dumps(config, indent=2).encode())
     write_file(folder / WEIGHTS, save(_portable(tensors)))
 
 
@@ -72,19 +80,6 @@ def save_optimizer(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 def load_optimizer(folder: Path) -> dict[str, torch.Tensor]:
     """Read the tensors for `Trainer.load_optimizer`, which checks names and shapes."""
     return _read(folder / OPTIMIZER)
-
-
-def _adapter_config(lora: LoraWeights, layers: Iterable[str]) -> dict[str, object]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": lora.config.rank,
-        "lora_alpha": ALPHA,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(layers),
-        "inference_mode": True,
-    }
 
 
 def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,8 +13,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights, check_shapes
 from ratchet.engine.training.datums import TrainingDatum, check_datums
 from ratchet.engine.training.losses import resolve_loss
-from ratchet.engine.training.lots import Asked, TreeComputation
-from ratchet.engine.training.training_pass import GradientSums
+from ratchet.engine.training.training_pass import GradientSums, TreeComputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Trainer:
         self.step = 0
         for tensor in lora.tensors.values():
             tensor.requires_grad_(True)
-        self.first_moments = _zeros(lora)
-        self.second_moments = _zeros(lora)
+        self.first_moments = {name: torch.zeros_like(one) for name, one in lora.tensors.items()}
+        self.second_moments = {name: torch.zeros_like(one) for name, one in lora.tensors.items()}
         self.sums = GradientSums(lora)
 
     def forward_backward(
@@ -68,8 +68,8 @@ class Trainer:
         """
         function, settings = resolve_loss(loss, config or {})
         datums = check_datums(data, loss, function, self.model)
-        asked = Asked(datums, function, settings, backward)
-        computation = TreeComputation(self.model, self.lora, self.sums, asked)
+        loss_of = partial(function, config=settings)
+        computation = TreeComputation(self.model, self.lora, self.sums, datums, loss_of, backward)
         computation.run()
         return computation.outputs, {"loss:sum": sum(computation.losses)}
 
@@ -123,7 +123,3 @@ class Trainer:
             v.mul_(params.beta2).addcmul_(gradient, gradient, value=1 - params.beta2)
             spread = (v.sqrt() / math.sqrt(second_bias)).add_(params.eps)
             weight.addcdiv_(m, spread, value=-params.learning_rate / first_bias)
-
-
-def _zeros(lora: LoraWeights) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros_like(tensor) for name, tensor in lora.tensors.items()}

@@ -27,7 +27,7 @@ def test_a_line_that_comes_before_a_folder_is_served_ends_it_at_once() -> None:
     assert orders.next() == "one"
     assert orders.stopped.is_set()
     assert orders.next() == "two"
-    orders.end()
+    orders.add(None)
     assert orders.stopped.is_set()
     assert orders.next() is None
 

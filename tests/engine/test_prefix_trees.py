@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.model.products import OneDnnProducts, Products, TiledProducts
+from ratchet.engine.model.products import OneDnnProducts, Products, TiledProducts, Workers
 from ratchet.engine.model.segments import SegmentAttention
-from ratchet.engine.model.workers import Workers
-from ratchet.engine.training import lots, prefix_tree
+from ratchet.engine.training import prefix_tree, training_pass
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.losses import LOSSES
 from ratchet.engine.training.prefix_tree import Node, grow_forest
@@ -132,7 +131,7 @@ def test_lots_and_threads_change_no_bit(
 ) -> None:
     texts = [*deep_group(1), drawn(9, 30), *group(4, 64, [7] * 6), drawn(8, 3), *deep_group(2)]
     expected = computed(model, texts)
-    monkeypatch.setattr(lots, "MICROBATCH_TOKENS", most_tokens)
+    monkeypatch.setattr(training_pass, "MICROBATCH_TOKENS", most_tokens)
     for threads in (1, 2, 5):
         monkeypatch.setattr(model, "workers", Workers(threads))
         assert_same_bits(computed(model, texts), expected)
@@ -190,7 +189,7 @@ def test_a_request_that_fails_leaves_no_graph(
         raise MemoryError
 
     before = graphs()
-    monkeypatch.setattr(lots._Lot, "backward", fail)
+    monkeypatch.setattr(training_pass._Lot, "backward", fail)
     with pytest.raises(MemoryError):
         begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
     assert graphs() == before

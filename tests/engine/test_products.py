@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ratchet.engine.errors import RequestRefused
-from ratchet.engine.model import workers
 from ratchet.engine.model.attention import LoraLinear
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
@@ -19,12 +18,12 @@ from ratchet.engine.model.products import (
     ROUNDING,
     OneDnnProducts,
     TiledProducts,
+    Workers,
     choose_products,
     has_bfloat16,
     is_sound,
 )
 from ratchet.engine.model.segments import Segment, SegmentAttention
-from ratchet.engine.model.workers import Workers
 from ratchet.engine.sampling import decoder
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult
@@ -234,7 +233,9 @@ def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
         assert answers(model, asked) == alone
         assert answers(model, asked[::-1], spread=2)[::-1] == alone
     monkeypatch.setattr(decoder, "SHARED_WEIGHTS", 0)
-    monkeypatch.setattr(workers, "DISTURBED", 0.0)  # every step without a prompt is shared
+    monkeypatch.setattr(
+        "ratchet.engine.model.products.DISTURBED", 0.0
+    )  # every step without a prompt is shared
     for count in (2, 4):
         monkeypatch.setattr(model, "workers", Workers(count))
         assert answers(model, asked, spread=2) == alone

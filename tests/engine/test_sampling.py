@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.model.workers import Workers
+from ratchet.engine.model.products import Workers
 from ratchet.engine.randomness import stream_keys, uniforms
 from ratchet.engine.sampling import decoder
 from ratchet.engine.sampling.decoder import Decoder, choose_tokens

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from ratchet.engine.training import target_logprobs
-from ratchet.engine.training.target_logprobs import compute_target_logprobs
+from ratchet.engine.training.training_pass import compute_target_logprobs
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -15,7 +14,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_values_and_gradients_are_those_of_torchs_own_operations(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(target_logprobs, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr("ratchet.engine.training.training_pass.LOGITS_AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(1)
     rows = torch.tensor([0, 1, 2, 2, 2, 5, 5, 1, 8, 9, 9])  # several targets of a row, and none
     targets = torch.randint(0, 50, rows.shape, generator=generator)

@@ -6,7 +6,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.model.workers import Workers
+from ratchet.engine.model.products import Workers
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 
@@ -102,7 +102,7 @@ def test_gradients_accumulate_over_calls_until_the_step(model: LanguageModel) ->
 def test_the_number_of_threads_changes_no_bit(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ratchet.engine.training.lots.MICROBATCH_TOKENS", 130)
+    monkeypatch.setattr("ratchet.engine.training.training_pass.MICROBATCH_TOKENS", 130)
     found = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(model, "workers", Workers(threads))

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from ratchet.engine.model.workers import MOST_APART, Workers
+from ratchet.engine.model.products import MOST_APART, Workers
 
 
 class Clocks:
