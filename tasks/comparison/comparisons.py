@@ -23,7 +23,7 @@ from ratchet.tasks.storage.tables import query_beside, read_table, select, write
 PLAYED_QUERY = query_beside(str(Path(__file__).with_name("played")))
 
 MOST_DIFFERENT = 3
-"""Examples that are shown of a pair of targets: those on which they differ most."""
+"""Number of examples to show of a pair of targets: those that differ most."""
 
 COMPARISON_FILE = "comparison.json"
 
@@ -146,7 +146,7 @@ def write_comparison(
 
 
 def most_different(comparison: Comparison, target: str) -> list[tuple[ExampleRow, ExampleRow]]:
-    """List the examples on which a target and `against` differ most, as the two played them.
+    """List the examples whose rewards differ most between a target and `against`.
 
     Of equal differences the first examples come first.
     """

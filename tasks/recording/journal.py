@@ -188,7 +188,7 @@ def copy_without(journal: Path, rollouts: Collection[str], path: Path) -> None:
 
 
 class JournalTail:
-    """Reader of the records that have been added to a journal since its last look.
+    """Reader of the records that were added to a journal since its last look.
 
     People look at what it reads, so it compares no checksums, and what a call repeats of an earlier
     one is left out.

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.process.terminal import hanging, on_one_line, terminal_width, visible
+from ratchet.tasks.recording.transcripts import describe_end
 from ratchet.tasks.recording.views import SPAN_VIEWS, VIEWS, open_views, views_in
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside
@@ -187,8 +188,7 @@ def describe_found(runs: Sequence[RunFolder], sought: Sought, first: int) -> str
 
 def _lines(row: Mapping[str, Any], text: str) -> Iterator[str]:
     """Yield the lines of a rollout: its name and its end, and each question with its answer."""
-    reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
-    yield hanging(f"{row['run']} {row['rollout_id']}, {row['error'] or reward}")
+    yield hanging(f"{row['run']} {row['rollout_id']}, {describe_end(row)}")
     for turn in row["turns"] or ():
         yield hanging(f"{turn['role']} was asked: {_around(turn['asked'] or '', text)}")
         yield hanging(f"{turn['role']} answered: {_around(turn['said'], text)}")

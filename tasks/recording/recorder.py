@@ -63,7 +63,7 @@ class JournalRecorder:
         judged: bool = False,
     ) -> None:
         self.fault: ServiceError | None = None
-        """Why the service answers no call of the batch, of which nothing more is recorded."""
+        """Why the service answers no call of the batch; then nothing more is recorded."""
         self._run = run
         self._lifeline = lifeline
         self._attempts = batch.attempts

@@ -3,7 +3,7 @@
 The prompt of a call mostly repeats an earlier prompt and its answer, and so do its messages; other
 columns are those of every call of its role. The record leaves out what is repeated, so that a
 journal grows with what is new. It names only a call whose record stands before it in the same
-journal: whatever is cut off the end of a journal, the records that are left can be read.
+journal, so a journal whose end was cut off can still be read.
 """
 
 import json

@@ -253,7 +253,7 @@ def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence
 
 
 def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[Span]:
-    """Return the spans of an end, in the order in which they are recorded.
+    """Return the spans of an end, in the order of recording.
 
     The last is the reward or the error: a failed rollout has no reward, which is not a reward of 0.
     Before a reward come the credits of roles and of their calls. They count only with it, so a

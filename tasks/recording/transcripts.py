@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ratchet.adapters.calls import POLICY
 from ratchet.tasks.storage.files import verified
@@ -35,7 +35,7 @@ class Transcript(TypedDict):
     left_out_fields: Sequence[str]
 
 
-def describe_end(row: Transcript) -> str:
+def describe_end(row: Transcript | Mapping[str, Any]) -> str:
     """Say how a rollout has ended: with its reward, its error, or neither."""
     if row["error"] is not None:
         return row["error"]

@@ -95,7 +95,7 @@ def open_views(
 
     Every file is checked first, and a damaged one is refused (Damaged). The torn end of a journal
     does not count; a call that is being answered shows as begun. The connection opens no file and
-    loads no extension, whatever a statement asks. Close the connection, or use it in a `with`.
+    loads no extension. Close the connection, or use it in a `with`.
 
     Steps, trajectories, datums and the GIVEN_VIEWS have the columns of their files. Without a file
     there is no such view, and no view `tokens`. The views of spans have the batches for which
@@ -158,8 +158,10 @@ def _register_rows(connection: Views, runs: Sequence[RunFolder], names: Sequence
     """Register the tables of steps, evaluations and comparisons; comparisons belong to no run."""
     if "steps" in names:
         rows = [{"run": run.name, **row} for run in runs for row in read_metrics(run.metrics)]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in columns})
         if rows:
-            connection.register("steps", _unify(rows))
+            connection.register("steps", table)
     if "evaluations" in names:
         rows = [row for run in runs for row in evaluation_rows(run)]
         connection.register("evaluations", pa.Table.from_pylist(rows, schema=EVALUATIONS))
@@ -183,12 +185,6 @@ def _learned(
         for policy in run.policies():
             for path in run.learned(policy, name):
                 yield path, {"run": run.name, "policy": policy, "step": int(path.stem)}
-
-
-def _unify(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Make a table of rows that differ in their columns; missing values are null."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
 def evaluation_rows(run: RunFolder) -> Iterator[dict[str, Any]]:

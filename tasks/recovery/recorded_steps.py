@@ -70,8 +70,8 @@ class Evidence:
 class StepDatums:
     """Datums of a step, and the method that trains them.
 
-    `request` has the datums of each forward-backward pass, and `counts` how many each term has;
-    `evidence` is of the weights that the step begins with, if it is recorded beside the datums.
+    `request` has the datums of each forward-backward pass, `counts` how many each term has.
+    `evidence`: recorded log-probabilities under the weights before the step, if there are any.
     """
 
     step: int

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule by which a run keeps checkpoints: the `newest`, and what something needs.
+    """Rule that keeps a run's checkpoints: the `newest`, and what something needs.
 
     `needed` maps the oldest of the newest to those which the run itself needs beside them.
     """

@@ -34,7 +34,7 @@ KEPT_TOKENS_QUERY, PROGRAM_QUERY = (
 MOST_TOOLS = 60
 MOST_SPANS = 40
 MOST_BROKEN = 5
-"""Calls of which it is said why their prompts have not kept tokens."""
+"""Calls whose lost tokens are explained."""
 LONGEST_QUESTION = 240
 ONLY_GLUE = (
     "The tiny base model has played: its words check that agent, door and rewards fit together,\n"

@@ -146,7 +146,8 @@ class Exported:
 def render_card(run: RunFolder, step: int, exported: Exported) -> str:
     """Return the model card of a checkpoint of a run."""
     manifest = read_manifest(run)
-    recipe, licence = manifest["recipe"], exported.licence
+    recipe, licence, held_out = manifest["recipe"], exported.licence, read_facts(run).held_out
+    curve = [[at, value] for at, value in held_out.by_step.items()]
     front = {
         "base_model": exported.base,
         "library_name": "peft" if exported.form == "peft" else "transformers",
@@ -159,7 +160,9 @@ def render_card(run: RunFolder, step: int, exported: Exported) -> str:
         f"checkpoint {step} of {recipe['steps']}.",
         "Base": _base(manifest, exported),
         "Held-out scores": _scores(run, step),
-        "Curve": _curve(run),
+        "Curve": markdown_table(["checkpoint", f"held-out {held_out.measure}"], curve)
+        if len(curve) > 2
+        else "",
         "Data": _data(manifest),
         "Lineage": _lineage(manifest),
         "Check": f"As transformers computes this folder, {exported.parity}.",
@@ -194,14 +197,6 @@ def _scores(run: RunFolder, step: int) -> str:
     table = markdown_table(["checkpoint", *names[:SCORE_COLUMNS]], rows) if rows else ""
     unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
     return "\n".join(filter(None, [table, unknown]))
-
-
-def _curve(run: RunFolder) -> str:
-    """Return the held-out measure of each checkpoint that has one, if more than two have."""
-    held_out = read_facts(run).held_out
-    rows = [[at, value] for at, value in held_out.by_step.items()]
-    named = ["checkpoint", f"held-out {held_out.measure}"]
-    return markdown_table(named, rows) if len(rows) > 2 else ""
 
 
 def _data(manifest: Manifest) -> str:

@@ -1,14 +1,14 @@
 """What a run has come to, by its files: each fact is read once, and every screen shows it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError, counted
@@ -68,7 +68,6 @@ Measure = Literal["reward", "loss", "accuracy"]
 """What is measured on held-out examples."""
 
 StepMetrics = Mapping[str, float]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class RecordedFailure:
-    """An error: its whole text, how often it occurred, and in which rollouts, in words.
+    """An error: its whole text, how often it occurred, and its rollouts, in words.
 
     Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it. The
     text has the commonest of the `messages` of its type at the same line of code.
@@ -164,35 +163,6 @@ class RecordedFailure:
     def variety(self) -> str:
         """Number of its messages, in words; empty if there is one."""
         return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
-
-
-@dataclass(frozen=True)
-class HeldOutFacts:
-    """Facts of a run's held-out examples, which do not change with each step."""
-
-    run: RunFolder
-
-    @cached_property
-    def scores(self) -> Sequence[HeldOutScore]:
-        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
-        return [score for path in own for score in _read_scores(path, version_of([path]))]
-
-    @cached_property
-    def headlines(self) -> Sequence[HeldOutScore]:
-        by_step: dict[int, HeldOutScore] = {}
-        for how in ("sampled", "judged"):
-            for score in self.scores:
-                if score.played == how:
-                    by_step.setdefault(score.step, score)
-        return [by_step[step] for step in sorted(by_step)]
-
-    @cached_property
-    def values(self) -> HeldOutValues:
-        if files := self.run.measures():
-            found = {int(path.stem): _read_value(path, version_of([path])) for path in files}
-            measure = next(iter(found.values()))[0]
-            return HeldOutValues(measure, {step: value for step, (_, value) in found.items()})
-        return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
 
 @dataclass(frozen=True)
@@ -327,24 +297,30 @@ class RunFacts:
         """Sum a metric that counts, such as `rollouts/failed`."""
         return sum(int(row.get(metric, 0)) for row in self.metrics)
 
-    @property
+    @cached_property
     def scores(self) -> Sequence[HeldOutScore]:
         """Held-out scores of the run's own evaluations, in the order of checkpoints."""
-        return self._held_out.scores
-
-    @property
-    def headlines(self) -> Sequence[HeldOutScore]:
-        """Score of each checkpoint: the mean reward when sampled, or else a judge's score."""
-        return self._held_out.headlines
-
-    @property
-    def held_out(self) -> HeldOutValues:
-        """Value of each measured checkpoint: a reward, a loss or an accuracy."""
-        return self._held_out.values
+        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
+        return [score for path in own for score in _read_scores(path, version_of([path]))]
 
     @cached_property
-    def _held_out(self) -> "HeldOutFacts":
-        return _newest(self.run, HeldOutFacts).at(version_of(_scored(self.run)))
+    def headlines(self) -> Sequence[HeldOutScore]:
+        """Score of each checkpoint: the mean reward when sampled, or else a judge's score."""
+        by_step: dict[int, HeldOutScore] = {}
+        for how in ("sampled", "judged"):
+            for score in self.scores:
+                if score.played == how:
+                    by_step.setdefault(score.step, score)
+        return [by_step[step] for step in sorted(by_step)]
+
+    @cached_property
+    def held_out(self) -> HeldOutValues:
+        """Value of each measured checkpoint: a reward, a loss or an accuracy."""
+        if files := self.run.measures():
+            found = {int(path.stem): _read_value(path, version_of([path])) for path in files}
+            measure = next(iter(found.values()))[0]
+            return HeldOutValues(measure, {step: value for step, (_, value) in found.items()})
+        return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
     def measures(self) -> list[HeldOutMeasure]:
         """Read the measures on held-out texts or pairs, by checkpoint, of a run that has some."""
@@ -419,33 +395,19 @@ class RunFacts:
 
 def read_facts(run: RunFolder) -> RunFacts:
     """Return the facts of a run; they are read anew only if its files have changed."""
-    version = version_of([run.manifest, run.metrics, *_scored(run)])
-    return _newest(run, RunFacts).at(version)
+    held_out = run.evaluation("any").parent, run.measure(0).parent
+    version, kept = version_of([run.manifest, run.metrics, *held_out]), _newest(run)
+    if (facts := kept.get(version)) is None:
+        facts = RunFacts(run)
+        kept.clear()
+        kept[version] = facts
+    return facts
 
 
-def _scored(run: RunFolder) -> list[Path]:
-    """List the folders of what was measured on held-out examples."""
-    return [run.evaluation("any").parent, run.measure(0).parent]
-
-
-class _Newest(Generic[T]):
-    """The newest of what is made of the files of a run, which are read when they have changed."""
-
-    def __init__(self, run: RunFolder, make: Callable[[RunFolder], T]) -> None:
-        self._run, self._make = run, make
-        self._made: tuple[FileVersions, T] | None = None
-
-    def at(self, version: FileVersions) -> T:
-        """Return what is made of the files in this version."""
-        made = self._made
-        if made is None or made[0] != version:
-            made = self._made = version, self._make(self._run)
-        return made[1]
-
-
-@lru_cache(2 * MOST_RUNS)
-def _newest(run: RunFolder, make: Callable[[RunFolder], T]) -> _Newest[T]:
-    return _Newest(run, make)
+@lru_cache(MOST_RUNS)
+def _newest(_: RunFolder) -> dict[FileVersions, RunFacts]:
+    """Return what is known of a run: its facts by the version of its files."""
+    return {}
 
 
 @lru_cache(MOST_MEASURES)
@@ -501,7 +463,7 @@ def describe_origin(run: RunFolder) -> str:
     since = f"{counted(facts.done - shared, 'step')} since {name}@{shared}"
     changes = differences(parent["recipe"], facts.recipe)
     known = dict(values.by_step)
-    with suppress(Damaged):  # a fork has trained, whatever becomes of its parent
+    with suppress(Damaged):  # the parent of a fork may be gone or damaged
         known |= read_facts(folder_of(name)).held_out.by_step
     scored, before = max(((s, v) for s, v in known.items() if s <= shared), default=(shared, None))
     if before is None:

@@ -41,7 +41,7 @@ MEASURES = {"reward/mean": ("reward", 2), "loss": ("loss", 3)}
 """Metrics that describe a step, with their decimals: the first metric that the step has counts."""
 
 SAMPLING_COLUMNS = ("kind", "ended", "gen_ai_usage_output_tokens", "recalled")
-"""Columns of spans by which the speed of sampling is measured."""
+"""Columns of spans that give the speed of sampling."""
 
 UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 

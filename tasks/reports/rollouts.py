@@ -40,7 +40,7 @@ DATUM_COLUMNS = pa.schema(
         ("advantages", pa.list_(pa.float32())),
     ]
 )
-"""Columns of datums by which tokens are marked."""
+"""Columns of datums that mark tokens."""
 
 MOST_TOKENS = 3000
 """Tokens of a trajectory that are shown; a longer one shows its begin and its end."""

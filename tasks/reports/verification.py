@@ -87,7 +87,7 @@ def _read(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Record of a run: its manifest and metrics, and the steps of which a policy was updated.
+    """Record of a run: its manifest and metrics, and each policy's updated steps.
 
     Of the run's files only the `readable` are read.
     """

@@ -23,7 +23,7 @@ class BudgetReached(UserError):
 
 @dataclass(frozen=True)
 class BudgetSpent:
-    """The largest share of a budget that is spent, and of which limit; 0 without a budget."""
+    """The largest spent share of a limit, and that limit in words; 0 without a budget."""
 
     share: float
     words: str
@@ -71,7 +71,7 @@ def grant(run: RunFolder, limits: Mapping[str, float]) -> None:
 
 
 def check_larger(run: RunFolder, limits: Mapping[str, float]) -> None:
-    """Refuse (UserError) limits of which a run has spent as much already."""
+    """Refuse (UserError) limits that a run has already reached."""
     amounts = _amounts(run)
     for name, limit in limits.items():
         if amounts[name] >= limit:

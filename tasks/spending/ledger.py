@@ -124,18 +124,12 @@ def read_scored(run: RunFolder) -> Iterator[SpentTokens]:
         total.update({kind: row[kind] for kind in TOKEN_KINDS} | {"requests": 1})
     for (task, use), total in counted.items():
         requests = total.pop("requests")
-        purpose, role, step = _parse_task(task.removeprefix(f"{run.path.name}/"))
-        yield SpentTokens(
-            purpose, role, step, use, requests, {kind: total[kind] for kind in TOKEN_KINDS}
-        )
-
-
-def _parse_task(task: str) -> tuple[str, str, int | None]:
-    named = TASK.fullmatch(task)
-    if named is None:
-        return task, POLICY, None
-    step = named["step"]
-    return named["stage"], named["policy"] or POLICY, None if step is None else int(step)
+        purpose, role, step = task.removeprefix(f"{run.path.name}/"), POLICY, None
+        if (named := TASK.fullmatch(purpose)) is not None:
+            purpose, role = named["stage"], named["policy"] or POLICY
+            step = None if named["step"] is None else int(named["step"])
+        kinds = {kind: total[kind] for kind in TOKEN_KINDS}
+        yield SpentTokens(purpose, role, step, use, requests, kinds)
 
 
 class SpentSoFar:

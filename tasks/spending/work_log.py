@@ -53,7 +53,7 @@ def read_work(folder: RunFolder) -> Iterator[dict[str, Any]]:
 
     Equal `by` is of one opening of the run; what was begun before a crash has another one.
     """
-    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
+    rows = _rows(folder)
     cached = {row["answered"]: row["cached"] for row in rows if "answered" in row}
     for row in rows:
         if (name := row.get("asked")) is not None:
@@ -102,17 +102,19 @@ def add_rest(folder: RunFolder, spent: Mapping[str, float]) -> None:
 
 def read_rest(folder: RunFolder) -> list[dict[str, float]]:
     """Return what was spent after the last step, each time that the run was ended."""
-    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
-    return [row["rest"] for row in rows if "rest" in row]
+    return [row["rest"] for row in _rows(folder) if "rest" in row]
 
 
 def granted_at(folder: RunFolder) -> list[datetime]:
     """Return when limits were granted, for which the run may have waited."""
-    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
-    return [datetime.fromisoformat(row["at"]) for row in rows if "granted" in row]
+    return [datetime.fromisoformat(row["at"]) for row in _rows(folder) if "granted" in row]
 
 
 def read_grant(folder: RunFolder) -> dict[str, float]:
     """Return the limits that were granted, each as it was granted last."""
-    rows = follow(folder.work, list[JsonRow]).ask(list[JsonRow])
-    return {name: limit for row in rows for name, limit in row.get("granted", {}).items()}
+    granted = (row.get("granted", {}) for row in _rows(folder))
+    return {name: limit for limits in granted for name, limit in limits.items()}
+
+
+def _rows(folder: RunFolder) -> list[JsonRow]:
+    return follow(folder.work, list[JsonRow]).ask(list[JsonRow])

@@ -109,6 +109,7 @@ def write_manifest(
     bound: Manifest | None = None,
 ) -> None:
     """Bind the folder to a recipe and to FORMAT."""
+    origin = read_origin(recipe.get("model", {}).get("base", ""))
     described = {
         "created": datetime.now(UTC).isoformat(),
         "format": FORMAT,
@@ -118,7 +119,7 @@ def write_manifest(
         "python": platform.python_version(),
         "machine": platform.machine(),
         **_dataset(run, recipe.get("dataset")),
-        **_origin(recipe.get("model")),
+        **({"base_origin": origin} if origin else {}),
         **({"bound": bound} if bound else {}),
         **({"parent": parent} if parent else {}),
     }
@@ -247,12 +248,6 @@ def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, o
         if path is not None
     }
     return {"dataset_sha256": hashes.get("", hashes)} if hashes else {}
-
-
-def _origin(model: Mapping[str, Any] | None) -> dict[str, object]:
-    """Describe where a recipe's base comes from, if its file says so."""
-    origin = read_origin(model.get("base", "")) if model else {}
-    return {"base_origin": origin} if origin else {}
 
 
 def _sha256(dataset: Path) -> str:

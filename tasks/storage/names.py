@@ -43,7 +43,7 @@ class RolloutName:
 
 
 def is_judging(split: str) -> bool:
-    """Return whether the rollouts of a split are a judge's, by whatever settings."""
+    """Return whether the rollouts of a split are a judge's."""
     return split.partition(".")[0] in (JUDGE, EXAMINER)
 
 

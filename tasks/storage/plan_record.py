@@ -51,17 +51,15 @@ class PlanRecord:
         """Return the results as a table of the columns that have a value in any row."""
         names = ("stage", "run", "step", "starts at", "held-out", self.measure)
         names += ("95 % interval", "chosen", "error")
-        rows = [_cells(one) for one in self.results]
+        rows: list[list[object]] = []
+        for one in self.results:
+            interval = " to ".join(f"{bound:.3g}" for bound in one.interval or ())
+            held_out = one.held_out.removeprefix("held-out ").partition(" in ")[0]
+            row = [one.stage or None, one.run, one.step, one.start or None, held_out or None]
+            row += [one.measured, interval or None, "best" if one.chosen else None]
+            rows.append([*row, one.error or None])
         kept = [at for at in range(len(names)) if any(row[at] is not None for row in rows)]
         return [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
-
-
-def _cells(one: ChildResult) -> list[object]:
-    interval = " to ".join(f"{bound:.3g}" for bound in one.interval or ())
-    held_out = one.held_out.removeprefix("held-out ").partition(" in ")[0]
-    before = [one.stage or None, one.run, one.step, one.start or None, held_out or None]
-    chosen = "best" if one.chosen else None
-    return [*before, one.measured, interval or None, chosen, one.error or None]
 
 
 def write_plan(run: RunFolder, record: PlanRecord) -> None:

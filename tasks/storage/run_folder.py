@@ -28,7 +28,6 @@ from ratchet.tasks.storage.files import (
 from ratchet.tasks.storage.names import (
     HELD_OUT_SPLITS,
     JUDGE,
-    BatchName,
     batch_name,
     parse_batch,
     shard_name,
@@ -151,7 +150,7 @@ class RunFolder:
         return self.file_of(STAGE["rewards"], policy, step)
 
     def verdicts(self, step: int) -> Path:
-        """Return the file of what a judge says of a step's rollouts, of whichever policy."""
+        """Return the file of a judge's scores of a step's rollouts, which all policies share."""
         return self.file_of(STAGE["verdicts"], POLICY, step)
 
     def datums(self, policy: str, step: int) -> Path:
@@ -286,7 +285,8 @@ class RunFolder:
         """List the sealed batches of held-out examples that checkpoint `step` has played."""
         batches = map(parse_batch, sorted(self.sealed_batches()))
         own = [one for one in batches if one.step == step and one.split not in TRAINED_SPLITS]
-        return [batch_name(one.shard, one.number) for one in sorted(own, key=_number)]
+        own.sort(key=lambda one: one.number)
+        return [batch_name(one.shard, one.number) for one in own]
 
     def learning_files(self, step: int) -> list[Path]:
         """List what the policies made of the rollouts of a step: trajectories to updates."""
@@ -329,7 +329,7 @@ class RunFolder:
         return [int(path.stem) for path in (self._of(policy) / "updates").glob("*.json")]
 
     def files(self) -> list[Path]:
-        """List the files of the run itself, and whatever else is in the place of one.
+        """List the files of the run itself, and anything in the place of one.
 
         Hidden files are being written; UNSEALED files carry no checksum. Both are left out.
         """
@@ -467,10 +467,6 @@ def _stems(beside: Path) -> set[str]:
         return set()
     whole = (name for name in names if name.endswith(beside.suffix) and name[0] != ".")
     return {name.removesuffix(beside.suffix) for name in whole}
-
-
-def _number(batch: BatchName) -> int:
-    return batch.number
 
 
 def runs_root() -> Path:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
 from types import TracebackType
@@ -41,9 +40,11 @@ class RunTracking:
         self, run: RunFolder, openers: Mapping[str, Callable[[], Tracker]], steps: int, lag: int
     ) -> None:
         self.is_followed = False
-        self._recorded = _Recorded(run, steps, lag)
+        self._run, self._steps, self._lag = run, steps, lag
+        self._whole = False
+        """Whether evaluations behind the last step are there."""
         self._followers = [
-            Follower(name, _Tracked(open_, self._recorded)) for name, open_ in openers.items()
+            Follower(name, _Tracked(open_, self._from_step)) for name, open_ in openers.items()
         ]
 
     def __enter__(self) -> Self:
@@ -52,7 +53,7 @@ class RunTracking:
     def __exit__(
         self, kind: type[BaseException] | None, _: object, trace: TracebackType | None
     ) -> None:
-        self._recorded.whole = kind is None
+        self._whole = kind is None
         for follower in self._followers:
             follower.end()
         patience = STOPPED_SECONDS if kind is not None else LAST_SECONDS
@@ -68,22 +69,12 @@ class RunTracking:
         for follower in self._followers:
             follower.wake()
 
-
-@dataclass
-class _Recorded:
-    """The steps that a run has recorded; once it is `whole`, the evaluations behind the last."""
-
-    run: RunFolder
-    steps: int
-    lag: int
-    whole: bool = False
-
-    def from_step(self, first: int) -> Iterator[RecordedStep]:
-        """Yield the steps from a number on."""
-        whole, done = self.whole, steps_done(self.run.metrics)
-        last = done + self.lag + 1 if whole and done == self.run.steps_of(self.steps) else done
+    def _from_step(self, first: int) -> Iterator[RecordedStep]:
+        """Yield the recorded steps from a number on."""
+        whole, done = self._whole, steps_done(self._run.metrics)
+        last = done + self._lag + 1 if whole and done == self._run.steps_of(self._steps) else done
         for number in range(first, last):
-            step = RecordedStep(self.run, number, self.lag)
+            step = RecordedStep(self._run, number, self._lag)
             if number < done or step.scores():
                 yield step
 
@@ -91,8 +82,10 @@ class _Recorded:
 class _Tracked:
     """A tracker that is sent what it does not have, and opened anew if it has failed."""
 
-    def __init__(self, opener: Callable[[], Tracker], recorded: _Recorded) -> None:
-        self._open, self._recorded = opener, recorded
+    def __init__(
+        self, opener: Callable[[], Tracker], from_step: Callable[[int], Iterator[RecordedStep]]
+    ) -> None:
+        self._open, self._from_step = opener, from_step
         self._tracker: Tracker | None = None
         self._next = 0
 
@@ -102,7 +95,7 @@ class _Tracked:
         if tracker is None:
             tracker = self._open()
             self._next = tracker.next_step()
-        for step in self._recorded.from_step(self._next):
+        for step in self._from_step(self._next):
             tracker.send(step)
             self._next = step.number + 1
         if ended:

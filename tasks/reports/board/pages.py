@@ -31,7 +31,6 @@ from ratchet.tasks.reports.board.searches import (
     read_group,
     search_groups,
     search_rollouts,
-    skipped,
 )
 from ratchet.tasks.reports.facts import RunCurves, RunFacts, metric_names
 from ratchet.tasks.reports.page import TEMPLATES, render_report
@@ -55,7 +54,7 @@ class RunSelection(FromQuery):
     """Selection of runs, and of what is drawn of them.
 
     `runs` is a name in which a * stands for any letters: `sweep-*` names the runs of a sweep. `key`
-    is `key=value`, or a key by which a run differs from most of its agent. Without a `run`, the
+    is `key=value`, or a key whose value differs from most runs of the agent. Without a `run`, the
     first runs of the page are drawn.
     """
 
@@ -96,7 +95,7 @@ def render_board(query: RunSelection) -> str:
         chosen.sort(key=lambda run: run.name)
     if query.sort == "reward":
         chosen.sort(key=last_reward, reverse=True)
-    shown = chosen[skipped(query) : skipped(query) + PAGE_ROWS]
+    shown = chosen[query.skipped : query.skipped + PAGE_ROWS]
     ticked = [run for run in chosen if run.name in query.run]
     rows, ticked_rows = (
         [read_row(run, run.run.is_held(), differences[run.name], _look) for run in some]
@@ -129,7 +128,9 @@ def render_board(query: RunSelection) -> str:
 def render_run(name: str, query: FromQuery) -> str:
     """Render the report of a run as it is now, with links to its other pages."""
     run = folder_of(name)
-    return _render_report(run, _version(run), query.live, _refresh(query, run.is_held()))
+    folders = [path.parent for path in (run.evaluation("_"), run.spans("_"), run.journal("_"))]
+    version = version_of([run.manifest, run.metrics, run.owners, *folders])
+    return _render_report(run, version, query.live, _refresh(query, run.is_held()))
 
 
 def render_comparison(query: Compared) -> str:
@@ -189,18 +190,10 @@ def render_refusal(title: str, said: str) -> str:
 def _render_report(
     run: RunFolder, _: FileVersions, live: Literal["on", "off"], refresh: int | None
 ) -> str:
-    shown = {
-        "query": FromQuery(live=live),
-        "refresh": refresh,
-        "run_name": run.name,
-        "here": "report",
-    }
-    return render_report([run], "frame.html", **shown)
-
-
-def _version(run: RunFolder) -> FileVersions:
-    folders = [path.parent for path in (run.evaluation("_"), run.spans("_"), run.journal("_"))]
-    return version_of([run.manifest, run.metrics, run.owners, *folders])
+    query = FromQuery(live=live)
+    return render_report(
+        [run], "frame.html", query=query, refresh=refresh, run_name=run.name, here="report"
+    )
 
 
 def _bound(name: str) -> RunFolder:

@@ -32,7 +32,7 @@ class RunRow:
     doing: str = ""
     trouble: str = ""
     differences: Sequence[tuple[str, str]] = field(default=())
-    """Keys by which its recipe differs from most of its agent's, and their values."""
+    """Keys whose values differ from most recipes of its agent, and their values."""
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ def show(value: Json) -> str:
 
 
 def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]]]:
-    """Map each run, by name, to the keys by which it differs from most of its agent's runs.
+    """Map each run, by name, to its keys that differ from most of its agent's runs.
 
     Where no value is common to more than half of these runs, every run shows its value.
     """
@@ -180,7 +180,7 @@ def find_differences(runs: Sequence[RunFacts]) -> dict[str, list[tuple[str, str]
 
 
 def last_reward(facts: RunFacts) -> float:
-    """Return the last held-out reward, by which runs are ranked; a run without one ranks last."""
+    """Return the last held-out reward to rank runs by; minus infinity without one."""
     try:
         return facts.headlines[-1].reward if facts.headlines else float("-inf")
     except BROKEN:

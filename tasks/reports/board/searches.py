@@ -43,6 +43,11 @@ class FromQuery(BaseModel):
     page: int = Field(default=1, ge=1, le=10**6)
     live: Literal["on", "off"] = "on"
 
+    @property
+    def skipped(self) -> int:
+        """Rows before the page that is asked for."""
+        return PAGE_ROWS * (self.page - 1)
+
     @classmethod
     def read(cls, pairs: list[tuple[str, str]]) -> Self:
         """Read the pairs of a query: a name's last value or, for a list, all that are not empty."""
@@ -115,11 +120,6 @@ class ShownRollout:
     calls: Sequence[ViewRow]
 
 
-def skipped(asked: FromQuery) -> int:
-    """Return how many rows come before the page that is asked for."""
-    return PAGE_ROWS * (asked.page - 1)
-
-
 def search_rollouts(run: RunFolder, search: RolloutSearch) -> list[ViewRow]:
     """Return a page of the rollouts that fit; each has the number of all as `found`."""
     with open_views([run], ["rollouts"], search.played) as views:
@@ -129,15 +129,14 @@ def search_rollouts(run: RunFolder, search: RolloutSearch) -> list[ViewRow]:
 def search_groups(run: RunFolder, search: GroupSearch) -> list[ViewRow]:
     """Return a page of the groups that fit; each has the number of all as `found`."""
     with open_views([run], ["groups"], search.played) as views:
-        found = {"letters": CELL_LETTERS, "most": PAGE_ROWS, "skipped": skipped(search)}
+        found = {"letters": CELL_LETTERS, "most": PAGE_ROWS, "skipped": search.skipped}
         values = {name: getattr(search, name) for name in ("split", "step", "rewards")}
         return _rows(views, GROUPS_QUERY, {**values, **found})
 
 
 def list_splits(run: RunFolder) -> list[str]:
     """List the splits from which a run has played rollouts."""
-    sealed, journals = run.all_spans()
-    return sorted({parse_batch(path.stem).split for path in (*sealed, *journals)})
+    return sorted({parse_batch(name).split for name in run.sealed_batches() | run.begun_batches()})
 
 
 def read_group(
@@ -166,8 +165,7 @@ def read_group(
 
 def played_examples(run: RunFolder) -> dict[str, list[int]]:
     """Map each held-out split to the checkpoints that played some of it."""
-    sealed, journals = run.all_spans()
-    names = [parse_batch(path.stem) for path in (*sealed, *journals)]
+    names = [*map(parse_batch, run.sealed_batches() | run.begun_batches())]
     splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED_SPLITS}
     ordered = sorted(splits, key=lambda split: split != "test")
     return {
@@ -193,14 +191,10 @@ def compare_examples(run: RunFolder, search: ExampleSearch) -> list[ViewRow]:
         lambda batch: batch.split == search.split and batch.step in steps,
     ) as views:
         values = {"before": search.before, "after": search.after, "change": search.change}
-        shown = {"letters": EXAMPLE_LETTERS, "most": PAGE_ROWS, "skipped": skipped(search)}
-        parameters = {**values, **shown, "roles": _trained_roles(run)}
-        return _rows(views, EXAMPLES_QUERY, parameters)
-
-
-def _trained_roles(run: RunFolder) -> Sequence[str]:
-    roles = answerers(recipe_of(run).get("roles", {}))
-    return [POLICY, *(role for role, who in roles.items() if policy_of(who))]
+        shown = {"letters": EXAMPLE_LETTERS, "most": PAGE_ROWS, "skipped": search.skipped}
+        roles = answerers(recipe_of(run).get("roles", {}))
+        trained = [POLICY, *(role for role, who in roles.items() if policy_of(who))]
+        return _rows(views, EXAMPLES_QUERY, {**values, **shown, "roles": trained})
 
 
 def _show(run: RunFolder, views: Views, row: ViewRow, decode: Decode | None) -> ShownRollout:
@@ -217,7 +211,7 @@ def _search(
     views: Views, search: RolloutSearch, letters: int, most: int, group: str | None = None
 ) -> list[ViewRow]:
     values = search.model_dump(exclude={"page", "live"})
-    paged = {"letters": letters, "most": most, "skipped": skipped(search)}
+    paged = {"letters": letters, "most": most, "skipped": search.skipped}
     return _rows(views, ROLLOUTS_QUERY, {**values, **paged, "group": group})
 
 
