@@ -147,7 +147,10 @@ class Journal:
         """Write and sync once there is space; cut off a partial write first."""
         while True:
             try:
-                self._write_once(data)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._file.fileno(), rest) :]
+                os.fsync(self._file.fileno())
             except OSError as error:
                 if not is_full(error):
                     raise
@@ -162,12 +165,6 @@ class Journal:
                 self._end += len(data)
                 self._full.clear()
                 return
-
-    def _write_once(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file.fileno(), rest) :]
-        os.fsync(self._file.fileno())
 
 
 def read_journal(path: Path) -> list[Span]:

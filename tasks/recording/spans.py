@@ -216,7 +216,7 @@ def count_tokens(spans: Sequence[Span], aside: Sequence[Span] = ()) -> CallToken
     sums: CallTokens = defaultdict(Counter)
     for span in (*spans, *apart):
         if span["kind"] == BEGUN:
-            use, limit = UNANSWERED, span["gen_ai_request_max_tokens"] or 0
+            use, limit = UNANSWERED, span.get("gen_ai_request_max_tokens") or 0
             sampled = most.get(_values(span, SEEDED), limit)
         elif span["kind"] == LLM and not span.get("recalled"):
             use, sampled = USES[ends.get(_values(span, ATTEMPT), LLM)], _count_sampled(span)

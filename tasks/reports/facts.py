@@ -176,7 +176,6 @@ class RunFacts:
 
     @property
     def name(self) -> str:
-        """Name of the run's folder."""
         return self.run.name
 
     @property
@@ -186,7 +185,6 @@ class RunFacts:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Manifest of the run."""
         return read_manifest(self.run)
 
     @cached_property
@@ -200,7 +198,6 @@ class RunFacts:
 
     @property
     def recipe(self) -> Manifest:
-        """Values of the recipe that the run is bound to."""
         return self.manifest["recipe"]
 
     @cached_property
@@ -215,7 +212,6 @@ class RunFacts:
 
     @property
     def created(self) -> str:
-        """When the run was made."""
         return str(self.manifest["created"])
 
     @property
@@ -250,7 +246,6 @@ class RunFacts:
 
     @property
     def done(self) -> int:
-        """Number of the steps that are done."""
         return len(self.metrics)
 
     @cached_property
@@ -269,7 +264,6 @@ class RunFacts:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of the last step."""
         return self.metrics[-1].get("reward/mean") if self.metrics else None
 
     @property

@@ -36,7 +36,6 @@ class RunRow:
 
     @property
     def name(self) -> str:
-        """Name of the run's folder."""
         return self.facts.name
 
     def cells(self) -> list[object]:
