@@ -1,7 +1,6 @@
-"""A bench on which a service is asked: one session, sequences of a few tokens, each token counted.
+"""A bench on which a service is probed: one session, a few tokens a request, each token counted.
 
-Every probe has a bench of its own, since some servers answer nothing more to a client of which they
-have refused a request.
+Every probe has a bench of its own: some servers ignore a client after one refusal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +121,8 @@ class Bench:
     def forward(self, client: TrainingClient, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Return the log-probabilities of the targets of each datum; nothing changes."""
         asked = self.submit(client, datums, "cross_entropy", forward_only=True)
-        return logprobs_of(self.wait(asked, "forward"))
+        outputs = self.wait(asked, "forward").loss_fn_outputs
+        return [one["logprobs"].to_numpy() for one in outputs]
 
     def submit(
         self,
@@ -180,10 +180,6 @@ def continued(tokens: Sequence[int]) -> Datum:
     """Return the prompt with sampled tokens as a datum of cross-entropy."""
     whole = [*PROMPT, *tokens]
     return datum_of(whole[:-1], whole[1:], {"weights": [1.0] * (len(whole) - 1)})
-
-
-def logprobs_of(output: ForwardBackwardOutput) -> list[np.ndarray]:
-    return [one["logprobs"].to_numpy() for one in output.loss_fn_outputs]
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:

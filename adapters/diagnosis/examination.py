@@ -6,19 +6,17 @@ from dataclasses import dataclass
 
 import tinker
 
-from ratchet.adapters.diagnosis.answers import (
+from ratchet.adapters.diagnosis.bench import Bench, Finding, NoClient, total
+from ratchet.adapters.diagnosis.probes import (
     probe_clip,
+    probe_end,
     probe_grad_clip,
     probe_likeliest,
     probe_prompts,
-    probe_seeds,
-    probe_targets,
-)
-from ratchet.adapters.diagnosis.bench import Bench, Finding, NoClient, total
-from ratchet.adapters.diagnosis.saved_weights import (
-    probe_end,
     probe_sampler,
+    probe_seeds,
     probe_state,
+    probe_targets,
     probe_ttl,
 )
 from ratchet.adapters.errors import PassingError

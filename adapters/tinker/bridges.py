@@ -16,8 +16,8 @@ from threading import Thread
 from ratchet.adapters.errors import EngineDied, ServiceError
 from ratchet.adapters.process.child import ChildProcess, tell_status
 from ratchet.adapters.tinker.engines import TinkerServer
-from ratchet.adapters.wires.asking import OlderWire, ask_wire
-from ratchet.adapters.wires.loading import UNLOADING_SECONDS
+from ratchet.adapters.wires.older_server import UNLOADING_SECONDS
+from ratchet.adapters.wires.older_wire import OlderWire, ask_wire
 
 BRIDGE_STARTING_SECONDS = 120.0
 

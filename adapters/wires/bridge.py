@@ -12,19 +12,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ratchet.adapters.wires.asking import API, NO_ROUTE, PROTOBUF, OlderWire
-from ratchet.adapters.wires.fields import CallRefused, without_newer
-from ratchet.adapters.wires.loading import LoadedModels
 from ratchet.adapters.wires.older_server import (
     JSON_HEADERS,
     POLL_SECONDS,
     UNREADABLE,
     Answer,
+    LoadedModels,
     OlderServer,
     Promise,
     failed,
     not_yet,
     passed,
+)
+from ratchet.adapters.wires.older_wire import (
+    API,
+    NO_ROUTE,
+    PROTOBUF,
+    CallRefused,
+    OlderWire,
+    without_newer,
 )
 from ratchet.durable.wire.datums import check_older, parse, to_json
 from ratchet.durable.wire.tensors import Malformed

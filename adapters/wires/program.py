@@ -20,9 +20,9 @@ if __name__ == "__main__":
     _spare_the_sdk()
 
 from ratchet.adapters.network.app_server import AppServer  # noqa: E402
-from ratchet.adapters.wires.asking import OlderWire  # noqa: E402
 from ratchet.adapters.wires.bridge import Bridge  # noqa: E402
-from ratchet.adapters.wires.loading import UNLOADING_SECONDS  # noqa: E402
+from ratchet.adapters.wires.older_server import UNLOADING_SECONDS  # noqa: E402
+from ratchet.adapters.wires.older_wire import OlderWire  # noqa: E402
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from ratchet.adapters.tinker.bridges import running_bridge
 from ratchet.adapters.tinker.engines import TinkerServer, running_engine
-from ratchet.adapters.wires.asking import API, PROTOBUF, OlderWire
+from ratchet.adapters.wires.older_wire import API, PROTOBUF, OlderWire
 from ratchet.durable.wire.datums import to_json
 from ratchet.durable.wire.tensors import encode_tensor
 from ratchet.tasks.recording.step_log import read_metrics

@@ -9,7 +9,7 @@ from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service
 from ratchet.flows.checkpoints.binding import check_state, find_start
-from ratchet.flows.diagnosis.of_run import keeps_optimizer, tolerance_of
+from ratchet.flows.diagnosis.service import may_offer, tolerance_of
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger, policy_version
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
@@ -115,7 +115,7 @@ def policy_updater(
     on_policy: bool,
 ) -> PolicyUpdater:
     """Return the owner of a policy's weights, which makes lost weights again."""
-    checkpoints, keeps = recipe.checkpoints, keeps_optimizer(folder)
+    checkpoints, keeps = recipe.checkpoints, may_offer(folder, "optimizer")
     return PolicyUpdater(
         service,
         Ledger(folder.checkpoints(name), folder.ownership),

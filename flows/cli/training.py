@@ -153,7 +153,7 @@ def resume(
 ) -> None:
     folder = folder_of(run)
     if budget:
-        from ratchet.flows.server.waiting_runs import resume_waiting
+        from ratchet.flows.server.deployed_runs import resume_waiting
 
         limits, granted = read_limits(budget), child_runs(folder) or [folder]
         for one in granted:

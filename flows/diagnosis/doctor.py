@@ -12,7 +12,7 @@ from ratchet.adapters.errors import counted
 from ratchet.adapters.tinker.bases import check_base
 from ratchet.adapters.tinker.engines import check_key, check_reachable
 from ratchet.adapters.tinker.service import Service, connect
-from ratchet.flows.diagnosis.needs import Unmet, needs, not_known, unmet
+from ratchet.flows.diagnosis.service import Unmet, needs, not_known, unmet
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from ratchet.adapters.errors import EngineDied, UserError, counted
-from ratchet.flows.diagnosis.of_run import obeys_seeds
+from ratchet.flows.diagnosis.service import may_offer
 from ratchet.flows.recipe.loading import read_recipe
 from ratchet.flows.recipe.plan import BEST
 from ratchet.flows.recipe.run_recipe import RunRecipe
@@ -229,7 +229,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         untrained=reasons.total(),
         why=next((why for why, _ in reasons.most_common(1)), ""),
         drift=facts.drift if replayed else (),
-        reproducible=replayed or obeys_seeds(run),
+        reproducible=replayed or may_offer(run, "seeds"),
         measure=values.measure if values.by_step or recipe.plays_rollouts else LOSS,
         best=(values.best, values.by_step[values.best]) if scored else None,
         kept_seconds=recipe.checkpoints.ttl_seconds if scored else None,

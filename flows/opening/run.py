@@ -19,7 +19,7 @@ from ratchet.adapters.tracking.wandb import WandbTracker
 from ratchet.flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
 from ratchet.flows.checkpoints.policies import RunPolicies, open_policies
 from ratchet.flows.checkpoints.serving import open_checkpoints_of
-from ratchet.flows.diagnosis.of_run import probe_service
+from ratchet.flows.diagnosis.service import probe_service
 from ratchet.flows.opening.checks import check_binding, check_run
 from ratchet.flows.recipe.loading import read_lineage
 from ratchet.flows.recipe.run_recipe import RunRecipe

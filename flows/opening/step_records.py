@@ -9,7 +9,7 @@ from prefect import get_run_logger
 from ratchet.adapters.process.clock import CLOSING, phases
 from ratchet.durable.process import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
-from ratchet.flows.diagnosis.of_run import keeps_optimizer
+from ratchet.flows.diagnosis.service import may_offer
 from ratchet.flows.opening.flow_runs import wait_for_budget
 from ratchet.flows.opening.run import OpenRun
 from ratchet.tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
@@ -84,7 +84,7 @@ def check_budget(run: OpenRun) -> None:
         return
     spent = measure_budget(run.folder, run.budget)
     if spent.share >= 1:
-        for policy in run.policies if keeps_optimizer(run.folder) else ():
+        for policy in run.policies if may_offer(run.folder, "optimizer") else ():
             policy.updater.keep_state()
         wait_for_budget(run.folder, run.budget, spent.words)
         check_budget(run)

@@ -1,20 +1,21 @@
-"""A Prefect server of one's own, and its worker, each by a command of Prefect's."""
+"""A Prefect server of one's own, and its worker, each by a command of Prefect's; its interface."""
 
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefect.settings import PREFECT_API_URL
+import httpx
+from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import LOOPBACK, check_listener
 from ratchet.adapters.process.terminal import say
-from ratchet.flows.server.interface import find_interface
 
 POOL = "ratchet"
 """The work pool of the deployments."""
 POOL_TYPE = "process"
+ANSWER_SECONDS = 5.0
 
 PREFECT = (sys.executable, "-P", "-m", "prefect")
 
@@ -56,3 +57,21 @@ def client_environment() -> dict[str, str]:
     """Return the variables of a server's clients: it is `run_server`'s unless another is set."""
     api = PREFECT_API_URL.value() or f"http://{LOOPBACK}:4200/api"
     return {**os.environ, "PREFECT_API_URL": api, "PWD": str(Path.cwd())}
+
+
+def find_interface(api_url: str) -> str | None:
+    """Return the address of the interface that a server shows by default, for a flow's links.
+
+    Prefect takes it to be that of the API without `/api`, where a server has its older interface.
+    None if the user has named one, or if the server tells none, as an older one, one without an
+    interface, or Prefect's cloud.
+    """
+    address = api_url.rstrip("/").removesuffix("/api")
+    if "ui_url" in get_current_settings().model_fields_set or address == api_url.rstrip("/"):
+        return None
+    try:
+        told = httpx.get(f"{address}/ui-settings", timeout=ANSWER_SECONDS).raise_for_status().json()
+        base = told[f"{told['default_ui']}_base_url"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+    return f"{address}{base}".rstrip("/") if isinstance(base, str) else None

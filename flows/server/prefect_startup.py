@@ -74,7 +74,7 @@ def _linked(url: str) -> Iterator[None]:
     """Have the links that a flow prints lead to the interface that a server shows by default."""
     from prefect.settings import PREFECT_UI_URL, temporary_settings
 
-    from ratchet.flows.server.interface import find_interface
+    from ratchet.flows.server.prefect_server import find_interface
 
     interface = find_interface(url)
     with temporary_settings({PREFECT_UI_URL: interface} if interface else {}):

@@ -25,7 +25,7 @@ from ratchet.adapters.tinker.service import (
     open_session,
     server_at,
 )
-from ratchet.adapters.wires.asking import OlderWire, ask_wire
+from ratchet.adapters.wires.older_wire import OlderWire, ask_wire
 from tests.support.servers.engine_server import Address
 from tests.support.servers.older_server import OlderServer, older
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.adapters.wires.asking import OlderWire
-from ratchet.adapters.wires.fields import NEWER, CallRefused, without_newer
+from ratchet.adapters.wires.older_wire import NEWER, CallRefused, OlderWire, without_newer
 
 PROTOBUF = OlderWire("protobuf")
 ASKED: dict[tuple[str, str], Any] = {

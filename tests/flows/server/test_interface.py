@@ -20,8 +20,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from ratchet.flows.server import prefect_server
 from ratchet.flows.server.deployments import warn_of_older
-from ratchet.flows.server.interface import find_interface
-from ratchet.flows.server.prefect_server import POOL, POOL_TYPE
+from ratchet.flows.server.prefect_server import POOL, POOL_TYPE, find_interface
 from ratchet.flows.server.prefect_startup import start_server
 from tests.support.processes import ROOT, wait_until
 

@@ -24,7 +24,7 @@ from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_run
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.server.waiting_runs import resume_waiting
+from ratchet.flows.server.deployed_runs import resume_waiting
 from ratchet.flows.stages import stages
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger

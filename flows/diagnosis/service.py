@@ -1,22 +1,58 @@
-"""What a recipe needs of a service, by the key that asks for it."""
+"""What a recipe needs of its service, by the key that asks for it, and what a run's service offers.
 
+A service is probed once, and what is found is recorded in the run's folder.
+"""
+
+import logging
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import tinker
 
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
-from ratchet.adapters.diagnosis.examination import TITLES, Diagnosis
+from ratchet.adapters.diagnosis.examination import HOSTED, TITLES, Diagnosis, examine
+from ratchet.adapters.tinker.service import Service, ServiceRefused
 from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.storage.files import is_written, read_json, write_json
+from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
+
+NOT_MISSED = ("offers", "unknown")
+"""Verdicts by which a run goes on: what is not known is taken for offered."""
+CLIPPING = ("ppo", "cispo", "gspo")
+"""Losses of the service that have thresholds."""
+SEEDS_COST = (
+    "another run of the recipe does not have the same weights, and calls that a crash has lost "
+    "are sampled anew"
+)
+OPTIMIZER_COST = (
+    "no training state is saved after the first, and a crash applies the recorded datums of every "
+    "step again"
+)
+MOMENTS_COST = "the first steps go on with the moments of that checkpoint's optimizer"
+OUTLIVED_COST = "weights that are sampled after a restart are made again from recorded steps first"
+SAMPLER_FINDINGS = ("logprobs", "company")
+"""Findings of how far a sampler is off the trainer of its weights."""
+WIDER = 4.0
+"""Rebuilt weights may be so many times as far off as a sampler is off its trainer."""
+ROUGH_COST = f"what a crash rebuilds is compared within {WIDER:g} times that"
+END_COST = "the training clients of a session that has ended may keep their places"
+
+_known: dict[tuple[str, str, str], dict[str, Finding]] = {}
+"""Findings of this process, by URL, base model and SDK: several runs ask one service once."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ServiceNeed:
     """One thing that a recipe needs: the finding that tells of it, and the key that asks for it.
 
-    A number of the finding that is at most `most` suffices. With a `cost` a run goes on without it,
-    and says that.
+    If the finding's value is known, it may be at most `most`. With a `cost`, a run goes on without
+    it and logs that cost.
     """
 
     finding: str
@@ -26,10 +62,10 @@ class ServiceNeed:
     cost: str = ""
 
     def is_met(self, found: Finding) -> bool:
-        """Return whether a finding is what the recipe needs; what is not known is taken for it."""
+        """Return whether a finding is what the recipe needs."""
         if self.most is not None and found.value is not None:
             return found.value <= self.most
-        return found.verdict in ("offers", "unknown")
+        return found.verdict in NOT_MISSED
 
 
 @dataclass(frozen=True)
@@ -50,26 +86,6 @@ class Unmet:
     def describe(self) -> str:
         """Return the fact with its remedy."""
         return f"{self.fact()}; {self.need.remedy}"
-
-
-CLIPPING = ("ppo", "cispo", "gspo")
-"""Losses of the service that have thresholds."""
-SEEDS_COST = (
-    "another run of the recipe does not have the same weights, and calls that a crash has lost "
-    "are sampled anew"
-)
-OPTIMIZER_COST = (
-    "no training state is saved after the first, and a crash applies the recorded datums of every "
-    "step again"
-)
-MOMENTS_COST = "the first steps go on with the moments of that checkpoint's optimizer"
-OUTLIVED_COST = "weights that are sampled after a restart are made again from recorded steps first"
-SAMPLER_FINDINGS = ("logprobs", "company")
-"""Findings of how far a sampler is off the trainer of its weights."""
-WIDER = 4.0
-"""Rebuilt weights may be so many times as far off as a sampler is off its trainer."""
-ROUGH_COST = f"what a crash rebuilds is compared within {WIDER:g} times that"
-END_COST = "the training clients of a session that has ended may keep their places"
 
 
 def needs(recipe: RunRecipe) -> list[ServiceNeed]:
@@ -158,3 +174,85 @@ def _scored_by(recipe: RunRecipe) -> Iterator[str]:
         yield "dataset.held_out"
     if isinstance(recipe, PreferRecipe) and recipe.preference.row().reference:
         yield f"preference.reference {recipe.preference.reference}"
+
+
+def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:
+    """Probe what a recipe needs of its service; refuse what it lacks.
+
+    The engine that a run has started is that of this version, which the tests of it probe.
+    """
+    trains = run.path.parent.name not in UNTRAINED_FOLDERS
+    if service.server.process is not None or not trains:
+        return
+    diagnosis = _recorded(run, recipe) or _probe(recipe, run, service)
+    lacking = unmet(recipe, diagnosis)
+    for one in lacking:
+        if one.need.cost:
+            fact, cost = one.fact(), one.need.cost
+            log.warning("of the Tinker service at %s: %s. So %s", diagnosis.url, fact, cost)
+    if refused := [one for one in lacking if not one.need.cost]:
+        said = ". ".join(one.describe() for one in refused)
+        raise ServiceRefused(
+            f"the Tinker service at {diagnosis.url} cannot train this recipe: {said}. "
+            "`ratchet doctor` shows what it offers"
+        )
+
+
+def may_offer(run: RunFolder, finding: str) -> bool:
+    """Return whether a run's service offers something, such as seeds, as far as it is known."""
+    found = read_diagnosis(run).get(finding)
+    return found is None or found.verdict in NOT_MISSED
+
+
+def tolerance_of(recipe: RunRecipe, run: RunFolder) -> float | None:
+    """Return how far rebuilt weights may be off what is recorded; None is no bound.
+
+    It is the recipe's own bound or, if that is larger, what the service's precision asks for.
+    """
+    own, found = recipe.checkpoints.probe_tolerance, read_diagnosis(run)
+    off = [found[name].value or 0.0 for name in SAMPLER_FINDINGS if name in found]
+    return None if own is None else max([own, *(WIDER * one for one in off)])
+
+
+def read_diagnosis(run: RunFolder) -> dict[str, Finding]:
+    """Read the findings of a run's service by their names; there are none of its own engine."""
+    if not is_written(run.service):
+        return {}
+    return {row["name"]: Finding(**row) for row in read_json(run.service)["findings"]}
+
+
+def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
+    """Return what is recorded of this very service, if it is all that the recipe needs."""
+    if not is_written(run.service):
+        return None
+    recorded, found, asked = read_json(run.service), read_diagnosis(run), _asked(recipe)
+    same = (recorded["url"], recorded["base"], recorded["sdk"]) == _key(recipe)
+    if not same or not asked <= found.keys():
+        return None
+    return Diagnosis(*_key(recipe), tuple(found.values()), 0.0, 0)
+
+
+def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
+    key = _key(recipe)
+    known, asked = _known.setdefault(key, {}), _asked(recipe)
+    made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
+    known |= {one.name: one for one in made.findings}
+    wanted = tuple(one for name, one in known.items() if name in asked)
+    diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
+    write_json(run.service, asdict(diagnosis))
+    return diagnosis
+
+
+def _asked(recipe: RunRecipe) -> set[str]:
+    """Return what is probed: what the recipe needs; of hosted Tinker, the precision alone.
+
+    What hosted Tinker does with a field is what the API means by it.
+    """
+    named = {need.finding for need in needs(recipe)}
+    return named if os.environ.get("TINKER_BASE_URL") else named & {*SAMPLER_FINDINGS}
+
+
+def _key(recipe: RunRecipe) -> tuple[str, str, str]:
+    """Return what findings are of; the address is not that of a bridge, which each start has."""
+    url = os.environ.get("TINKER_BASE_URL") or HOSTED
+    return url, recipe.model.base, tinker.__version__
