@@ -7,11 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from ratchet.adapters.tinker.bases import is_here, read_licence, read_origin
 from ratchet.adapters.tinker.engines import LOCAL, prepare_base
-from ratchet.adapters.tinker.live_policy import fetch_weights
+from ratchet.adapters.tinker.live_policy import apart, fetch_weights
 from ratchet.adapters.weights.adapter import Adapter, read_adapter, write_adapter
 from ratchet.adapters.weights.network import (
     Dtype,
@@ -36,7 +38,6 @@ from ratchet.tasks.reports.exports import (
     ExportRefused,
     Form,
     Parity,
-    largest_difference,
     render_card,
     sequences_of,
 )
@@ -88,7 +89,8 @@ class Probe:
 
     def difference(self, network: Any) -> float:
         """Return the largest difference of a network's log-probabilities from the expected ones."""
-        return largest_difference(score(network, self.sequences), self.expected)
+        scored = score(network, self.sequences)
+        return apart(np.concatenate(scored), np.concatenate(self.expected))
 
 
 def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:

@@ -19,7 +19,7 @@ from ratchet.tasks.algorithm.advantages import (
 )
 from ratchet.tasks.algorithm.divergences import find_estimator
 from ratchet.tasks.scoring import reference_logprobs
-from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Penalty
+from ratchet.tasks.settings.algorithm import CreditAssignment, Penalty
 from ratchet.tasks.storage.tables import arrays, flat_values
 
 CreditUnit = Literal["rollout", "call", "token"]
@@ -96,8 +96,10 @@ def assign_credit(
         if penalty.placement == "advantage":
             lost = [of_tokens[index] for index in kept]
             advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
-    scored = _in_loss(trajectories, algorithm, references)
-    in_loss = None if scored is None else [scored[index] for index in kept]
+    in_loss = None
+    if algorithm.kl.in_loss:
+        scored = _scored(trajectories, algorithm.kl, references)
+        in_loss = [scored[index] for index in kept]
     trajectories = trajectories.take(pa.array(kept, pa.int64()))
     if algorithm.entropy_coefficient:
         logprobs = arrays(trajectories["logprobs"])
@@ -172,26 +174,25 @@ def group_earnings(
     rewarded = any(call.reward is not None for _, calls in rollouts.values() for call in calls)
     if unit == "rollout" and (rewarded or discount != 1.0):
         unit = "call"
-    return {name: _earn(*rollout, discount, unit) for name, rollout in rollouts.items()}
-
-
-def _earn(
-    reward: float, calls: Sequence[TrainedCall], discount: float, unit: CreditUnit
-) -> list[Earned]:
-    left = reward - fsum(penalty for call in calls for penalty in call.penalties)
-    if unit == "rollout":
-        return [Earned(left, left, sum(len(call.sampled) for call in calls))]
-    given = [call.reward for call in calls if call.reward is not None]
-    rewards = given or [0.0] * (len(calls) - 1) + [reward]
-    lessened = [value - fsum(call.penalties) for value, call in zip(rewards, calls, strict=True)]
-    returns = zip(calls, returns_to_go(lessened, discount), strict=True)
-    if unit == "call":
-        return [Earned(value, left, len(call.sampled), call.state) for call, value in returns]
-    return [
-        Earned(value + before, left, 1, call.state)
-        for call, value in returns
-        for before in islice(accumulate(call.penalties, initial=0.0), len(call.sampled))
-    ]
+    earned: dict[str, list[Earned]] = {}
+    for name, (reward, calls) in rollouts.items():
+        left = reward - fsum(penalty for call in calls for penalty in call.penalties)
+        if unit == "rollout":
+            earned[name] = [Earned(left, left, sum(len(call.sampled) for call in calls))]
+            continue
+        given = [call.reward for call in calls if call.reward is not None]
+        rewards = given or [0.0] * (len(calls) - 1) + [reward]
+        lessened = [one - fsum(call.penalties) for one, call in zip(rewards, calls, strict=True)]
+        returns = zip(calls, returns_to_go(lessened, discount), strict=True)
+        if unit == "call":
+            earned[name] = [Earned(g, left, len(call.sampled), call.state) for call, g in returns]
+            continue
+        earned[name] = [
+            Earned(g + before, left, 1, call.state)
+            for call, g in returns
+            for before in islice(accumulate(call.penalties, initial=0.0), len(call.sampled))
+        ]
+    return earned
 
 
 def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
@@ -258,14 +259,6 @@ def _of_tokens(
         penalties_of(penalty, log_q, log_ref, mask)
         for log_ref, log_q, mask in zip(of_reference, *lists, strict=True)
     ]
-
-
-def _in_loss(
-    trajectories: pa.Table, algorithm: Algorithm, references: Mapping[str, pa.Table]
-) -> list[np.ndarray] | None:
-    """Return the log-probabilities that a penalty in the loss reads; None if there is none."""
-    kl = algorithm.kl
-    return _scored(trajectories, kl, references) if kl.in_loss else None
 
 
 def _scored(

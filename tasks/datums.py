@@ -140,13 +140,6 @@ def build_datums(
     write_table(datums_of(read_table(trajectories), read_table(rewards), credit, scored), path)
 
 
-def read_datums(
-    path: Path, loss: str, settings: Settings | None = None, factor: float = 1.0
-) -> list[tinker.Datum]:
-    """Read a training batch as Tinker's datums (`to_datums`)."""
-    return to_datums(read_table(path), loss, settings, factor)
-
-
 def datums_of_batch(spans: Path, roles: Sequence[str], credit: CreditAssignment) -> pa.Table:
     """Build the datums of one rollout batch, equal to the whole step's datums for this batch.
 

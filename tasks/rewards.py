@@ -5,6 +5,7 @@ The rewards of a step are the agent's or a judge's, shaped by the recipe.
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from ratchet.tasks.algorithm.shaping import RoleReward, ShapingError, shape_rewards
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.tables import arrays, read_table, write_table
+from ratchet.tasks.trajectories import TOKEN_LISTS
 
 REWARD_SCHEMA = pa.schema(
     [
@@ -58,32 +60,7 @@ def rewards_of(
     `shaping` is a query (`tasks.algorithm.shaping`). ShapingError if it, or a judge, changes the
     reward of a role whose calls have rewards: the returns are computed from these rewards.
     """
-    given, by_call = _role_rewards(trajectories, verdicts)
-    shaped = shape_rewards([*given.values()], shaping) if shaping else None
-    roles: dict[str, list[dict[str, object]]] = defaultdict(list)
-    for name, row in given.items():
-        reward = row.reward if shaped is None else shaped.get(name)
-        if reward is None:
-            continue
-        if name in by_call and (verdicts is not None or reward != row.reward):
-            changed = "algorithm.rewards" if verdicts is None else "algorithm.judge"
-            raise ShapingError(
-                f"{changed} changes the reward of {row.role} in {row.rollout_id}, whose calls have "
-                "rewards of their own, so it would be ignored; let it only leave rollouts out, or "
-                "let the agent reward whole rollouts"
-            )
-        roles[row.role].append({**vars(row), "reward": reward})
-    return pa.Table.from_pylist(
-        [row for rows in roles.values() for row in rows], schema=REWARD_SCHEMA
-    )
-
-
-def _role_rewards(
-    trajectories: pa.Table, verdicts: Verdicts | None
-) -> tuple[dict[tuple[str, str], RoleReward], set[tuple[str, str]]]:
-    """Map (role, rollout) to the reward; return also the keys whose calls have rewards."""
-    columns = ["role", "group_id", "rollout_id", "reward", "truncated", "call_numbers"]
-    rows = trajectories.select([*columns, "call_rewards"]).to_pylist()
+    rows = trajectories.drop_columns([*TOKEN_LISTS]).to_pylist()
     trained: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row, mask in zip(rows, arrays(trajectories["mask"]), strict=True):
         if verdicts is not None:
@@ -102,4 +79,19 @@ def _role_rewards(
         )
         for (role, rollout), own in trained.items()
     }
-    return given, {name for name, own in trained.items() if any(row["call_rewards"] for row in own)}
+    shaped = shape_rewards([*given.values()], shaping) if shaping else None
+    roles: dict[str, list[dict[str, object]]] = defaultdict(list)
+    for name, row in given.items():
+        reward = row.reward if shaped is None else shaped.get(name)
+        if reward is None:
+            continue
+        changes = verdicts is not None or reward != row.reward
+        if changes and any(one["call_rewards"] for one in trained[name]):
+            changed = "algorithm.rewards" if verdicts is None else "algorithm.judge"
+            raise ShapingError(
+                f"{changed} changes the reward of {row.role} in {row.rollout_id}, whose calls have "
+                "rewards of their own, so it would be ignored; let it only leave rollouts out, or "
+                "let the agent reward whole rollouts"
+            )
+        roles[row.role].append({**vars(row), "reward": reward})
+    return pa.Table.from_pylist([*chain(*roles.values())], schema=REWARD_SCHEMA)

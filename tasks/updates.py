@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate
+from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate, apart
 from ratchet.adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import columns_of, to_datums
@@ -402,18 +402,16 @@ def compare_sampler(
     """
     if not evidence:
         return {}
-    differences = np.concatenate(
-        [
-            (one.logprobs.astype(np.float64) - trained)[one.mask != 0]
-            for one, trained in zip(evidence, logprobs, strict=False)
-        ]
-    )
-    apart = float(np.abs(differences).max())
-    if tolerance is not None and not apart <= tolerance:
+    pairs = [*zip(evidence, logprobs, strict=False)]
+    sampler = np.concatenate([one.logprobs[one.mask != 0] for one, _ in pairs])
+    trainer = np.concatenate([trained[one.mask != 0] for one, trained in pairs])
+    largest = apart(sampler, trainer)
+    if tolerance is not None and not largest <= tolerance:
         raise SamplerApart(
-            f"the untrained policy gives log-probabilities that are up to {apart:.3g} off those of "
-            f"its sampler; checkpoints.probe_tolerance allows {tolerance:g}: the service trains in "
-            "another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
+            f"the untrained policy gives log-probabilities that are up to {largest:.3g} off those "
+            f"of its sampler; checkpoints.probe_tolerance allows {tolerance:g}: the service trains "
+            "in another precision than it samples. Give a larger checkpoints.probe_tolerance, if "
             "measures by the sampler may be that rough"
         )
-    return {"sampler/apart": apart, "sampler/kl": float(differences.mean())}
+    kl = (sampler.astype(np.float64) - trainer).mean()
+    return {"sampler/apart": largest, "sampler/kl": float(kl)}

@@ -182,13 +182,6 @@ def continued(tokens: Sequence[int]) -> Datum:
     return datum_of(whole[:-1], whole[1:], {"weights": [1.0] * (len(whole) - 1)})
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference; infinite where the shapes differ."""
-    if one.shape != other.shape:
-        return float("inf")
-    return float(np.abs(one.astype(np.float64) - other).max())
-
-
 def total(spent: Sequence[Work]) -> int:
     """Count the tokens of what was asked."""
     return sum(work.prefill + work.sampled + work.trained for work in spent)

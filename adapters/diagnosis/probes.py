@@ -15,11 +15,11 @@ from ratchet.adapters.diagnosis.bench import (
     TARGETS,
     Bench,
     Finding,
-    apart,
     continued,
     datum,
     datum_of,
 )
+from ratchet.adapters.tinker.live_policy import apart
 from ratchet.adapters.tinker.service import SDK_ERRORS, Service, ServiceRefused, translate_error
 
 CHANCE = 0.01

@@ -247,6 +247,13 @@ def _weighted(datum: Datum, weights: TensorData) -> Datum:
     return Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
+def apart(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the largest difference of log-probabilities; infinite where the shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    return float(np.abs(ours.astype(np.float64) - theirs).max())
+
+
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
 KEPT_SECONDS = 3600
 """Time for which the service keeps what it gives out, if it is not told to delete it."""

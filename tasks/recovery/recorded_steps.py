@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from tinker import Datum
 
-from ratchet.adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest
+from ratchet.adapters.tinker.live_policy import LoraSpec, Pass, UpdateRequest, apart
 from ratchet.tasks.checkpoints import CheckpointError, policy_version
-from ratchet.tasks.datums import UpdateMethod, read_datums, units_of
+from ratchet.tasks.datums import UpdateMethod, to_datums, units_of
 from ratchet.tasks.storage.files import is_written, read_json, verified
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
@@ -62,8 +62,7 @@ class Evidence:
     def difference(self, logprobs: np.ndarray) -> float:
         """Return the largest difference of these log-probabilities to the recorded ones."""
         kept = self.mask.astype(bool)
-        differences = self.logprobs[kept].astype(np.float64) - logprobs[kept].astype(np.float64)
-        return float(np.abs(differences).max())
+        return apart(self.logprobs[kept], logprobs[kept])
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,8 @@ class RecordedSteps:
         method = self.methods.at(step)
         terms = method.terms(step)
         of_terms = [
-            read_datums(paths[term.file], term.loss, term.settings, term.factor) for term in terms
+            to_datums(read_table(paths[term.file]), term.loss, term.settings, term.factor)
+            for term in terms
         ]
         if method.by_batch and of_terms[0]:
             loss = terms[0].service_loss()

@@ -1,11 +1,9 @@
 """An exported checkpoint → its check against the service's sampler, and its model card."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
-
-import numpy as np
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.redaction import public
@@ -82,10 +80,6 @@ class Parity:
 def sequences_of(tokenizer: Any) -> list[list[int]]:
     """Return the tokens of the texts that are scored."""
     return [tokenizer.encode(text, add_special_tokens=False) for text in PARITY_TEXTS]
-
-
-def largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
-    return float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tinker import Datum
 
 from ratchet.tasks import datums
-from ratchet.tasks.datums import UpdateMethod
+from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.datums import UpdateMethod, to_datums
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from ratchet.tasks.recovery.rollout_steps import RolloutSteps
 from ratchet.tasks.rewards import compute_rewards, rewards_of
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import read_table
 
 
 def credited(advantage: str, min_group_size: int = 1, **settings: Any) -> CreditAssignment:
@@ -58,3 +61,8 @@ def recorded_steps(
     """Return the recorded steps of a run of rollouts, all by one credit assignment and method."""
     source = RolloutSteps(run, policy, ByStep(((0, credit),)))
     return RecordedSteps(run, policy, ByStep(((0, method),)), source)
+
+
+def read_datums(path: Path, loss: str, settings: Settings | None = None) -> list[Datum]:
+    """Read a training batch as Tinker's datums."""
+    return to_datums(read_table(path), loss, settings)

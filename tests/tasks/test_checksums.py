@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.tasks.datums import read_datums
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import JournalError, read_journal
 from ratchet.tasks.storage.files import Damaged, verified
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table, write_table
 from ratchet.tasks.trajectories import assemble_trajectories
-from tests.support.credited import write_datums
+from tests.support.credited import read_datums, write_datums
 from tests.support.runs.recorded_run import BATCH, CENTRED, record_run
 from tests.tasks.test_journal import call, written
 

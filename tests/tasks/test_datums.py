@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ratchet.tasks.algorithm.advantages import Aggregation
 from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
-from ratchet.tasks.datums import read_datums, to_datums
+from ratchet.tasks.datums import to_datums
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.storage.tables import write_table
-from tests.support.credited import build, credited, write_datums
+from tests.support.credited import build, credited, read_datums, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratchet.tasks.datums import read_datums
 from ratchet.tasks.metrics import StepFiles, measure_divergence, measure_step
 from ratchet.tasks.recording.spans import spans_table
 from ratchet.tasks.recording.step_log import read_metrics, record_metrics
 from ratchet.tasks.storage.tables import read_table, write_table
 from ratchet.tasks.trajectories import assemble_trajectories
-from tests.support.credited import credited, write_datums
+from tests.support.credited import credited, read_datums, write_datums
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WEIGHTS = [math.exp(-difference) for difference in (0.5, -0.5, 1.0)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinker
 import torch
@@ -15,7 +16,7 @@ from tinker import AdamParams, Datum, ModelInput
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ratchet.adapters.tinker.engines import TinkerServer
-from ratchet.adapters.tinker.live_policy import LivePolicy, download, fetch_weights
+from ratchet.adapters.tinker.live_policy import LivePolicy, apart, download, fetch_weights
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.adapters.weights.adapter import (
     TENSORS,
@@ -36,7 +37,6 @@ from ratchet.adapters.weights.network import (
     save_network,
     score,
 )
-from ratchet.tasks.reports.exports import largest_difference
 from tests.support.servers.engine_server import connected, make_tiny_model, serving
 
 TOLERANCE = 1e-4
@@ -57,7 +57,8 @@ class Trained:
         return replace(read_adapter(self.given, "lm_head"), base=str(self.base))
 
     def difference(self, network: Any) -> float:
-        return largest_difference(score(network, SEQUENCES), self.expected)
+        scored = score(network, SEQUENCES)
+        return apart(np.concatenate(scored), np.concatenate(self.expected))
 
 
 def make_untied_llama(folder: Path) -> Path:

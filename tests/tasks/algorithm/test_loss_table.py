@@ -11,7 +11,7 @@ from benchmarks.learning.algorithms import describe_advantages, describe_losses
 from ratchet.engine.training.losses import LOSSES as ENGINE_LOSSES
 from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
 from ratchet.tasks.algorithm.settings import Option
-from ratchet.tasks.datums import read_datums
+from tests.support.credited import read_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_datums import trajectory, written
 
