@@ -35,7 +35,7 @@ from ratchet.flows.server.deployed_runs import (
     train_deployed,
 )
 from ratchet.flows.stages import PlanSummary, train_in_turn, train_plan
-from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.recording.scores import headline, read_evaluation
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.storage.manifest import differences, recipe_of

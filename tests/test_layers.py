@@ -168,7 +168,6 @@ OUTSIDE_A_RUN = {
     "tasks/recording/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
     "tasks/examples/rows.py",  # likewise
-    "tasks/examples/parquet_rows.py",  # likewise
 }
 
 OWN_LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop"}

@@ -217,7 +217,7 @@ def describe_given(
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
     from ratchet.adapters.rendering.chat import Chat
     from ratchet.flows.recipe.whole_recipe import count_given
-    from ratchet.tasks.given.trained_rows import describe_rows, tally_rows
+    from ratchet.tasks.given.tallies import describe_rows, tally_rows
 
     divided = dict.fromkeys(one.describe_division() for one in recipe.sources().values())
     model = recipe.model

@@ -23,7 +23,7 @@ from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.ends import find_failed, reopen_failed, reopen_unanswered
 from ratchet.tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from ratchet.tasks.examples.shards import ShardSize, draw_shard, read_shard
-from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.judging import draw_held_out, verdicts_of
 from ratchet.tasks.recording.scores import Score, headline, is_scored, read_evaluation
 from ratchet.tasks.reports.facts import LOSS, read_facts

@@ -26,8 +26,8 @@ from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from ratchet.tasks.datums import UpdateMethod
-    from ratchet.tasks.given.chosen import ChosenRollouts
     from ratchet.tasks.given.given import GivenSource
+    from ratchet.tasks.given.selections import ChosenRollouts
     from ratchet.tasks.given.texts import Texts
 
 LOSS: TextLoss = "cross_entropy"
@@ -173,7 +173,7 @@ class FinetuneRecipe(GivenRecipe):
         return Texts(run.texts, taught, self.divergence())
 
     def written(self, rows: Source) -> "GivenSource":
-        from ratchet.tasks.given.sides import ComparedPairs
+        from ratchet.tasks.given.pairs import ComparedPairs
         from ratchet.tasks.given.texts import WrittenTexts
 
         question = self.dataset.compares
@@ -183,7 +183,7 @@ class FinetuneRecipe(GivenRecipe):
 
     @property
     def chosen(self) -> "type[ChosenRollouts]":
-        from ratchet.tasks.given.chosen import ChosenRollouts
+        from ratchet.tasks.given.selections import ChosenRollouts
 
         return ChosenRollouts
 

@@ -28,8 +28,8 @@ from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
-    from ratchet.tasks.given.chosen import Chosen
     from ratchet.tasks.given.given import Drawing, Given, GivenSource
+    from ratchet.tasks.given.selections import Chosen
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 
 OF_TRAINING = {"query", "share"}
@@ -73,7 +73,7 @@ class Dataset(Splits):
         given = locate_dataset(self.path), TRAIN, self.columns
         if self.compares is None:
             return Source(*given)
-        from ratchet.tasks.given.sides import ComparedExamples
+        from ratchet.tasks.given.pairs import ComparedExamples
 
         return ComparedExamples(*given, question=self.compares)
 
@@ -138,7 +138,7 @@ class GivenRecipe(RunRecipe):
 
     def _chosen(self, split: str, apart: "tuple[Chosen, ...]" = ()) -> "dict[str, Chosen]":
         """Map the sources of a split to what their queries choose."""
-        from ratchet.tasks.given.chosen import queries_of
+        from ratchet.tasks.given.selections import queries_of
 
         chosen: dict[str, Chosen] = {}
         for name, one in self.dataset.origins().items():

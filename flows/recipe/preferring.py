@@ -21,8 +21,8 @@ from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from ratchet.tasks.datums import UpdateMethod
-    from ratchet.tasks.given.chosen import ChosenPairs
     from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
+    from ratchet.tasks.given.selections import ChosenPairs
 
 START = "start"
 """The weights that the run starts with, as the reference."""
@@ -142,7 +142,7 @@ class PreferRecipe(GivenRecipe):
 
     @property
     def chosen(self) -> "type[ChosenPairs]":
-        from ratchet.tasks.given.chosen import ChosenPairs
+        from ratchet.tasks.given.selections import ChosenPairs
 
         return ChosenPairs
 

@@ -300,7 +300,7 @@ class Recipe(RunRecipe):
         expert = self.algorithm.expert
         if not expert.given_texts:
             return {}
-        from ratchet.tasks.given.chosen import ChosenRollouts, queries_of
+        from ratchet.tasks.given.selections import ChosenRollouts, queries_of
         from ratchet.tasks.given.texts import WrittenTexts
 
         if queries := queries_of(expert, self.model.base, EXPERT):

@@ -12,7 +12,7 @@ from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.given.given import choose_first, choose_units
-from ratchet.tasks.given.trained_rows import Tally
+from ratchet.tasks.given.tallies import Tally
 from ratchet.tasks.settings.given import TEST, TRAIN
 from ratchet.tasks.spending.budgets import missing_price
 from ratchet.tasks.spending.ledger import TOKEN_KINDS, read_ledger

@@ -22,9 +22,8 @@ from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.datums import DATUM_SCHEMA
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.examples.shards import shuffle_pass
-from ratchet.tasks.given.conversations import read_unpadded
-from ratchet.tasks.given.held_out import HeldOutMeasure
-from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.given.conversations import WeightedTokens, read_unpadded
+from ratchet.tasks.given.measures import HeldOutMeasure
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.recovery.recorded_steps import StepSource
 from ratchet.tasks.scoring import Reference

@@ -22,6 +22,7 @@ from ratchet.tasks.algorithm.distillation import NO_TOKEN, find_distillation
 from ratchet.tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.examples.teachers import fill_reads
+from ratchet.tasks.given.conversations import WeightedTokens, tokenize
 from ratchet.tasks.given.given import (
     COUNTS_KEY,
     LEFT_OUT_LONG,
@@ -34,8 +35,7 @@ from ratchet.tasks.given.given import (
     describe_counts,
     leaves_out,
 )
-from ratchet.tasks.given.held_out import HeldOutMeasure, SequenceLoss, measure_loss
-from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize
+from ratchet.tasks.given.measures import HeldOutMeasure, SequenceLoss, measure_loss
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.scoring import LikeliestScorer, Reference, count_from_first, score_tokens
 from ratchet.tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained

@@ -14,7 +14,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError, counted
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.statistics import Gain
-from ratchet.tasks.given.held_out import HeldOutMeasure, find_measured_gain, read_measure
+from ratchet.tasks.given.measures import HeldOutMeasure, find_measured_gain, read_measure
 from ratchet.tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from ratchet.tasks.recording.step_log import (
     COST,

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ratchet.adapters.process.terminal import visible
 from ratchet.adapters.tinker.token_texts import find_decoder
 from ratchet.tasks.given.given import describe_counts
-from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.given.measures import HeldOutMeasure
 from ratchet.tasks.given.texts import Texts
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.reports import plots

@@ -13,7 +13,7 @@ from ratchet.adapters.door.role_calls import KeptCalls
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.given.tokenizing import tokenize
+from ratchet.tasks.given.conversations import tokenize
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 
 LOOK: Tool = {

@@ -29,7 +29,7 @@ from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.recipe.run_recipe import FlowError
 from ratchet.flows.train import train
 from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.recording.queries import answer_query
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.board.runs import runs_table

@@ -14,7 +14,7 @@ from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.stages import stages
 from ratchet.tasks.examples.reading import read_examples
-from ratchet.tasks.given.sides import read_sides
+from ratchet.tasks.given.pairs import read_sides
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import folder_of

@@ -23,7 +23,7 @@ from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.examples.teachers import read_before
-from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.given.texts import Texts, score_part
 from ratchet.tasks.recording.queries import answer_query
 from ratchet.tasks.recording.step_log import read_metrics

@@ -11,7 +11,7 @@ from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
-from ratchet.tasks.given.held_out import HeldOutMeasure
+from ratchet.tasks.given.measures import HeldOutMeasure
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 
 

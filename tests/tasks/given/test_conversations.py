@@ -14,10 +14,9 @@ from transformers import AutoTokenizer
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from ratchet.tasks.examples.reading import DatasetError, Source
-from ratchet.tasks.given.conversations import read_unpadded
+from ratchet.tasks.given.conversations import read_unpadded, tokenize
 from ratchet.tasks.given.given import Unit
-from ratchet.tasks.given.sides import read_pair
-from ratchet.tasks.given.tokenizing import tokenize
+from ratchet.tasks.given.pairs import read_pair
 from tests.support.every_renderer import NAMES, TINY, chat_of
 
 Row = dict[str, Any]

@@ -14,9 +14,14 @@ from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.algorithm.preferences import MISMATCHED
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Drawing, Read, bind_given, datums_of_given, score_given
-from ratchet.tasks.given.held_out import read_measure
-from ratchet.tasks.given.pairs import SIDES_A_PART, BoundPairs, WrittenPairs, score_references
-from ratchet.tasks.given.sides import read_pair
+from ratchet.tasks.given.measures import read_measure
+from ratchet.tasks.given.pairs import (
+    SIDES_A_PART,
+    BoundPairs,
+    WrittenPairs,
+    read_pair,
+    score_references,
+)
 from ratchet.tasks.settings.given import Lengths, PairBatches, TooLong
 from ratchet.tasks.storage.tables import arrays, read_table
 

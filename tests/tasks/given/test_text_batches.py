@@ -12,7 +12,7 @@ from ratchet.tasks.given.given import (
     draw_numbers,
     score_given,
 )
-from ratchet.tasks.given.held_out import find_measured_gain, read_measure
+from ratchet.tasks.given.measures import find_measured_gain, read_measure
 from ratchet.tasks.given.texts import TEXT_SCHEMA, Texts
 from ratchet.tasks.settings.given import Batches
 from ratchet.tasks.storage.tables import arrays, write_table

@@ -18,7 +18,7 @@ from ratchet.tasks.given.given import (
     score_given,
     take_turns,
 )
-from ratchet.tasks.given.held_out import read_measure
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.given.texts import TEXT_SCHEMA, Texts
 from ratchet.tasks.settings.given import Batches
 from ratchet.tasks.storage.tables import write_table

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from ratchet.adapters.calls import Message
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.given.tokenizing import WeightedTokens, tokenize
+from ratchet.tasks.given.conversations import WeightedTokens, tokenize
 from ratchet.tasks.settings.given import Trained
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"

@@ -13,7 +13,7 @@ from ratchet.engine.model.base_models import find
 from ratchet.flows.recipe.finetuning import TextDataset
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Unit
-from ratchet.tasks.given.sides import ComparedPairs
+from ratchet.tasks.given.pairs import ComparedPairs
 
 PAIR = {"prompt": "Who?", "chosen": "A cat.", "rejected": "No.", "split": "train"}
 SIDES = {

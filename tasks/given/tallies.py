@@ -11,8 +11,8 @@ from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import visible
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.conversations import WeightedTokens
 from ratchet.tasks.given.given import LEFT_OUT_LONG, Given, GivenSource, Read, Unit
-from ratchet.tasks.given.tokenizing import WeightedTokens
 from ratchet.tasks.settings.given import Lengths
 
 SHOW_SECONDS = 6.0

@@ -1,4 +1,4 @@
-"""rollouts of earlier runs, chosen by a query → texts or pairs, of the tokens that were sampled."""
+"""Selections of earlier runs' rollouts, by a query → texts or pairs of the tokens as sampled."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Set
@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError
+from ratchet.tasks.given.conversations import WeightedTokens
 from ratchet.tasks.given.given import Read, Unit
-from ratchet.tasks.given.sides import pair_of
-from ratchet.tasks.given.tokenizing import WeightedTokens
+from ratchet.tasks.given.pairs import pair_of
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.settings.given import Origin
 from ratchet.tasks.storage.manifest import recipe_of
