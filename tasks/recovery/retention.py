@@ -9,7 +9,7 @@ from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefus
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.storage.files import Damaged
-from ratchet.tasks.storage.manifest import FORK, Manifest, read_manifest
+from ratchet.tasks.storage.manifest import FORK, Manifest, generations, read_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Retention:
         for run in all_runs():
             with suppress(RunError):  # a run of another format
                 others.append(read_manifest(run))
-        parents = (parent for other in others for parent in _parents(other))
+        parents = (parent for other in others for parent in _forked(other))
         rebuilt = {oldest, *(one["step"] for one in parents if one["run"] == self.run.name)}
         needed = {0, *range(oldest, last + 1), *self.needed(oldest)}
         needed |= {*rebuilt, *_named(self.run, others)}
@@ -75,13 +75,10 @@ def _named(run: RunFolder, others: Sequence[Manifest]) -> Iterator[int]:
         for bound in other.get("bound", {}).values():
             if (bound["run"], bound["created"]) == (run.name, manifest["created"]):
                 yield bound["step"]
-    for parent in _parents(manifest):
+    for parent in _forked(manifest):
         yield from range(parent["step"] + 1)
 
 
-def _parents(manifest: Manifest) -> Iterator[Manifest]:
-    """Yield what is told of the run that a run is forked from, of the run before that, and on."""
-    while (parent := manifest.get("parent")) is not None:
-        if parent["how"] == FORK:
-            yield parent
-        manifest = parent
+def _forked(manifest: Manifest) -> list[Manifest]:
+    """List what is told of the run that a run is forked from, of the run before that, and on."""
+    return [parent for parent in generations(manifest)[1:] if parent["how"] == FORK]

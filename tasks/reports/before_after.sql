@@ -21,7 +21,8 @@ rewarded as (
 
     select
         *,
-        avg(reward) over (partition by step, example_id) as mean
+        avg(reward) over (partition by step, example_id) as mean,
+        count(*) over (partition by step, example_id) as rollouts
 
     from (select * exclude (calls) from rollouts)
     join dialogues using (rollout_id, attempt)
@@ -35,11 +36,16 @@ played as (
         step,
         example_id,
         any_value(mean) as mean,
-        count(*) as rollouts,
         arg_min(
-            {'rollout_id': rollout_id, 'reward': reward, 'calls': calls},
+            {
+                'rollout_id': rollout_id,
+                'reward': reward,
+                'rollouts': rollouts,
+                'mean': mean,
+                'calls': calls
+            },
             (abs(reward - mean), rollout_id)
-        ) as shown
+        ) as told
 
     from rewarded
     group by step, example_id
@@ -92,20 +98,8 @@ placed as (
 select
     same,
     gain,
-    {
-        'rollout_id': before.shown.rollout_id,
-        'reward': before.shown.reward,
-        'rollouts': before.rollouts,
-        'mean': before.mean,
-        'calls': before.shown.calls
-    } as before,
-    {
-        'rollout_id': after.shown.rollout_id,
-        'reward': after.shown.reward,
-        'rollouts': after.rollouts,
-        'mean': after.mean,
-        'calls': after.shown.calls
-    } as after
+    before.told as before,
+    after.told as after
 
 from placed
 where

@@ -11,7 +11,7 @@ from ratchet.adapters.yaml_text import write_yaml
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.tables import markdown_table, score_rows
-from ratchet.tasks.storage.manifest import Manifest, describe_parent, read_manifest
+from ratchet.tasks.storage.manifest import Manifest, describe_parent, generations, read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder
 
 PARITY_TEXTS = (
@@ -204,11 +204,9 @@ def _data(manifest: Manifest) -> str:
 def _lineage(manifest: Manifest) -> str:
     """List the run's ancestors, the nearest first."""
     lines = [f"- made {manifest['created']}, recipe {manifest['fingerprint'][:12]}"]
-    described: Manifest | None = manifest
-    while described is not None:
-        parent = described.get("parent")
+    for described in generations(manifest):
         if origin := describe_parent(described):
+            parent = described.get("parent")
             how = f"{parent['how']} of" if parent else "weights started at"
             lines.append(f"- {how} {origin}")
-        described = parent
     return "\n".join(lines)

@@ -6,6 +6,7 @@ policy forbids scripts besides.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from ratchet.tasks.reports.rollouts import (
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written, write_text
-from ratchet.tasks.storage.manifest import Manifest, ancestors, differences
+from ratchet.tasks.storage.manifest import Manifest, ancestors, differences, generations
 from ratchet.tasks.storage.plan_record import child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside
@@ -110,12 +111,10 @@ class ReportedRun:
     @property
     def lineage(self) -> list[Manifest]:
         """Parents of the run, the nearest first."""
-        parents, described = [], self.facts.manifest
-        while parent := described.get("parent"):
-            changed = differences(parent["recipe"], described["recipe"])
-            parents.append({**parent, "changed": changed})
-            described = parent
-        return parents
+        return [
+            {**parent, "changed": differences(parent["recipe"], child["recipe"])}
+            for child, parent in pairwise(generations(self.facts.manifest))
+        ]
 
     def held_out(self, played: str) -> list[HeldOutScore]:
         """Return the first and the last score of a way of sampling; one if they are the same."""

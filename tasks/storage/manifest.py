@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -183,21 +184,22 @@ def lineage(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
 
     The steps that a fork shares with its parent were made by the parent's recipe.
     """
-    described = read_manifest(run)
-    eras = []
-    while parent := described.get("parent"):
-        eras.append((parent["step"], described["recipe"]))
-        described = parent
-    return [(0, described["recipe"]), *reversed(eras)]
+    first, *later = reversed(generations(read_manifest(run)))
+    eras = [(parent["step"], child["recipe"]) for parent, child in pairwise([first, *later])]
+    return [(0, first["recipe"]), *eras]
 
 
 def ancestors(run: RunFolder) -> list[str]:
     """List the runs that a fork or a replay descends from, the nearest first, by their names."""
-    described, names = read_manifest(run), []
-    while parent := described.get("parent"):
-        names.append(parent["run"])
-        described = parent
-    return names
+    return [parent["run"] for parent in generations(read_manifest(run))[1:]]
+
+
+def generations(manifest: Manifest) -> list[Manifest]:
+    """List a manifest, what it tells of the run's parent, what that tells of its own, and on."""
+    found = [manifest]
+    while parent := found[-1].get("parent"):
+        found.append(parent)
+    return found
 
 
 def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:

@@ -167,7 +167,7 @@ def played_examples(run: RunFolder) -> dict[str, list[int]]:
     """Map each held-out split to the checkpoints that played some of it."""
     names = [*map(parse_batch, run.sealed_batches() | run.begun_batches())]
     splits = {name.split for name in names if not is_judging(name.split)} - {*TRAINED_SPLITS}
-    ordered = sorted(splits, key=lambda split: split != "test")
+    ordered = sorted(splits, key=lambda split: (split != "test", split))
     return {
         split: sorted({name.step for name in names if name.split == split}) for split in ordered
     }
