@@ -29,7 +29,7 @@ from ratchet.adapters.places.cage import BUBBLEWRAP
 from ratchet.adapters.places.place import Place
 from ratchet.adapters.rewards import Reward
 from ratchet.durable.process import usable_cores
-from ratchet.tasks.settings.places import PlaceOfRollouts
+from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 
 AGENT = "command:sh -c 'echo 1'"
 NOWHERE = {"policy": Endpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")}

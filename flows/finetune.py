@@ -12,7 +12,7 @@ from ratchet.flows.checkpoints.binding import open_teacher
 from ratchet.flows.learn_given import learn_given
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
 from ratchet.flows.opening.run import OpenRun
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.given.texts import LongerTexts, ask_teacher
 
 

@@ -13,7 +13,7 @@ from ratchet.flows.checkpoints.binding import read_bound
 from ratchet.flows.learn_given import learn_given
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, name_of_run
 from ratchet.flows.opening.run import OpenRun
-from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.given_recipes import PreferRecipe
 from ratchet.tasks.given.pairs import score_references
 from ratchet.tasks.scoring import Reference
 from ratchet.tasks.settings.algorithm import BASE

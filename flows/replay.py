@@ -11,9 +11,9 @@ from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.evaluation import HeldOutEvaluations
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from ratchet.flows.opening.parts import open_parts
-from ratchet.flows.opening.pipeline import PlayedStep
 from ratchet.flows.opening.rollouts import open_rollouts
 from ratchet.flows.opening.run import open_run
+from ratchet.flows.opening.steps import PlayedStep
 from ratchet.flows.recipe.loading import count_steps
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import learn

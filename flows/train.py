@@ -19,11 +19,10 @@ from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.evaluation import HeldOutEvaluations
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
 from ratchet.flows.opening.parts import StepPart, measure_parts, open_parts
-from ratchet.flows.opening.pipeline import PlayedStep
 from ratchet.flows.opening.rollouts import open_rollouts
 from ratchet.flows.opening.run import OpenRun, open_run
 from ratchet.flows.opening.step_records import Measure, begin_steps, measure_of, record_step
-from ratchet.flows.opening.steps import play_steps
+from ratchet.flows.opening.steps import PlayedStep, play_steps
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import build_datums
 from ratchet.tasks.metrics import StepFiles

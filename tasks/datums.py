@@ -25,7 +25,7 @@ from ratchet.tasks.credit import Credit, assign_credit
 from ratchet.tasks.rewards import rewards_of
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
 from ratchet.tasks.settings.given import Expert
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.tables import arrays, read_table, write_table
 from ratchet.tasks.trajectories import TOKEN_LISTS, trajectories_of

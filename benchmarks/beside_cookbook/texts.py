@@ -39,9 +39,8 @@ from benchmarks.measuring import Comparison, describe_machine, format_table, not
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.tinker.engines import running_engine
 from ratchet.engine.model.base_models import find
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.loading import named_recipe
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.tasks.algorithm.preferences import SIDES
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import read_metrics

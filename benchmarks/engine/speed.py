@@ -52,7 +52,7 @@ from ratchet.engine.sampling.scheduler import Scheduler
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod, to_datums
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 
 LLAMA = "llama.cpp"
 IN_PROCESS, BY_SDK = "engine, in its process", "engine, by the Tinker SDK"

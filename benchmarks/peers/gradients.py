@@ -35,7 +35,7 @@ from ratchet.tasks.datums import UpdateMethod, datums_of, to_datums, units_of
 from ratchet.tasks.rewards import rewards_of
 from ratchet.tasks.scoring import REFERENCE_SCHEMA as OF_REFERENCES
 from ratchet.tasks.settings.algorithm import Algorithm, CreditAssignment, Divergence
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "local/tiny-chat"

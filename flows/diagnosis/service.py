@@ -13,8 +13,7 @@ import tinker
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
 from ratchet.adapters.diagnosis.examination import HOSTED, TITLES, Diagnosis, examine
 from ratchet.adapters.tinker.service import Service, ServiceRefused
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.storage.files import is_written, read_json, write_json

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from ratchet.adapters.calls import Sampling
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.clock import CLOSING, EVALUATION, phases
-from ratchet.flows.opening.pipeline import PlayedStep
 from ratchet.flows.opening.rollouts import (
     OpenRollouts,
     PlayedGroups,
@@ -18,6 +17,7 @@ from ratchet.flows.opening.rollouts import (
     ask_judge,
 )
 from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.opening.steps import PlayedStep
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.ends import find_failed, reopen_failed, reopen_unanswered
@@ -27,7 +27,7 @@ from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.judging import draw_held_out, verdicts_of
 from ratchet.tasks.recording.scores import Score, headline, is_scored, read_evaluation
 from ratchet.tasks.reports.facts import LOSS, read_facts
-from ratchet.tasks.settings.stop import MEASURED, Stop
+from ratchet.tasks.settings.run import MEASURED, Stop
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import REPLAY, parent_of
 from ratchet.tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name

@@ -1,4 +1,4 @@
-"""The steps of a run, whose rollouts are sampled while earlier steps are trained.
+"""The steps of a run: rollouts are sampled, and the next update submitted, during earlier steps.
 
 Whoever iterates over the steps trains a step before it asks for the next one, so checkpoint s is
 there when step s is asked for.
@@ -6,11 +6,13 @@ there when step s is asked for.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from ratchet.flows.opening.pipeline import NextStep, PlayedStep
 from ratchet.flows.opening.rollouts import (
     RolloutRunner,
     Spans,
@@ -20,19 +22,87 @@ from ratchet.flows.opening.rollouts import (
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import datums_of_batch
+from ratchet.tasks.ends import StepStopped
 from ratchet.tasks.examples.shards import ShardSize, draw_shard
+from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.rollouts import measure_yield
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.updates import NextUpdate, PolicyUpdater
+
+Make = Callable[[int, Sequence[Path]], StepFiles]
+"""Makes what a policy is trained on at a step, of the sealed spans."""
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Rollouts of the next step, which has begun while an earlier one is trained.
+
+    `check` raises StepStopped if they have too few rewards.
+    """
+
+    step: int
+    batches: Sequence[Spans]
+    check: Callable[[Sequence[Path]], None]
+
+    def prepare(self, updater: PolicyUpdater, make: Make) -> None:
+        """Have a policy's update follow at once, if the rollouts end before the one before it."""
+
+        def trained() -> list[Path] | None:
+            spans = self._ended_spans()
+            return None if spans is None else make(self.step, spans).trained()
+
+        updater.follow_with(NextUpdate(self.step, trained, self._pending))
+
+    def _pending(self) -> list[Future[Any]]:
+        played = [batch.wrapped_future for batch in self.batches]
+        return [future for future in played if not future.done()]
+
+    def _ended_spans(self) -> list[Path] | None:
+        """Return the sealed spans if all have ended well, without waiting.
+
+        An error of the step is raised when its turn comes.
+        """
+        if self._pending():
+            return None
+        for batch in self.batches:
+            batch.wait()
+            if not batch.state.is_completed():
+                return None
+        spans = [batch.result() for batch in self.batches]
+        try:
+            self.check(spans)
+        except StepStopped:
+            return None
+        return spans
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """A step whose rollouts have ended, with their sealed spans.
+
+    `following` is there if what the next step is trained on does not depend on the update of this
+    one. `draw_next` draws the next shard that is submitted.
+    """
+
+    step: int
+    spans: Sequence[Path]
+    following: NextStep | None = None
+    draw_next: Callable[[], object] = lambda: None
+
+    def prepare_next(self, updater: PolicyUpdater, make: Make) -> None:
+        """Prepare a policy's update of the next step, if that has begun."""
+        if self.following is not None:
+            self.following.prepare(updater, make)
+
 
 Submit = Callable[[int, int, int], Sequence[Spans]]
 """Submits the batches of (step, checkpoint, round): one round of the step's own shard."""
 
 Steps = Iterator[tuple[int, Sequence[Spans], Sequence[Spans]]]
-"""Steps, each with the batches on which it is trained, and those of the next step if it has begun.
-"""
+"""(step, its batches, the next step's batches or [])."""
 
 
 def play_steps(run: OpenRun, recipe: Recipe, runner: RolloutRunner) -> Iterator[PlayedStep]:

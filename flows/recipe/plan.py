@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, ValidationError, model_validator
 
 from ratchet.adapters.errors import counted
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.tasks.settings.section import Refusals, Section, explain

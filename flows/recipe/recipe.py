@@ -22,11 +22,16 @@ from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from ratchet.tasks.examples.reading import Source
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
-from ratchet.tasks.settings.asked_roles import Answerer
 from ratchet.tasks.settings.given import EXPERT, TEST, TRAIN
-from ratchet.tasks.settings.places import PlaceOfRollouts
 from ratchet.tasks.settings.presets import expand_preset
-from ratchet.tasks.settings.rollouts import SHIPPED_SEE, Evaluation, Judge, Rollouts
+from ratchet.tasks.settings.rollouts import (
+    SHIPPED_SEE,
+    Answerer,
+    Evaluation,
+    Judge,
+    PlaceOfRollouts,
+    Rollouts,
+)
 from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder

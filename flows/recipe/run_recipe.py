@@ -15,11 +15,17 @@ from ratchet.tasks.algorithm.learning_rates import default_learning_rate
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.examples.reading import Source
 from ratchet.tasks.settings.algorithm import names_checkpoint
-from ratchet.tasks.settings.optimizer import Optimizer
 from ratchet.tasks.settings.rollouts import Rollouts
-from ratchet.tasks.settings.run import Budget, Checkpoints, Model, ServicePatience, Tracking
+from ratchet.tasks.settings.run import (
+    Budget,
+    Checkpoints,
+    Model,
+    Optimizer,
+    ServicePatience,
+    Stop,
+    Tracking,
+)
 from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
-from ratchet.tasks.settings.stop import Stop
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.manifest import ByStep, differences
 from ratchet.tasks.storage.run_folder import RunFolder

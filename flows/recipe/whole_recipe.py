@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.adapters.tinker.prices import prices_of
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.loading import count_steps
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.given.given import choose_first, choose_units

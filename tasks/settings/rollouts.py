@@ -1,14 +1,19 @@
-"""Rollouts of a recipe: how they are played and judged, and how held-out ones are scored."""
+"""Rollouts of a recipe: how and where they are played, answered and judged; held-out ones too."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from ratchet.adapters.calls import Sampling
-from ratchet.adapters.door.roles import ROLE_NAME
+from ratchet.adapters.calls import PATHS, Sampling
+from ratchet.adapters.door.roles import ROLE_NAME, CallsOf
 from ratchet.adapters.network.addresses import check_runner
+from ratchet.adapters.places.place import HOME, WORK
+from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
+from ratchet.adapters.project.modules import locate
 from ratchet.tasks.settings.run import HeldOut
 from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
@@ -88,8 +93,8 @@ class Rollouts(Section):
     """Most attempts at a rollout that fails; the rest of its group is trained without it."""
 
     most_failed: float = Field(default=1.0, ge=0, le=1)
-    """Share of a step's rollouts that may fail; a step of which more fail stops the run, and so
-    does any step without a reward. A run that is resumed plays such a step anew."""
+    """Share of a step's rollouts that may fail. The run stops at a step where more fail, or where
+    no rollout has a reward; a run that is resumed plays such a step anew."""
 
     def refusals(self) -> Refusals:
         most = self.groups * self.group_size * self.rounds
@@ -221,3 +226,161 @@ class Evaluation(HeldOut):
             "each other, which says nothing of the checkpoint; give judge:pairs or judge:criteria, "
             "or sees pair or rollout",
         )
+
+
+MIB = 2**20
+
+
+class PlaceOfRollouts(Section):
+    """Place of each rollout: a folder with a working folder, a HOME and a TMPDIR of its own."""
+
+    kept: Literal["failed", "always", "never"] | None = None
+    """Places that stay in the run's folder: `failed` (default), `always` or `never`. Giving this
+    key alone gives each rollout an empty place."""
+
+    template: str | None = None
+    """Folder whose `work` and `home` each place begins with. In a file that ends in `.template`,
+    `${NAME}` becomes a variable of the program, and `${example.COLUMN}` a column."""
+
+    variables: dict[str, str] = Field(default_factory=dict[str, str])
+    """Further variables of the agent's program, whose values are filled in like a template's."""
+
+    cage: Literal["none", "bwrap"] = "none"
+    """What holds the program: nothing, or `bwrap`, bubblewrap: no writable folder but the place, no
+    network but the model, and no other process (docs/agents.md)."""
+
+    reads: list[str] = Field(default_factory=list[str])
+    """Further folders that a caged program may read, such as that of its own installation."""
+
+    reward: str | None = None
+    """Command that scores the place once the agent has ended, with the files of the column `tests`:
+    a JUnit report in `$REPORT`, JSON in its last line, or its exit status."""
+
+    reward_seconds: float = Field(default=120, gt=0, le=LONGEST_SECONDS)
+    """Time that the reward command may take; the reward is 0 if it takes longer."""
+
+    most_mib: int = Field(default=1024, ge=1, le=MIB)
+    """MiB that a place may hold; a program that writes more is killed, and its rollout fails."""
+
+    most_files: int = Field(default=50_000, ge=1, le=10**8)
+    """Files and folders that a place may hold."""
+
+    most_memory_mib: int = Field(default=4096, ge=1, le=2**24)
+    """MiB of memory that the processes of a caged program may use together."""
+
+    most_processes: int = Field(default=256, ge=1, le=10**6)
+    """Processes and threads that a caged program may have."""
+
+    requirements = (
+        Needs(("reads", "most_memory_mib", "most_processes"), "cage", "bwrap"),
+        Needs("reward_seconds", "reward"),
+    )
+
+    def refusals(self) -> Refusals:
+        template = self.template
+        folder = None if template is None else locate(Path(template))
+        yield (
+            folder is not None and not any((folder / name).is_dir() for name in (WORK, HOME)),
+            f"template {template} is no folder with a folder {WORK!r} or {HOME!r}; give one, as "
+            "docs/agents.md shows",
+        )
+        yield _is_unreadable(self.reward), f"reward {self.reward!r} is no command line; quote it"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether rollouts have places."""
+        return self != PlaceOfRollouts()
+
+    @property
+    def caged(self) -> bool:
+        return self.cage != "none"
+
+    def of(self, folder: Path) -> PlaceSettings | None:
+        """Return the settings of the places in a folder; None if rollouts have none."""
+        if not self.is_given:
+            return None
+        return PlaceSettings(
+            folder=str(folder),
+            template=self.template,
+            variables=self.variables,
+            kept=self.kept or "failed",
+            caged=self.caged,
+            reads=self.reads,
+            reward=self.reward,
+            reward_seconds=self.reward_seconds,
+            bounds=PlaceBounds(
+                self.most_mib * MIB,
+                self.most_files,
+                self.most_memory_mib * MIB,
+                self.most_processes,
+            ),
+        )
+
+
+def _is_unreadable(line: str | None) -> bool:
+    """Return whether a line is given that a shell could not split into words."""
+    try:
+        return line is not None and not shlex.split(line)
+    except ValueError:
+        return True
+
+
+class SentCalls(Section):
+    """Marks of a role's calls among those at the base URL of the policy.
+
+    All that are given must fit. `*` stands for any text, `?` for any character.
+    """
+
+    model: str | None = None
+    """Name of the model that is asked for."""
+
+    system: str | None = None
+    """First words of the system message."""
+
+    path: str | None = None
+    """API: /chat/completions, /responses, /messages or /models (Google's)."""
+
+    def refusals(self) -> Refusals:
+        given = {"model": self.model, "system": self.system, "path": self.path}
+        empty = [name for name, value in given.items() if value is not None and not value.strip()]
+        yield (
+            not any(given.values()),
+            f"{', '.join(empty) or 'nothing'} is said of the calls; give model, system or path",
+        )
+        yield bool(empty), f"{', '.join(empty)} is empty, which fits all; leave it out"
+        yield (
+            self.path is not None and self.path not in PATHS,
+            f"path {self.path!r} is of no API; give {' or '.join(PATHS)}",
+        )
+
+
+class AskedRole(Section):
+    """Role whose calls have marks, and who answers it."""
+
+    who: str
+    """Who answers the role."""
+
+    when: SentCalls
+    """What its calls say."""
+
+    def calls(self, role: str) -> CallsOf:
+        """Return what the calls of the role say."""
+        return CallsOf(role, self.when.model, self.when.system, self.when.path)
+
+
+def _kind(given: object) -> str | None:
+    """Tell a name from a table, so that a mistake is said of the one that is given."""
+    if isinstance(given, Mapping | AskedRole):
+        return "asked"
+    return "name" if isinstance(given, str) else None
+
+
+Answerer = Annotated[
+    Annotated[str, Tag("name")] | Annotated[AskedRole, Tag("asked")],
+    Discriminator(
+        _kind,
+        custom_error_type="answerer",
+        custom_error_message="a role has a name of who answers it, or a table of who and when",
+    ),
+]
+"""Who answers a role, by a name or together with what its calls say."""

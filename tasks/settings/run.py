@@ -1,9 +1,14 @@
 """Settings that every run has, whichever flow it is of."""
 
-from typing import Annotated
+import operator
+import re
+from collections.abc import Callable, Mapping
+from math import cos, pi
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
+from ratchet.adapters.errors import UserError, did_you_mean
 from ratchet.adapters.rendering.renderer_names import AUTO, resolve_renderer
 from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
@@ -126,8 +131,8 @@ class HeldOut(Section):
 
 
 class Budget(Section):
-    """Limits of what a run may spend. It is looked at between two steps, so that the last step and
-    a last evaluation may go beyond; a deployed run then waits for approval, another one stops."""
+    """Limits of what a run may spend. They are checked after each step, so one step and one
+    evaluation may exceed them. Then a deployed run waits for approval; any other stops."""
 
     usd: float | None = Field(default=None, gt=0, le=1e9)
     """US dollars, the service's by its prices and helpers' by LiteLLM's."""
@@ -158,3 +163,119 @@ class Tracking(Section):
     was said."""
 
     requirements = (Needs("rollouts", "project"),)
+
+
+ScheduleName = Literal["constant", "linear", "cosine"]
+
+
+class Optimizer(Section):
+    """AdamW, as Tinker runs it, and its steps."""
+
+    learning_rate: float | None = Field(default=None, gt=0, le=10)
+    """Step size. A recipe without one takes the Tinker cookbook's rule of thumb for LoRA, by the
+    base model's family and hidden size; for a model that the rule does not know, give one."""
+
+    schedule: ScheduleName = "constant"
+    """Curve by which the learning rate falls over the run's steps."""
+
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    """Steps over which the learning rate rises, before it falls by the schedule."""
+
+    final_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the learning rate towards which a linear or cosine schedule falls."""
+
+    substeps: int = Field(default=1, ge=1, le=10_000)
+    """Optimizer steps of each step, each on a part of its datums."""
+
+    epochs: int = Field(default=1, ge=1, le=10_000)
+    """Passes over the datums of a step."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
+
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
+    """Decoupled decay of the LoRA weights."""
+
+    grad_clip_norm: float = Field(default=0.0, ge=0, le=1e6)
+    """Gradients with a larger norm are scaled down to it; 0 leaves them."""
+
+    requirements = (Needs("final_fraction", "schedule", ("linear", "cosine")),)
+
+    def share(self, step: int, steps: int) -> float:
+        """Return the share of the learning rate of a step, which counts from 0, of a run's `steps`.
+
+        It rises linearly over the warm-up to 1, and falls by the schedule towards `final_fraction`,
+        which it would reach at the step after the last.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        passed = (step - self.warmup_steps) / (steps - self.warmup_steps)
+        left = {"constant": 1.0, "linear": 1 - passed, "cosine": (1 + cos(pi * passed)) / 2}
+        return self.final_fraction + (1 - self.final_fraction) * left[self.schedule]
+
+
+MEASURED = "held_out/"
+"""Beginning of the names of what is measured on held-out examples."""
+CONDITION = re.compile(
+    rf"\s*(?P<metric>{MEASURED}\S+)\s*(?P<sign>>=|<=|>|<)\s*(?P<number>[-+]?\d*\.?\d+(?:e[-+]?\d+)?)\s*"
+)
+SIGNS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+
+class Stop(Section):
+    """End of a run before its last step, by what is measured on held-out examples.
+
+    The scores of a checkpoint are known to the run when its next step is trained, or
+    2 · `rollouts.lag` steps later, and that step is then the last.
+    """
+
+    when: str | None = None
+    """A condition on what is measured, `METRIC >= NUMBER` with one of >=, >, <=, <: such as
+    `held_out/reward/mean >= 0.95` or `held_out/loss < 0.2` (docs/evaluation.md)."""
+
+    patience: int = Field(default=0, ge=0, le=10_000)
+    """Evaluations in turn without a gain over the best one before them; 0 waits for none."""
+
+    @field_validator("when")
+    @classmethod
+    def _condition_is_one(cls, when: str | None) -> str | None:
+        if when is not None and not CONDITION.fullmatch(when):
+            raise ValueError(
+                f"{when!r} is no condition; give METRIC, one of >=, >, <=, <, and a number, such "
+                f"as {MEASURED}reward/mean >= 0.95"
+            )
+        return when
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a run may end early."""
+        return self.when is not None or self.patience > 0
+
+    def met(self, measured: Mapping[str, float], *, first: bool) -> str:
+        """Say that the condition holds for what was measured; empty if it does not.
+
+        UserError if the `first` evaluation does not measure what it is about.
+        """
+        found = CONDITION.fullmatch(self.when) if self.when is not None else None
+        if found is None:
+            return ""
+        metric, sign, number = found.group("metric", "sign", "number")
+        if (value := measured.get(metric)) is None:
+            if first:
+                raise UserError(
+                    f"stop.when {self.when}: {metric} is not measured, but "
+                    f"{', '.join(measured)}{did_you_mean(metric, measured)}"
+                )
+            return ""
+        return f"{metric} {value:.4g} {sign} {number}" if SIGNS[sign](value, float(number)) else ""

@@ -10,10 +10,9 @@ import yaml
 from ratchet.flows.finetune import finetune
 from ratchet.flows.importing.trinity import import_trinity
 from ratchet.flows.importing.trinity_file import ImportRefusal
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.plan import StagesRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe
 from ratchet.tasks.recording.step_log import read_metrics

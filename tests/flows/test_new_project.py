@@ -33,7 +33,7 @@ from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.recipe.loading import RecipeError, named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.server.prefect_server import POOL
-from ratchet.tasks.settings.places import PlaceOfRollouts
+from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door
 from tests.support.servers.prefect_api import prefect_api
 

@@ -15,7 +15,7 @@ from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recovery.rebuilding import ProbeError
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder

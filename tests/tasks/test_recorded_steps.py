@@ -15,7 +15,7 @@ from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recording.step_log import read_metrics, record_metrics
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from ratchet.tasks.settings.algorithm import CreditAssignment
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.credited import credited, recorded_steps

@@ -26,7 +26,7 @@ from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.rebuilding import ProbeError
 from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.rollouts import RolloutHost
-from ratchet.tasks.settings.optimizer import Optimizer
+from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.files import Damaged
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import write_table

@@ -20,7 +20,7 @@ from ratchet.tasks.datums import (
 )
 from ratchet.tasks.settings.algorithm import Divergence
 from ratchet.tasks.settings.given import Expert
-from ratchet.tasks.settings.optimizer import Optimizer, ScheduleName
+from ratchet.tasks.settings.run import Optimizer, ScheduleName
 
 
 def method(substeps: int = 1, epochs: int = 1, *, by_batch: bool = False) -> UpdateMethod:

@@ -9,8 +9,7 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.flow_runs import NOTHING, summarize_run
 from ratchet.flows.prefer import prefer
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.storage.run_folder import folder_of

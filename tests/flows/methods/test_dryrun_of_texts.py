@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.recipes import describe_given
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.flows.recipe.given_examples import GivenRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from tests.tasks.test_examples import jsonl
 
 MARKED = re.compile(r"⟦(.*?)⟧", re.S)

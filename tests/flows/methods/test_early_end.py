@@ -11,16 +11,15 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import is_complete
 from ratchet.flows.prefer import prefer
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.plan import StagesRecipe
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.scores import is_scored
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.verification import find_damage
-from ratchet.tasks.settings.stop import Stop
+from ratchet.tasks.settings.run import Stop
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.preferred import RECIPE as PAIRS

@@ -23,7 +23,7 @@ from ratchet.flows.evaluate import evaluate
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.eval_targets import EvalTarget
 from ratchet.flows.opening.flow_runs import RunSummary, summarize_run
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.recipe.run_recipe import FlowError

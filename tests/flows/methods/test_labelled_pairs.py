@@ -15,7 +15,7 @@ from ratchet.flows.cli.commands import app
 from ratchet.flows.compare import compare
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.finetune import finetune
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train

@@ -22,8 +22,8 @@ from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.opening.flow_runs import RunSummary
 from ratchet.flows.prefer import prefer
+from ratchet.flows.recipe.given_recipes import PreferRecipe
 from ratchet.flows.recipe.loading import changed_recipe, named_recipe, read_recipe
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.flows.train import train
 from ratchet.tasks.algorithm.preferences import MISMATCHED, SIDES
 from ratchet.tasks.datums import to_datums, units_of

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.token_texts import open_tokenizer
 from ratchet.flows.cli.commands import app
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
 from ratchet.flows.recipe.given_examples import GivenRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.given.given import bind_given

@@ -14,7 +14,7 @@ from ratchet.flows.checkpoints.serving import find_weights
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.run import open_run
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.checkpoints import CheckpointError, Ledger
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of

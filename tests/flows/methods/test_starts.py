@@ -19,7 +19,7 @@ from ratchet.flows.checkpoints.binding import (
 )
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.finetune import finetune
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.replay import replay
 from ratchet.flows.train import train

@@ -19,7 +19,7 @@ from ratchet.adapters.tinker.service import PatientSampler, connect
 from ratchet.flows.checkpoints.binding import CheckpointRefused, open_teacher, read_bound
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.finetune import finetune
-from ratchet.flows.recipe.finetuning import FinetuneRecipe
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.examples.teachers import read_before

@@ -11,7 +11,7 @@ from ratchet.adapters.door.batches import DueRollout, OpenBatch, RolloutEnd, Sam
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
-from ratchet.tasks.settings.places import PlaceOfRollouts
+from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import SAMPLING, Scripted
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ratchet.flows.finetune import finetune
-from ratchet.flows.recipe.finetuning import FinetuneRecipe, TextTeacher
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe, TextTeacher
 from ratchet.flows.train import train
 from tests.support.runs.given_datums import kill_at
 from tests.support.runs.small_recipe import small_recipe

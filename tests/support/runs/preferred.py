@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ratchet.flows.prefer import prefer
-from ratchet.flows.recipe.preferring import PreferRecipe
 from ratchet.tasks.given import pairs
+from ratchet.flows.recipe.given_recipes import PreferRecipe
 from tests.support.runs.given_datums import kill_at
 
 PAIRS = Path(__file__).parents[3] / "datasets" / "hello_pairs.jsonl"

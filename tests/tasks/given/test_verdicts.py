@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.engine.model.base_models import find
-from ratchet.flows.recipe.finetuning import TextDataset
+from ratchet.flows.recipe.given_recipes import TextDataset
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Unit
 from ratchet.tasks.given.pairs import ComparedPairs
