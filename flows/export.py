@@ -28,8 +28,9 @@ from ratchet.adapters.weights.network import (
     score,
     set_generation,
 )
+from ratchet.flows.checkpoints.names import Weights
 from ratchet.flows.checkpoints.policies import recorded_steps
-from ratchet.flows.checkpoints.serving import Weights, open_weights
+from ratchet.flows.checkpoints.serving import open_weights
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recovery.rebuilding import Rebuilder

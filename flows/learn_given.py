@@ -11,10 +11,9 @@ from typing import TypeVar
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.process.clock import CLOSING, EVALUATION, TRAINING, phases
 from ratchet.flows.opening.checks import check_start
-from ratchet.flows.opening.evaluation import EarlyEnd
 from ratchet.flows.opening.flow_runs import RunSummary, end_run, name_of_run
 from ratchet.flows.opening.run import OpenRun, open_run
-from ratchet.flows.opening.step_records import begin_steps, measure_of, record_step
+from ratchet.flows.opening.step_records import EarlyEnd, begin_steps, measure_of, record_step
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.tasks.given.given import Given, bind_given, draw_given, score_given
 from ratchet.tasks.metrics import StepFiles

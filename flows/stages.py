@@ -5,7 +5,7 @@ finished; a finished stage is never opened again. One agent may play the same he
 after every stage.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,28 +13,33 @@ from typing import Any
 from prefect import Flow, flow
 from pydantic import BaseModel
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.engines import engines_kept
-from ratchet.flows.checkpoints.binding import read_step
+from ratchet.flows.checkpoints.forks import check_replay
+from ratchet.flows.checkpoints.names import read_step
 from ratchet.flows.evaluate import evaluate_once
 from ratchet.flows.finetune import finetune
-from ratchet.flows.opening.checks import (
-    check_answering,
-    check_plan,
-    check_recipe,
-    gone_children,
-    is_finished,
-)
+from ratchet.flows.opening.checks import check_start, is_finished, is_there, refuse_deleted
 from ratchet.flows.opening.flow_runs import completed, name_of_run, summarize_run
 from ratchet.flows.prefer import prefer
-from ratchet.flows.recipe.loading import count_stages, count_steps
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_stages, count_steps
 from ratchet.flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
+from ratchet.flows.recipe.run_recipe import RunRecipe, differing
 from ratchet.flows.replay import replay
 from ratchet.flows.server.deployed_runs import describe_failure
 from ratchet.flows.train import train
 from ratchet.tasks.recording.scores import headline, read_evaluation
 from ratchet.tasks.recording.step_log import steps_done
-from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, read_plan, write_plan
-from ratchet.tasks.storage.run_folder import folder_of
+from ratchet.tasks.storage.manifest import differences
+from ratchet.tasks.storage.plan_record import (
+    ChildResult,
+    PlanRecord,
+    child_runs,
+    has_plan,
+    read_plan,
+    write_plan,
+)
+from ratchet.tasks.storage.run_folder import RunError, folder_of
 from ratchet.tasks.tracking.prefect_pages import publish_stages
 
 FLOWS = {"train": train, "finetune": finetune, "prefer": prefer, "replay": replay}
@@ -75,12 +80,127 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     recipe = count_stages(recipe)
     plan = check_plan(Plan(run, recipe, recipe.children(run), "agent's reward"), deleted)
     if recipe.evaluate is not None:
-        check_recipe(count_steps(recipe.evaluate))
+        count_steps(recipe.evaluate).check()
         gone = gone_children(plan.children, deleted)
         for child in plan.children:
             if child not in gone:
-                check_answering(recipe.evaluate, child.recipe, child.name)
+                recipe.evaluate.check_answering(child.recipe, child.name)
     return plan
+
+
+def check_plan(plan: Plan, deleted: Collection[str] = ()) -> Plan:
+    """Return a plan; refuse (UserError) what would end any of its runs before its first step.
+
+    Runs that are to be `deleted` first count as absent.
+    """
+    if is_there(folder := folder_of(plan.run), deleted):
+        raise RunError(
+            f"the run {folder.path} exists, and is no run of {plan.recipe.flow}; give another name"
+        )
+    names = [child.name for child in plan.children]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
+    refuse_left_out(plan.run, [*names, *deleted])
+    gone = gone_children(plan.children, deleted)
+    refuse_changed(plan, gone)
+    pending = dict[str, RunRecipe]()
+    for child in plan.children:
+        there = is_there(folder_of(child.name), deleted)
+        if child in gone or (there and has_finished(child)):
+            continue
+        needed = [one for one in gone if not there and one.name in child.awaits]
+        if needed:
+            raise RunError(
+                f"stage {child.stage} needs the run {folder_of(needed[0].name).path}, which is "
+                f"gone; put it back, or give --from {needed[0].stage}, which trains it and all "
+                "after it anew"
+            )
+        check_child(child, pending, deleted)
+        pending[child.name] = child.recipe
+    return plan
+
+
+def check_child(
+    child: PlannedRun, pending: Mapping[str, RunRecipe], deleted: Collection[str]
+) -> None:
+    """Refuse (UserError) what would end a run before its first step, if `pending` ones train."""
+    folder = folder_of(child.name)
+    there = is_there(folder, deleted)
+    awaited = {} if there else {name: pending[name] for name in child.awaits & pending.keys()}
+    try:
+        if child.replayed is not None and not there:
+            refuse_deleted([child.replayed], deleted)
+            recipe = count_steps(child.recipe)
+            check_replay(folder_of(child.replayed), recipe.model_dump(mode="json"))
+        check_start(child.recipe, folder, deleted, awaited)
+    except UserError as error:
+        raise RecipeError(f"{child.name}: {error}") from error
+
+
+def gone_children(
+    children: Sequence[PlannedRun], deleted: Collection[str] = ()
+) -> list[PlannedRun]:
+    """List the runs that are gone: they are not there, and one that waits for them has begun.
+
+    They are not trained anew, since the later run has the weights at which it started. Runs that
+    are to be `deleted` count as absent.
+    """
+    gone, awaited = list[PlannedRun](), set[str]()
+    for child in reversed(children):
+        there = is_there(folder_of(child.name), deleted)
+        if child.name in awaited and not there:
+            gone.insert(0, child)
+        if child.name in awaited or there:
+            awaited |= child.awaits
+    return gone
+
+
+def refuse_left_out(run: str, names: Collection[str]) -> None:
+    """Refuse (RunError) a recipe without some of the runs that were begun.
+
+    The record would name them no more, so that no table had them and nothing deleted them.
+    """
+    if left := [one.name for one in child_runs(folder_of(run)) if one.name not in names]:
+        raise RunError(
+            f"{folder_of(run).path} has begun {', '.join(left)}, which this recipe does not have; "
+            "give their stages or values too, or another name with --run, or start afresh with "
+            "--if-exists delete"
+        )
+
+
+def refuse_changed(plan: Plan, gone: Sequence[PlannedRun]) -> None:
+    """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
+
+    A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
+    """
+    if not gone or not has_plan(folder := folder_of(plan.run)):
+        return
+    assert isinstance(plan.recipe, StagesRecipe), "no run of a sweep waits for another"
+    recorded = changed_recipe(read_plan(folder).recipe, kind=StagesRecipe)
+    known = {one.name: one.recipe for one in recorded.children(plan.run)}
+    for child in gone:
+        changed = [*_changes(known.get(child.name), child.recipe)]
+        changed += [f"evaluate.{at}" for at in _changes(recorded.evaluate, plan.recipe.evaluate)]
+        if changed:
+            raise RunError(
+                f"the run {folder_of(child.name).path} of stage {child.stage} is gone, and was of "
+                f"another recipe, which differs in {', '.join(changed)}; give the same values, or "
+                f"--from {child.stage}, which trains it and all after it anew"
+            )
+
+
+def _changes(old: RunRecipe | None, new: RunRecipe | None) -> Iterator[str]:
+    """Yield what two recipes differ in; nothing if they make the same results."""
+    if old is not None and new is not None:
+        yield from differing(old, new)
+    else:
+        was, now = (one.model_dump(mode="json") if one else {} for one in (old, new))
+        yield from differences(was, now)
+
+
+def has_finished(child: PlannedRun) -> bool:
+    """Return whether a run of a plan has all it is to have."""
+    return is_finished(folder_of(child.name), child.recipe)
 
 
 def train_in_turn(
@@ -92,7 +212,7 @@ def train_in_turn(
     """
     for child in children:
         error = ""
-        if not is_finished(child):
+        if not has_finished(child):
             trained: Flow[..., Any] = FLOWS[child.flow]
             ended = trained(**{**child.parameters, "recipe": child.recipe}, return_state=go_on)
             error = describe_failure(ended) if go_on else ""

@@ -14,18 +14,18 @@ from prefect import Flow, State, flow
 from prefect.client.schemas.objects import FlowRun
 
 from ratchet.adapters.errors import UserError, counted
-from ratchet.flows.opening.checks import check_plan, is_finished
 from ratchet.flows.opening.flow_runs import completed, name_of_run
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
 from ratchet.flows.recipe.plan import (
     Plan,
     PlannedRun,
+    PlanRecipe,
+    StagesRecipe,
     SweepRecipe,
     Values,
     as_overrides,
     name_child,
 )
-from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.server.deployed_runs import (
     Deployment,
@@ -34,9 +34,14 @@ from ratchet.flows.server.deployed_runs import (
     choose_deployment,
     train_deployed,
 )
-from ratchet.flows.stages import PlanSummary, train_in_turn, train_plan
-from ratchet.tasks.given.measures import read_measure
-from ratchet.tasks.recording.scores import headline, read_evaluation
+from ratchet.flows.stages import (
+    PlanSummary,
+    check_plan,
+    check_stages,
+    has_finished,
+    train_in_turn,
+    train_plan,
+)
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.storage.manifest import differences, recipe_of
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord
@@ -46,7 +51,7 @@ from ratchet.tasks.storage.run_folder import RunError, folder_of
 def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Cancel the runs of a cancelled sweep that workers have begun."""
     recipe = SweepRecipe.model_validate(flow_run.parameters["recipe"])
-    if recipe.at_once > 1:
+    if recipe.by_workers:
         cancel_deployed([name_child(flow_run.name, values) for values in recipe.values()])
 
 
@@ -76,15 +81,15 @@ def train_children(
 
     Yields each run when it has ended, with its error, empty without one.
     """
-    if recipe.at_once == 1:
+    if not recipe.by_workers:
         yield from train_in_turn(children, go_on=True)
         return
-    left = {child.name: child for child in children if not is_finished(child)}
+    left = {child.name: child for child in children if not has_finished(child)}
     yield from ((child, "") for child in children if child.name not in left)
     deployment = deployment_of(recipe, children[0])
     parameters = {name: child.parameters for name, child in left.items()}
     for name, error in train_deployed(parameters, deployment, recipe.at_once):
-        if not error and not is_finished(left[name]):
+        if not error and not has_finished(left[name]):
             raise RunError(
                 f"a worker has trained {name} by {deployment.name}, and {folder_of(name).path} "
                 "does not have all of it; give the workers and the sweep one folder of runs, by "
@@ -106,14 +111,8 @@ def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]
     if error:
         yield ChildResult(child.name, steps, error=error)
         return
-    if child.recipe.plays_rollouts:
-        scores = read_evaluation(folder.evaluation(f"{steps:05d}"))
-        found = headline(scores) if select == "reward" else scores[select].finished
-        measured = found.mean
-    else:
-        found = read_measure(folder.measure(steps))
-        measured = found.value
-    yield ChildResult(child.name, steps, measured=measured, interval=found.interval)
+    measured, interval = child.recipe.read_measured(folder, steps, select)
+    yield ChildResult(child.name, steps, measured=measured, interval=interval)
 
 
 def describe(record: PlanRecord) -> str:
@@ -144,23 +143,15 @@ def describe_draws(children: Sequence[PlannedRun], results: Sequence[ChildResult
     """Say that runs were measured on different held-out examples, if their seeds drew them."""
     ended = [child for child, one in zip(children, results, strict=True) if not one.error]
     seeds = {child.recipe.seed for child in ended}
-    fixed = ended[0].recipe.model_dump()["evaluation"]["seed"] if ended else None
-    if len(seeds) < 2 or fixed is not None or not any(_draws(child) for child in ended):
+    fixed = ended[0].recipe.evaluation.seed if ended else None
+    drawn = (count_steps(one.recipe).draws_held_out(folder_of(one.name)) for one in ended)
+    if len(seeds) < 2 or fixed is not None or not any(drawn):
         return ""
     return (
         f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
         "so that their measures differ by these as well; give evaluation.seed, and all runs have "
         "the same."
     )
-
-
-def _draws(child: PlannedRun) -> bool:
-    """Return whether a finished run was measured on some of its held-out examples, not on all."""
-    recipe, most = count_steps(child.recipe), child.recipe.model_dump()["evaluation"]["examples"]
-    if isinstance(recipe, Recipe):
-        return most < len(recipe.held_out_split().examples())
-    run = folder_of(child.name)
-    return most <= read_measure(run.measure(run.steps_of(recipe.steps))).examples
 
 
 def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
@@ -185,10 +176,21 @@ def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) ->
                 "`ratchet compare` has one agent play the same examples with each"
             )
     plan = check_plan(Plan(run, recipe, children, f"held-out {select}"), deleted)
-    if recipe.at_once > 1:
+    if recipe.by_workers:
         deployment_of(recipe, children[0])
         check_under_way({child.name: child.parameters for child in children})
     return plan
+
+
+def check_runs(recipe: PlanRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
+    """Return the plan of stages or of a sweep; UserError if a run could not begin its first step.
+
+    Runs that will be `deleted` first count as absent.
+    """
+    if isinstance(recipe, SweepRecipe):
+        return check_sweep(recipe, run, deleted)
+    assert isinstance(recipe, StagesRecipe), "a plan is one of the two"
+    return check_stages(recipe, run, deleted)
 
 
 def selected(recipe: SweepRecipe, child: RunRecipe) -> str:

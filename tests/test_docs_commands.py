@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ratchet.flows.cli.commands import LateCommand, app
-from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe
@@ -105,7 +104,7 @@ def parameters() -> list[str]:
 @pytest.mark.parametrize("parameter", parameters())
 def test_a_recipe_that_is_given_to_a_deployment_can_be_trained(parameter: str) -> None:
     recipe = Recipe.model_validate_json(parameter)
-    check_recipe(recipe)
+    recipe.check()
     assert recipe.model_dump(mode="json", exclude_unset=True) == json.loads(parameter)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import openai
 
 from ratchet.adapters.errors import PassingError, UserError
-from ratchet.adapters.network.addresses import REACH_SECONDS
+from ratchet.adapters.network.addresses import REACH_SECONDS, check_listener
 
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
 """Environment variable with the key of the teachers' service, if that is not the run's."""
@@ -41,7 +41,7 @@ Place = Mapping[int, tuple[float, str]]
 
 
 class CannotScore(UserError):
-    """Refusal of a server that does not give the log-probabilities of a prompt."""
+    """Refusal of a server that cannot be asked for the log-probabilities of a prompt."""
 
 
 class ScoringFailed(PassingError):
@@ -252,3 +252,23 @@ def _read(place: Mapping[str, Mapping[str, Any]]) -> Place:
             raise ValueError(f"{str(score)[:20]} is no log-probability of token {token}")
         found[token] = float(score), str(told["decoded_token"])
     return found
+
+
+def check_place(key: str, model: str, likeliest: int) -> None:
+    """Refuse (CannotScore) a teacher `URL#MODEL`, which a key of the recipe names."""
+    url = model.partition("#")[0]
+    try:
+        check_listener(url)
+    except (OSError, ValueError) as error:
+        raise CannotScore(
+            f"{key} {model} cannot be reached ({error}); start that service, or give another "
+            "teacher"
+        ) from error
+    if speaks_openai(url):
+        with ScoringServer(model, CHECK_SECONDS) as scoring:
+            scoring.check(likeliest)
+    elif not os.environ.get(TEACHER_KEY):
+        raise CannotScore(
+            f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}. A server "
+            "of OpenAI's API needs none; its URL has the path of the API, such as /v1"
+        )

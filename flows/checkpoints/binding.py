@@ -5,37 +5,29 @@ addresses, and its engine has their weights. The run does not need the other run
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
 from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.door.roles import checkpoint_of
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.bases import name_for_clients
 from ratchet.adapters.tinker.engines import damaged_weights, needs_engine, saved_files
 from ratchet.durable.files import link_or_copy, remove
+from ratchet.flows.checkpoints.names import CheckpointName, CheckpointRefused
 from ratchet.flows.recipe.loading import read_lineage, read_recipe, training_command
-from ratchet.flows.recipe.plan import BEST
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
-from ratchet.tasks.checkpoints import CheckpointError, Ledger
-from ratchet.tasks.comparison.promotions import (
-    Promotion,
-    check_name,
-    find_promotion,
-    record_promotion,
-)
+from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.settings.algorithm import BASE, names_checkpoint
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.files import is_written
-from ratchet.tasks.storage.manifest import read_manifest
-from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.manifest import FORK, Manifest, read_manifest
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from ratchet.adapters.clients.scoring_server import ScoringServer, Vocabulary
@@ -44,107 +36,6 @@ if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
     from ratchet.tasks.scoring import Reads, References
 
 START_KEY = "model.start"
-
-
-class CheckpointRefused(UserError):
-    """Refusal of another run's checkpoint that does not suit its place in the recipe."""
-
-
-@dataclass(frozen=True)
-class CheckpointName:
-    """Name of a checkpoint: RUN, RUN@STEP, RUN@best, or a promoted name.
-
-    RUN or the promoted name may have a policy, as in RUN:POLICY; `policy` is empty without one. The
-    step is None for the run's last checkpoint.
-    """
-
-    run: str
-    policy: str
-    step: int | None
-
-    @classmethod
-    def parse(cls, name: str) -> Self:
-        """Read a name; RunError or CheckpointError if no checkpoint can have it."""
-        named, at, step = name.partition("@")
-        run, _, policy = named.partition(":")
-        if at:
-            return cls(run, policy, read_step(run, step))
-        if (found := find_promotion(run)) is not None:
-            return cls(found.run, policy, found.step)
-        return cls(run, policy, None)
-
-    @property
-    def folder(self) -> RunFolder:
-        """Folder of the run."""
-        return folder_of(self.run)
-
-    @property
-    def title(self) -> str:
-        """Name without its step: RUN, or RUN:POLICY."""
-        return f"{self.run}:{self.policy}".removesuffix(":")
-
-    @property
-    def saved_step(self) -> int:
-        """Step of the checkpoint; CheckpointError if the run has not saved it."""
-        return Ledger(self.folder.checkpoints(self.policy or POLICY)).at(self.step).step
-
-    def check_whole(self, name: str) -> None:
-        """Refuse (UserError) the `name` of one policy, where all of a checkpoint's are needed."""
-        if self.policy:
-            raise UserError(f"{name} is one policy of a run; name the run's checkpoint RUN@STEP")
-
-    def check_policy(self, trained: Iterable[str], key: str = "") -> None:
-        """Refuse (CheckpointRefused) a policy that the run has not trained."""
-        there = [*trained]
-        if self.policy and self.policy not in there:
-            raise CheckpointRefused(
-                f"{key and f'{key}: '}{self.folder.path} trains no policy {self.policy}; it trains "
-                f"{', '.join(there)}"
-            )
-
-
-def read_step(run: str, step: str) -> int:
-    """Read the number of a run's checkpoint, or `best`.
-
-    CheckpointError if nothing says which checkpoint is best.
-    """
-    if step == BEST:
-        folder = folder_of(run)
-        read_manifest(folder)  # refuses a run that does not exist
-        return best_step(folder)
-    if not (step.isascii() and step.isdecimal()):
-        raise RunError(
-            f"'{run}@{step}' names no checkpoint; RUN@STEP does, such as {run}@10, and so does "
-            f"{run}@{BEST}"
-        )
-    return int(step)
-
-
-def promote(checkpoint: str, name: str) -> tuple[Promotion, Promotion | None]:
-    """Give a checkpoint a name; return what the name means, and what it meant before.
-
-    UserError if the checkpoint does not exist, or if the name means something else.
-    """
-    check_name(name)
-    named = CheckpointName.parse(checkpoint)
-    named.check_whole(checkpoint)
-    created = read_manifest(named.folder)["created"]
-    promotion = Promotion(name=name, run=named.run, step=named.saved_step, created=created)
-    return promotion, record_promotion(promotion)
-
-
-def best_step(run: RunFolder) -> int:
-    """Return the checkpoint that is best on held-out examples, of equals the earliest.
-
-    CheckpointError if no checkpoint is scored.
-    """
-    values = read_facts(run).held_out
-    if not values.by_step:
-        raise CheckpointError(
-            f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
-            f"the best; give a step, such as {run.name}@10"
-        )
-    return values.best
 
 
 class SavedPolicy(BaseModel, frozen=True):
@@ -191,6 +82,32 @@ def bind_checkpoints(recipe: RunRecipe, bound: Mapping[str, Any]) -> dict[str, A
         name: bound.get(name) or _find(key, name, recipe).model_dump()
         for name, key in recipe.named_checkpoints().items()
     }
+
+
+def refuse_itself(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
+    """Refuse (UserError) a teacher that is the policy itself.
+
+    The policy is itself where its weights start: the base, a checkpoint of another run that it is
+    `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
+    """
+    start = recipe.model.start or BASE
+    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
+        start = f"{parent['run']}@{parent['step']}"
+    teachers = recipe.teachers()
+    for model in teachers.models.values():
+        of = bound.get(model)
+        untrained = (
+            model in (BASE, recipe.model.base)
+            if of is None
+            else of["step"] == 0 and of["model"]["start"] is None
+        )
+        if teachers.reads is None and (model == start or (untrained and start == BASE)):
+            raise CheckpointRefused(
+                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
+                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
+                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
+                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
+            )
 
 
 def carry_weights(

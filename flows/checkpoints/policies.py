@@ -13,10 +13,14 @@ from ratchet.flows.diagnosis.service import may_offer, tolerance_of
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger, policy_version
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
+from ratchet.tasks.recovery.retention import Retention
+from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.updates import PolicyUpdater
 
+SPARE_CHECKPOINTS = 2
+"""Checkpoints to keep beyond the lag: the newest, and the one before, from which a step resumes."""
 KEPT_SAMPLERS = 16
 """Checkpoints whose samplers are kept for batches to come."""
 
@@ -50,8 +54,8 @@ class RunPolicy:
 class RunPolicies:
     """All policies of a run, the main one first."""
 
-    def __init__(self, policies: Sequence[RunPolicy]) -> None:
-        self._policies = policies
+    def __init__(self, policies: Sequence[RunPolicy], retention: Retention | None) -> None:
+        self._policies, self._retention = policies, retention
         self._opening = Lock()
         self._sampled: dict[int, Mapping[str, Policy]] = {}
 
@@ -74,6 +78,12 @@ class RunPolicies:
             for old in sorted(self._sampled.keys() - {step})[: -KEPT_SAMPLERS + 1]:
                 del self._sampled[old]
             return self._sampled[step]
+
+    def delete_unneeded(self, service: Service) -> None:
+        """Delete the checkpoints that nothing needs any more, if the run does not keep all."""
+        if self._retention is not None:
+            for policy in self:
+                self._retention.delete_unneeded(policy.ledger, service)
 
     def earlier(self, steps: Mapping[str, int]) -> Mapping[str, Policy]:
         """Map each other name to the main policy after its number of updates."""
@@ -102,7 +112,7 @@ def open_policies(
             check_state(recipe.model, service)
         updater.make_initial()
         policies.append(RunPolicy(updater.recorded.policy, updater))
-    return RunPolicies(policies)
+    return RunPolicies(policies, _retention(recipe, folder))
 
 
 def policy_updater(
@@ -153,3 +163,17 @@ def _lora(recipe: RunRecipe, name: str) -> LoraSpec:
         train_mlp=model.train_mlp,
         train_unembed=model.train_unembedding,
     )
+
+
+def _retention(recipe: RunRecipe, folder: RunFolder) -> Retention | None:
+    """Return the rule of the checkpoints that a run keeps; None if it keeps all."""
+    if (keep := recipe.checkpoints.keep) is None:
+        return None
+
+    def best_and_opponents(oldest: int) -> set[int]:
+        held_out = read_facts(folder).held_out
+        best = {held_out.best} if held_out.by_step else set[int]()
+        left = range(oldest, recipe.steps + 1)
+        return best.union(*(recipe.earlier(step).values() for step in left))
+
+    return Retention(folder, max(keep, recipe.lag + SPARE_CHECKPOINTS), best_and_opponents)

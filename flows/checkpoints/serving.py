@@ -3,27 +3,26 @@
 The libraries that serve are imported after the checks: a refusal should not wait for them.
 """
 
+import logging
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ratchet.adapters.calls import POLICY, Policy, Sampling
+from ratchet.adapters.calls import Policy
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tinker.bases import check_base
-from ratchet.adapters.tinker.engines import check_reachable, needs_engine
-from ratchet.adapters.tinker.known_models import KNOWN
-from ratchet.adapters.weights.adapter import is_adapter, is_model, read_base
-from ratchet.flows.checkpoints.binding import CheckpointName
+from ratchet.adapters.tinker.engines import damaged_weights, needs_engine
+from ratchet.flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
+from ratchet.flows.checkpoints.names import Weights, split_name
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
-from ratchet.flows.recipe.run_recipe import MOST_TOKENS
-from ratchet.tasks.settings.rollouts import Rollouts
+from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.settings.run import Model, ServicePatience
+from ratchet.tasks.spending.work_log import WorkLog
 from ratchet.tasks.storage.files import is_full
 from ratchet.tasks.storage.manifest import REPLAY, bind_run, parent_of
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
@@ -33,53 +32,9 @@ if TYPE_CHECKING:
     from ratchet.adapters.tinker.service import PatientSampler, Service
     from ratchet.tasks.updates import PolicyUpdater
 
+log = logging.getLogger(__name__)
+
 SERVED_LOOK_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights to serve: a base model's or, with a `run`, a checkpoint's."""
-
-    name: str
-    model: Model
-    defaults: Sampling
-    """Sampling for clients that name no numbers."""
-    run: RunFolder | None = None
-    policy: str = POLICY
-    step: int = 0
-    adapter: Path | None = None
-    """Folder of an exported adapter on the base."""
-
-
-def find_weights(name: str) -> Weights:
-    """Find RUN, RUN@STEP, RUN:POLICY@STEP, an exported folder, or a base model.
-
-    A base model's name has a slash or is known. A run hides a folder of its name.
-
-    STEP may be `best`. UserError if the name means no weights.
-    """
-    check_reachable()
-    place, defaults = Path(name), Rollouts(max_tokens=MOST_TOKENS).sampling()
-    if is_adapter(place) and not _names_run(name):
-        base = read_base(place)
-        if not needs_engine(base):
-            raise UserError(
-                f"{name} is an adapter, which an engine of this machine alone serves; unset "
-                "TINKER_BASE_URL and TINKER_API_KEY"
-            )
-        check_base(base)
-        return Weights(name, Model(base=base), defaults, adapter=place)
-    if "/" in name or name in KNOWN or (is_model(place) and not _names_run(name)):
-        base = str(place.resolve()) if is_model(place) else name
-        check_base(base)
-        return Weights(name, Model(base=base), defaults)
-    named = CheckpointName.parse(name)
-    folder = named.folder
-    recipe = read_recipe(folder)
-    named.check_policy(recipe.policies())
-    step = named.saved_step
-    name = f"{named.title}@{step}"
-    return Weights(name, recipe.model, recipe.sampling(), folder, named.policy or POLICY, step)
 
 
 @contextmanager
@@ -163,10 +118,6 @@ def stdin_closed() -> Event:
     return closed
 
 
-def _names_run(name: str) -> bool:
-    return "/" not in name and folder_of(name).exists()
-
-
 @contextmanager
 def _merged(weights: Weights) -> Iterator[Weights]:
     """Yield weights that an engine loads: an exported adapter is merged into its base."""
@@ -188,3 +139,47 @@ def _merged(weights: Weights) -> Iterator[Weights]:
                 f"{folder} ({error}); make space, or give another TMPDIR"
             ) from error
         yield replace(weights, model=Model(base=folder), adapter=None)
+
+
+def bind_new(recipe: RunRecipe) -> dict[str, Any]:
+    """Describe the checkpoints to which a new run is bound, once damaged weights are made again."""
+    bound = bind_checkpoints(recipe, {})
+    described = {name: BoundCheckpoint.model_validate(one) for name, one in bound.items()}
+    whole = not needs_engine(recipe.model.base) or not make_whole(described)
+    return bound if whole else bind_checkpoints(recipe, {})
+
+
+def make_whole(checkpoints: Mapping[str, BoundCheckpoint]) -> bool:
+    """Have the runs of checkpoints make damaged weights again; return whether there were any.
+
+    A checkpoint is rebuilt in its own run, whose engine writes the same bytes again.
+    """
+    damaged = [
+        (name, policy)
+        for name, bound in checkpoints.items()
+        for policy, saved in bound.policies.items()
+        for address in filter(None, (saved.sampler, saved.state))
+        if damaged_weights(folder_of(bound.run).engine, address)
+    ]
+    for name, policy in dict.fromkeys(damaged):
+        _make_again(name, checkpoints[name], policy)
+    return bool(damaged)
+
+
+def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
+    log.warning("the weights of %s are damaged, and are made again", name)
+    _, only, _ = split_name(name)
+    with_state = bound.policies[policy].state is not None
+    with open_checkpoints_of(folder_of(bound.run)) as (_, updater_of):
+        updater_of(only or policy).make_again(bound.step, with_state=with_state)
+
+
+@contextmanager
+def connect_run(recipe: RunRecipe, folder: RunFolder) -> Iterator["Service"]:
+    """Yield the service of a run; its own engine has the weights to which the run is bound."""
+    from ratchet.adapters.tinker.service import connect
+
+    carry_weights(recipe, folder, make_whole)
+    patience = recipe.service.timeout_seconds
+    with connect(recipe.model.base, folder.engine, patience, WorkLog(folder)) as service:
+        yield service

@@ -9,8 +9,9 @@ import typer
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import say, show, table_width, write_json
 from ratchet.adapters.project.hub import check_push, push
-from ratchet.flows.checkpoints.binding import promote as record
-from ratchet.flows.checkpoints.serving import find_weights, serve_model, serve_until, stdin_closed
+from ratchet.flows.checkpoints.names import find_weights
+from ratchet.flows.checkpoints.names import promote as record
+from ratchet.flows.checkpoints.serving import serve_model, serve_until, stdin_closed
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
 from ratchet.flows.cli.training import call_flow
 from ratchet.flows.opening.eval_targets import find_target

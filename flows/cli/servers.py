@@ -11,7 +11,7 @@ import typer
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import say, show, table_width, write_json
 from ratchet.flows.cli.commands import AsJson, Overrides
-from ratchet.flows.opening.checks import check_recipe, check_start
+from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.loading import (
     ENTRYPOINTS,
     TRAIN,
@@ -24,8 +24,7 @@ from ratchet.flows.recipe.loading import (
     project_files,
     read_deployments,
 )
-from ratchet.flows.recipe.plan import StagesRecipe, SweepRecipe
-from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.plan import PlanRecipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.tasks.storage.run_folder import folder_of, name_run
 
@@ -81,21 +80,18 @@ def check_deployments(files: Sequence[Path], name: str | None) -> None:
 
 def _check_deployed(flow: str, values: dict[str, Any], run: str) -> None:
     """Refuse (UserError) what would end a new run of a deployment's recipe before its steps."""
-    from ratchet.flows.stages import check_stages
-    from ratchet.flows.sweep import check_sweep
+    from ratchet.flows.sweep import check_runs
 
     trains = flow in ENTRYPOINTS.values()
     if not trains and flow not in PLAYING:
         return  # it is the user's own
     recipe = changed_recipe({"flow": flow if trains else TRAIN, **values}, (), FlowRecipe)
-    if isinstance(recipe, StagesRecipe):
-        check_stages(recipe, run)
-    elif isinstance(recipe, SweepRecipe):
-        check_sweep(recipe.model_copy(update={"at_once": 1}), run)  # workers may come later
+    if isinstance(recipe, PlanRecipe):
+        check_runs(recipe.in_turn(), run)  # workers may come later
     elif isinstance(recipe, RunRecipe) and trains:
         check_start(recipe, folder_of(run))
-    elif isinstance(recipe, Recipe):  # the run that it needs may come later
-        check_recipe(count_steps(recipe))
+    elif isinstance(recipe, RunRecipe):  # the run that it needs may come later
+        count_steps(recipe).check()
 
 
 def worker() -> None:

@@ -20,18 +20,18 @@ from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.process.terminal import hanging, say, table_width, write_json
 from ratchet.adapters.tinker.engines import engine_begun
 from ratchet.adapters.tracking.wandb import unsynced_folder
-from ratchet.flows.checkpoints.binding import CheckpointName
 from ratchet.flows.checkpoints.forks import fork_run, replay_run
+from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Run, Verbose
 from ratchet.flows.cli.signals import explaining
-from ratchet.flows.opening.checks import check_recipe, check_start, is_complete
+from ratchet.flows.opening.checks import check_start, is_complete
 from ratchet.flows.recipe.loading import (
     changed_recipe,
     count_steps,
     named_recipe,
     swept_recipe,
 )
-from ratchet.flows.recipe.plan import StagesRecipe, SweepRecipe
+from ratchet.flows.recipe.plan import PlanRecipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
 from ratchet.tasks.comparison.promotions import refuse_promoted
@@ -98,8 +98,7 @@ def train(
     if from_ is None:
         replaced = find_replaced(run, if_exists)
     else:
-        names = recipe.names() if isinstance(recipe, StagesRecipe) else []
-        replaced = find_replaced_from(run, names, from_)
+        replaced = find_replaced_from(run, recipe.names(), from_)
     _train(run, recipe, replaced, as_json=as_json)
 
 
@@ -212,7 +211,7 @@ def _train(
         say(said, sys.stderr if as_json else None)
     if isinstance(recipe, RunRecipe):
         train_with_bar(run, recipe, replaced, as_json=as_json)
-    elif isinstance(recipe, StagesRecipe | SweepRecipe):
+    elif isinstance(recipe, PlanRecipe):
         train_runs(run, recipe, replaced, as_json=as_json)
 
 
@@ -268,7 +267,7 @@ def _end(run: RunFolder, summary: "RunSummary | None", *, as_json: bool) -> None
 
 def train_runs(
     run: str,
-    recipe: StagesRecipe | SweepRecipe,
+    recipe: PlanRecipe,
     replaced: Sequence[RunFolder] = (),
     *,
     as_json: bool = False,
@@ -277,21 +276,20 @@ def train_runs(
 
     What is `replaced` is deleted after the checks.
     """
-    from ratchet.flows import stages, sweep
     from ratchet.flows.cli.progress_bar import show_progress
+    from ratchet.flows.stages import stages
+    from ratchet.flows.sweep import check_runs, sweep
 
     folder, deleted = folder_of(run), [one.name for one in replaced]
     way_on = f"`ratchet resume {run}` goes on"
-    if isinstance(recipe, SweepRecipe):
-        flow, plan = sweep.sweep, sweep.check_sweep(recipe, run, deleted)
-    else:
-        flow, plan = stages.stages, stages.check_stages(recipe, run, deleted)
+    flow = {"stages": stages, "sweep": sweep}[recipe.flow]
+    plan = check_runs(recipe, run, deleted)
     check_prefect()
     delete_runs(replaced)
     runs = {folder_of(child.name): child.recipe.steps for child in plan.children}
 
     def explain() -> str:
-        if isinstance(recipe, SweepRecipe) and recipe.at_once > 1:
+        if recipe.by_workers:
             return f"stopped; workers go on with the runs that they have; {way_on}"
         begun = [one.name for one in runs if one.exists()]
         return f"stopped in {begun[-1]}; {way_on}" if begun else "stopped before the first run"
@@ -326,7 +324,7 @@ def load_checked_recipe(run: str, overrides: Sequence[str] = ()) -> RunRecipe:
     """Return a run's recipe with each override over it; UserError if it cannot be trained."""
     folder = folder_of(run)
     recipe = count_steps(changed_recipe(recipe_of(folder), overrides, RunRecipe))
-    check_recipe(recipe, folder)
+    recipe.check(folder)
     check_prefect()
     return recipe
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from ratchet.adapters.diagnosis.examination import TITLES, Diagnosis, examine
 from ratchet.adapters.errors import counted
-from ratchet.adapters.tinker.bases import check_base
-from ratchet.adapters.tinker.engines import check_key, check_reachable
 from ratchet.adapters.tinker.service import Service, connect
 from ratchet.flows.diagnosis.service import Unmet, needs, not_known, unmet
 from ratchet.flows.recipe.loading import named_recipe
-from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.settings.run import Model
@@ -105,9 +102,7 @@ def diagnose(base: str | None, first: Collection[str] = ()) -> Diagnosis:
     Without a base model it is that of a recipe which names none, or else the service's first.
     """
     asked = base or Model().base
-    check_key()
-    check_reachable()
-    check_base(asked)
+    Model(base=asked).check_service()
     with (
         TemporaryDirectory(prefix="ratchet-doctor-") as state,
         connect(asked, Path(state), PATIENCE) as service,
@@ -117,12 +112,10 @@ def diagnose(base: str | None, first: Collection[str] = ()) -> Diagnosis:
     return replace(made, url=os.environ.get("TINKER_BASE_URL") or made.url)  # not a bridge's own
 
 
-def _recipes(name: str, overrides: Sequence[str]) -> list[RunRecipe]:
+def _recipes(name: str, overrides: Sequence[str]) -> Sequence[RunRecipe]:
     recipe = named_recipe(name, overrides, FlowRecipe)
-    if isinstance(recipe, RunRecipe):
-        return [recipe]
-    if isinstance(recipe, StagesRecipe):
-        return [child.recipe for child in recipe.children(recipe.subject)]
+    if trained := recipe.trained():
+        return trained
     raise FlowError(f"{name} is a {recipe.flow}; give the recipe whose keys it varies")
 
 

@@ -13,8 +13,6 @@ import tinker
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
 from ratchet.adapters.diagnosis.examination import HOSTED, TITLES, Diagnosis, examine
 from ratchet.adapters.tinker.service import Service, ServiceRefused
-from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
-from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.storage.files import is_written, read_json, write_json
 from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
@@ -145,34 +143,20 @@ def _of_training(recipe: RunRecipe) -> Iterator[ServiceNeed]:
     if recipe.optimizer.grad_clip_norm > 0:
         key = f"optimizer.grad_clip_norm {recipe.optimizer.grad_clip_norm:g}"
         yield ServiceNeed("grad_clip", key, "leave it out, and give a smaller learning rate")
-    if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
-        key = f"teacher.top_k {recipe.teacher.top_k}"
+    if (teachers := recipe.teachers()).likeliest and teachers.models:
+        key = f"teacher.top_k {teachers.likeliest}"
         yield ServiceNeed("targets", key, "learn from the texts alone, or use another service")
 
 
 def _of_scores(recipe: RunRecipe) -> Iterator[ServiceNeed]:
-    if isinstance(recipe, Recipe):
+    if recipe.plays_rollouts:
         yield ServiceNeed("seeds", f"seed {recipe.seed}", "use another service", cost=SEEDS_COST)
-    for key in _scored_by(recipe):
+    for key in recipe.scored_by():
         yield ServiceNeed("prompt_logprobs", key, "leave it out, or use another service")
-    if isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None:
-        local = "://" not in recipe.teacher.model
-        if local:
-            key = f"teacher.model {recipe.teacher.model}"
-            yield ServiceNeed("likeliest", key, "learn from the texts alone")
-
-
-def _scored_by(recipe: RunRecipe) -> Iterator[str]:
-    """Yield the keys by which a sampler of the service scores what it has not sampled."""
-    if isinstance(recipe, Recipe):
-        if recipe.algorithm.kl.coefficient > 0:
-            yield f"algorithm.kl.coefficient {recipe.algorithm.kl.coefficient:g}"
-        if any("://" not in model for model in recipe.teachers().models.values()):
-            yield "algorithm.teacher.models"
-    elif recipe.holds_out():
-        yield "dataset.held_out"
-    if isinstance(recipe, PreferRecipe) and recipe.preference.row().reference:
-        yield f"preference.reference {recipe.preference.reference}"
+    teachers = recipe.teachers()
+    for model in teachers.models.values() if teachers.likeliest else ():
+        if "://" not in model:
+            yield ServiceNeed("likeliest", f"{teachers.key} {model}", "learn from the texts alone")
 
 
 def probe_service(recipe: RunRecipe, run: RunFolder, service: Service) -> None:

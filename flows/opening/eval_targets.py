@@ -6,8 +6,8 @@ from typing import Self
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
-from ratchet.flows.checkpoints.binding import CheckpointName
-from ratchet.flows.opening.checks import check_answering, check_recipe, check_start
+from ratchet.flows.checkpoints.names import CheckpointName
+from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.loading import count_steps, read_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
@@ -133,8 +133,8 @@ def find_target(
     target = EvalTarget.find(recipe, run, checkpoint, model, as_given)
     folder = folder_of(target.run)
     check_start(target.bound, folder, trains=False)
-    check_recipe(target.requested)
-    check_answering(target.requested, target.bound, target.run)
+    target.requested.check()
+    target.requested.check_answering(target.bound, target.run)
     if folder.exists() and target.step is not None:
         Ledger(folder.checkpoints(POLICY)).at(target.step)
     return target

@@ -17,19 +17,14 @@ from ratchet.flows.opening.rollouts import (
     ask_judge,
 )
 from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.opening.step_records import EarlyEnd
 from ratchet.flows.opening.steps import PlayedStep
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.ends import find_failed, reopen_failed, reopen_unanswered
 from ratchet.tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from ratchet.tasks.examples.shards import ShardSize, draw_shard, read_shard
-from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.judging import draw_held_out, verdicts_of
-from ratchet.tasks.recording.scores import Score, headline, is_scored, read_evaluation
-from ratchet.tasks.reports.facts import LOSS, read_facts
-from ratchet.tasks.settings.run import MEASURED, Stop
-from ratchet.tasks.storage.files import is_written
-from ratchet.tasks.storage.manifest import REPLAY, parent_of
+from ratchet.tasks.recording.scores import Score, headline, is_scored
 from ratchet.tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.tracking.prefect_pages import HELD_OUT
@@ -233,59 +228,3 @@ def examine(
         return JudgedShard(played, {})
     spans = ask_judge(runners.examining, judge, shard, step)
     return JudgedShard(played, verdicts_of(spans), PlayedShard(shard, spans))
-
-
-class EarlyEnd:
-    """The end of a run by its recipe's `stop`, which looks at each evaluation once.
-
-    Evaluations that a fork shares with its parent decide nothing, nor do those of a replay, which
-    ends where its parent has ended.
-    """
-
-    def __init__(self, recipe: RunRecipe, run: RunFolder) -> None:
-        parent = parent_of(run) if recipe.stop.is_given else None
-        how, shared = ("", 0) if parent is None else (parent["how"], parent["step"])
-        self._recipe, self._run = recipe, run
-        self._decides = recipe.stop.is_given and how != REPLAY
-        self._first = self._next = shared + 1 if shared else 0
-        self._looked = False
-
-    def look(self, last: int) -> None:
-        """Record the end that checkpoints up to `last`, which are scored, decide."""
-        stop, steps = self._recipe.stop, self._recipe.steps
-        if not self._decides or is_written(self._run.end):
-            return
-        is_due = self._recipe.evaluation.due
-        for step in (one for one in range(self._next, last + 1) if is_due(one, steps)):
-            if not (found := dict(self._measured(step))):
-                continue
-            first, self._looked = not self._looked, True
-            why = stop.met(found, first=first) or self._without_gain(stop, step)
-            end = step + 2 * self._recipe.lag + 1
-            if why and end < steps:
-                self._run.record_end(end, f"after checkpoint {step}: {why}")
-                return
-        self._next = max(self._next, last + 1)
-
-    def _measured(self, step: int) -> Iterator[tuple[str, float]]:
-        """Yield what was measured of a checkpoint, by name; nothing if it is not there."""
-        if is_written(file := self._run.measure(step)):
-            found = read_measure(file)
-            yield MEASURED + found.measure, found.value
-            yield from ((MEASURED + name, value) for name, value in found.beside.items())
-        elif is_scored(file := self._run.evaluation(f"{step:05d}")):
-            for how, score in read_evaluation(file).items():
-                prefix = MEASURED + ("" if how == "sampled" else f"{how}/")
-                yield from score.metrics(prefix.rstrip("/")).items()
-
-    def _without_gain(self, stop: Stop, step: int) -> str:
-        """Say that the last evaluations up to a checkpoint have no gain; empty if they have."""
-        values = read_facts(self._run).held_out
-        known = {at: one for at, one in values.by_step.items() if self._first <= at <= step}
-        if not stop.patience or len(known) <= stop.patience:
-            return ""
-        best = (min if values.measure == LOSS else max)(known, key=lambda at: known[at])
-        later = sum(at > best for at in known)
-        if later < stop.patience:
-            return ""
-        return f"{counted(later, 'evaluation')} without a gain over checkpoint {best}"

@@ -27,7 +27,6 @@ from ratchet.flows.checkpoints.binding import open_checkpoints
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.ends import check_held_out, check_rewards, check_step, reopen_stopped
-from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.judging import check_verdicts
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
@@ -95,8 +94,7 @@ class RolloutRunner:
         """
         if number == 0:
             reopen_stopped(self.host.run, shard.stem, self.check)
-        numbers = sorted({row["batch"] for row in read_shard(shard) if row["round"] == number})
-        batches = [ShardBatch(shard.stem, n, groups.size, groups.attempts) for n in numbers]
+        batches = ShardBatch.of_round(shard, number, groups.size, groups.attempts)
 
         def sampled_by() -> SampledBy:
             return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)

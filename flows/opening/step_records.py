@@ -1,22 +1,30 @@
-"""The record of a step of an open run: its metrics, which end it, and what is said of it."""
+"""The end of a step of an open run: its metrics, which end it, and whether it is the last."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 from prefect import get_run_logger
 
+from ratchet.adapters.errors import counted
 from ratchet.adapters.process.clock import CLOSING, phases
 from ratchet.durable.process import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
 from ratchet.flows.diagnosis.service import may_offer
 from ratchet.flows.opening.flow_runs import wait_for_budget
 from ratchet.flows.opening.run import OpenRun
+from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
+from ratchet.tasks.recording.scores import is_scored, read_evaluation
 from ratchet.tasks.recording.step_log import Metrics, record_metrics
-from ratchet.tasks.reports.facts import ask_failures
+from ratchet.tasks.reports.facts import LOSS, ask_failures, read_facts
 from ratchet.tasks.reports.progress import describe_step
+from ratchet.tasks.settings.run import MEASURED, Stop
 from ratchet.tasks.spending.budgets import WARNED_AT, measure_budget
+from ratchet.tasks.storage.files import is_written
+from ratchet.tasks.storage.manifest import REPLAY, parent_of
+from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.updates import read_update
 
 log = logging.getLogger(__name__)
@@ -67,9 +75,7 @@ def _record_step(
         measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
     _tell_untrained(run, step, metrics)
-    if run.retention is not None:
-        for policy in run.policies:
-            run.retention.delete_unneeded(policy.ledger, run.service)
+    run.policies.delete_unneeded(run.service)
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
     run.tracking.follow()
@@ -109,3 +115,59 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
             step,
             run.folder.name,
         )
+
+
+class EarlyEnd:
+    """The end of a run by its recipe's `stop`, which looks at each evaluation once.
+
+    Evaluations that a fork shares with its parent decide nothing, nor do those of a replay, which
+    ends where its parent has ended.
+    """
+
+    def __init__(self, recipe: RunRecipe, run: RunFolder) -> None:
+        parent = parent_of(run) if recipe.stop.is_given else None
+        how, shared = ("", 0) if parent is None else (parent["how"], parent["step"])
+        self._recipe, self._run = recipe, run
+        self._decides = recipe.stop.is_given and how != REPLAY
+        self._first = self._next = shared + 1 if shared else 0
+        self._looked = False
+
+    def look(self, last: int) -> None:
+        """Record the end that checkpoints up to `last`, which are scored, decide."""
+        stop, steps = self._recipe.stop, self._recipe.steps
+        if not self._decides or is_written(self._run.end):
+            return
+        is_due = self._recipe.evaluation.due
+        for step in (one for one in range(self._next, last + 1) if is_due(one, steps)):
+            if not (found := dict(self._measured(step))):
+                continue
+            first, self._looked = not self._looked, True
+            why = stop.met(found, first=first) or self._without_gain(stop, step)
+            end = step + 2 * self._recipe.lag + 1
+            if why and end < steps:
+                self._run.record_end(end, f"after checkpoint {step}: {why}")
+                return
+        self._next = max(self._next, last + 1)
+
+    def _measured(self, step: int) -> Iterator[tuple[str, float]]:
+        """Yield what was measured of a checkpoint, by name; nothing if it is not there."""
+        if is_written(file := self._run.measure(step)):
+            found = read_measure(file)
+            yield MEASURED + found.measure, found.value
+            yield from ((MEASURED + name, value) for name, value in found.beside.items())
+        elif is_scored(file := self._run.evaluation(f"{step:05d}")):
+            for how, score in read_evaluation(file).items():
+                prefix = MEASURED + ("" if how == "sampled" else f"{how}/")
+                yield from score.metrics(prefix.rstrip("/")).items()
+
+    def _without_gain(self, stop: Stop, step: int) -> str:
+        """Say that the last evaluations up to a checkpoint have no gain; empty if they have."""
+        values = read_facts(self._run).held_out
+        known = {at: one for at, one in values.by_step.items() if self._first <= at <= step}
+        if not stop.patience or len(known) <= stop.patience:
+            return ""
+        best = (min if values.measure == LOSS else max)(known, key=lambda at: known[at])
+        later = sum(at > best for at in known)
+        if later < stop.patience:
+            return ""
+        return f"{counted(later, 'evaluation')} without a gain over checkpoint {best}"

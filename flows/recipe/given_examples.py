@@ -114,6 +114,14 @@ class GivenRecipe(RunRecipe):
     def holds_out(self) -> bool:
         return any(one.holds_out() for one in self.dataset.origins().values())
 
+    def scored_by(self) -> Iterator[str]:
+        if self.holds_out():
+            yield "dataset.held_out"
+
+    def scores_units(self) -> bool:
+        """Return whether another policy scores each unit when the run begins."""
+        return bool(self.teachers().models)
+
     def queried_runs(self) -> Iterator[str]:
         for one in self.dataset.origins().values():
             yield from one.runs

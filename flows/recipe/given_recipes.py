@@ -1,6 +1,6 @@
 """The recipes that learn texts (finetune) and preferences (prefer), and play nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_validator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
     from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.given import GivenSource
     from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs
-    from ratchet.tasks.given.selections import ChosenRollouts
+    from ratchet.tasks.given.selections import ChosenPairs, ChosenRollouts
     from ratchet.tasks.given.texts import Texts
 
 LOSS: TextLoss = "cross_entropy"
@@ -291,6 +291,14 @@ class PreferRecipe(GivenRecipe):
     def measures(self) -> list[str]:
         return ["accuracy"]
 
+    def scored_by(self) -> Iterator[str]:
+        yield from super().scored_by()
+        if self.scores_units():
+            yield f"preference.reference {self.preference.reference}"
+
+    def scores_units(self) -> bool:
+        return self.preference.row().reference
+
     def compared_by(self) -> dict[str, Any]:
         """Map the keys by which the sides of held-out pairs are compared, and with which reference.
 
@@ -330,6 +338,7 @@ class PreferRecipe(GivenRecipe):
 
     @property
     def chosen(self) -> "type[ChosenPairs]":
+        from ratchet.tasks.given.selections import ChosenPairs
 
         return ChosenPairs
 

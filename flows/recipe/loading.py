@@ -16,12 +16,18 @@ from ratchet.adapters.redaction import hide, quote
 from ratchet.adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
 from ratchet.flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from ratchet.flows.recipe.run_recipe import (
+    FlowError,
+    FlowRecipe,
+    RunRecipe,
+    differing,
+    without_free,
+)
 from ratchet.tasks.settings.presets import PRESETS
 from ratchet.tasks.settings.section import TABLES, explain, fields_of, section_of
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
 from ratchet.tasks.storage.manifest import ByStep, lineage, recipe_of
-from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 
 PROJECT_FILE = Path("prefect.yaml")
 TRAIN = Recipe.model_fields["flow"].default
@@ -105,6 +111,22 @@ def read_recipe(run: RunFolder, kind: type[T] = RunRecipe) -> T:
             f"{', '.join(sorted(_kinds(kind)))}; name another run"
         )
     return recipe
+
+
+def check_binding(run: RunFolder, recipe: RunRecipe) -> None:
+    """Raise RunError if a run was started with a recipe of other results, or in another format.
+
+    The recipe of an evaluation may break rules of trained recipes, so the recorded one is validated
+    only where a value that binds differs, or is of a newer key.
+    """
+    values, free = recipe.model_dump(mode="json"), recipe.changes_no_result()
+    if not without_free(recipe_of(run), values, free):
+        return
+    if changed := differing(read_recipe(run), recipe):
+        raise RunError(
+            f"the run {run.path} was started with another recipe, which differs in "
+            f"{', '.join(changed)}; give the same values, or another name with --run"
+        )
 
 
 def read_lineage(run: RunFolder, recipe: RunRecipe) -> ByStep[RunRecipe]:

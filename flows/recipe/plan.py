@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -98,7 +98,20 @@ class Stage(Section):
         return {**values, "recipe": _validated(flow, recipe, str(values.get("name")))}
 
 
-class StagesRecipe(FlowRecipe):
+class PlanRecipe(FlowRecipe):
+    """The recipe of several runs."""
+
+    @property
+    def by_workers(self) -> bool:
+        """Whether workers of a Prefect server train the runs."""
+        return False
+
+    def in_turn(self) -> Self:
+        """Return the recipe that trains the runs in the flow's own process."""
+        return self
+
+
+class StagesRecipe(PlanRecipe):
     """The recipe of `stages`: several recipes, one after the other."""
 
     flow: str = "stages"
@@ -211,8 +224,10 @@ class StagesRecipe(FlowRecipe):
             f"state every {saved} of {counted(parent.steps, 'step')}; give such a step",
         )
 
+    def trained(self) -> Sequence[RunRecipe]:
+        return [child.recipe for child in self.children(self.subject)]
+
     def names(self) -> list[str]:
-        """List the names of the stages, in their order."""
         return [stage.name for stage in self.stages]
 
     def children(self, run: str) -> list[PlannedRun]:
@@ -283,7 +298,7 @@ def _validated(flow: str, recipe: Mapping[str, Any], stage: str) -> RunRecipe:
         raise ValueError(f"stage {stage}: {explain(error, FLOW_RECIPES[flow])}") from None
 
 
-class SweepRecipe(FlowRecipe):
+class SweepRecipe(PlanRecipe):
     """The recipe of `sweep`: the same run with other values, again and again."""
 
     flow: str = "sweep"
@@ -339,6 +354,13 @@ class SweepRecipe(FlowRecipe):
             "at_once, or leave it out",
         )
 
+    @property
+    def by_workers(self) -> bool:
+        return self.at_once > 1
+
+    def in_turn(self) -> Self:
+        return self.model_copy(update={"at_once": 1})
+
     def values(self) -> list[Values]:
         """List the values of each run, in order."""
         combined = product(*self.grid.values()) if self.grid else ()
@@ -353,7 +375,7 @@ class Plan:
     """
 
     run: str
-    recipe: StagesRecipe | SweepRecipe
+    recipe: PlanRecipe
     children: Sequence[PlannedRun]
     measure: str
 

@@ -16,11 +16,16 @@ from ratchet.adapters.door.roles import (
     earlier_of,
     policy_of,
 )
+from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.places.cage import check_cage
 from ratchet.adapters.process.program import name_program
+from ratchet.adapters.programs.commands import warn_of_shown_keys
 from ratchet.flows.recipe.given_examples import Dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
+from ratchet.tasks.algorithm.own_functions import check_source
 from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.recording.scores import headline, is_scored, read_evaluation
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
 from ratchet.tasks.settings.given import EXPERT, TEST, TRAIN
 from ratchet.tasks.settings.presets import expand_preset
@@ -34,7 +39,7 @@ from ratchet.tasks.settings.rollouts import (
 )
 from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from ratchet.tasks.datums import UpdateMethod
@@ -138,6 +143,36 @@ class Recipe(RunRecipe):
             "policy; leave it out, or train one",
         )
 
+    def check_agent(self) -> None:
+        _, asked = self.plays()
+        if self.roles:
+            from ratchet.adapters.door.backends import create_backends  # imports LiteLLM's parts
+
+            create_backends(self.answerers, self.seed)
+        others = sorted(role for role in asked if role != POLICY)
+        load_agent(self.agent, others, placed=self.place.is_given)
+        if self.place.is_given:
+            warn_of_shown_keys(self.agent)
+        if self.place.caged:
+            check_cage()
+        for judge in self.judges():
+            load_agent(judge.agent or "")
+
+    def check_algorithm(self) -> None:
+        check_source(self.algorithm.loss)
+        check_source(self.algorithm.advantage)
+
+    def check_answering(self, bound: RunRecipe, run: str) -> None:
+        """Refuse (RunError) checkpoints that answer if the weights' run is not bound to them."""
+        for name, key in self.answering_checkpoints().items():
+            if name not in bound.named_checkpoints():
+                raise RunError(
+                    f"{key} {name} is to answer beside the weights of the run {run}, whose recipe "
+                    "names no such checkpoint, so that it has no weights of it; give "
+                    "checkpoint:base, a model of LiteLLM, or train that run by a recipe with the "
+                    "same role"
+                )
+
     def _refused_stream(self) -> Refusals:
         algorithm, optimizer = self.algorithm, self.optimizer
         row, once = find_advantage(algorithm.advantage), optimizer.substeps * optimizer.epochs == 1
@@ -236,6 +271,25 @@ class Recipe(RunRecipe):
         evaluation = self.evaluation
         has = {"reward": True, "greedy": evaluation.greedy, "judged": evaluation.judge.judges}
         return [name for name, is_measured in has.items() if is_measured]
+
+    def is_measured(self, run: RunFolder, step: int) -> bool:
+        return is_scored(run.evaluation(f"{step:05d}"))
+
+    def read_measured(
+        self, run: RunFolder, step: int, select: str
+    ) -> tuple[float | None, tuple[float, float] | None]:
+        scores = read_evaluation(run.evaluation(f"{step:05d}"))
+        found = headline(scores) if select == "reward" else scores[select].finished
+        return found.mean, found.interval
+
+    def draws_held_out(self, run: RunFolder) -> bool:
+        return self.evaluation.examples < len(self.held_out_split().examples())
+
+    def scored_by(self) -> Iterator[str]:
+        if self.algorithm.kl.coefficient > 0:
+            yield f"algorithm.kl.coefficient {self.algorithm.kl.coefficient:g}"
+        if any("://" not in model for model in self.teachers().models.values()):
+            yield "algorithm.teacher.models"
 
     def measured_by(self, select: str) -> dict[str, Any]:
         """Map the keys by which held-out rollouts are played; a role may be fixed in evaluations.

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Set, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +14,8 @@ from ratchet.adapters.errors import UserError, counted
 from ratchet.tasks.algorithm.learning_rates import default_learning_rate
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.examples.reading import Source
+from ratchet.tasks.examples.teachers import choose_teacher, fill_reads
+from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.settings.algorithm import names_checkpoint
 from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.settings.run import (
@@ -27,6 +29,7 @@ from ratchet.tasks.settings.run import (
 )
 from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from ratchet.tasks.storage.dotted_keys import flatten
+from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import ByStep, differences
 from ratchet.tasks.storage.run_folder import RunFolder
 
@@ -59,6 +62,28 @@ class Teachers:
     splits: tuple[str, ...] | None = None
     likeliest: int = 0
 
+    def check_places(self) -> None:
+        """Refuse (UserError) a teacher of another service or server that cannot be asked."""
+        from ratchet.adapters.clients.scoring_server import check_place  # a client few runs need
+
+        for model in self.models.values():
+            if "://" in model:
+                check_place(self.key, model, self.likeliest)
+
+    def check_examples(self, sources: Mapping[str, Source]) -> None:
+        """Refuse (DatasetError) an example that lacks its teacher's name, or what that one reads.
+
+        Held-out rollouts have no teacher; held-out texts have one.
+        """
+        if self.by is None and self.reads is None:
+            return
+        for source in (sources[split] for split in self.splits or sources):
+            for row in source.examples():
+                if self.by is not None:
+                    choose_teacher(row["example"], self.by, self.models)
+                if self.reads is not None:
+                    fill_reads(self.reads, row["example"])
+
 
 class FlowRecipe(Section):
     """Parameters of a flow that trains; each such flow has a recipe of its own."""
@@ -77,6 +102,14 @@ class FlowRecipe(Section):
     def subject(self) -> str:
         """What a run is named after unless it is given a name."""
         return self.flow
+
+    def names(self) -> list[str]:
+        """List the names of the stages, in their order, if the flow has stages."""
+        return []
+
+    def trained(self) -> Sequence["RunRecipe"]:
+        """List the recipes that the flow trains, as far as they are known before it begins."""
+        return ()
 
 
 class RunRecipe(FlowRecipe, ABC):
@@ -140,6 +173,26 @@ class RunRecipe(FlowRecipe, ABC):
             "schedule constant",
         )
 
+    def check(self, run: RunFolder | None = None) -> None:
+        """Refuse (UserError) a recipe that names what does not exist; quick checks come first.
+
+        A `run` that has the tokens of its texts or pairs, and a fork of it, need their dataset no
+        more.
+        """
+        self.model.check_service()
+        if run is None or not run.given_files():
+            for source in self.sources().values():
+                source.examples()
+            self.teachers().check_examples(self.sources())
+        self.check_agent()
+        self.model.check_renderer()
+
+    def check_agent(self) -> None:
+        """Refuse (UserError) an agent, or who answers it, that does not exist or does not fit."""
+
+    def check_algorithm(self) -> None:
+        """Refuse (UserError) a function of the project that is not as the recipe has it."""
+
     def changes_no_result(self) -> Set[str]:
         """Return the keys that may change when a run continues."""
         saved = {f"checkpoints.{key}" for key in ("keep", "probe_tolerance")}
@@ -181,6 +234,29 @@ class RunRecipe(FlowRecipe, ABC):
         Runs that differ in it cannot be compared.
         """
         return {}
+
+    def trained(self) -> Sequence["RunRecipe"]:
+        return (self,)
+
+    def is_measured(self, run: RunFolder, step: int) -> bool:
+        """Return whether a run has measured its checkpoint `step` on held-out examples."""
+        return is_written(run.measure(step))
+
+    def read_measured(
+        self, run: RunFolder, step: int, select: str
+    ) -> tuple[float | None, tuple[float, float] | None]:
+        """Read what a run has measured of a checkpoint by `select`, and its 95 % interval."""
+        found = read_measure(run.measure(step))
+        return found.value, found.interval
+
+    def draws_held_out(self, run: RunFolder) -> bool:
+        """Return whether a finished run was measured on some of its held-out examples."""
+        measured = read_measure(run.measure(run.steps_of(self.steps)))
+        return self.evaluation.examples <= measured.examples
+
+    def scored_by(self) -> Iterator[str]:
+        """Yield the keys by which a sampler of the service scores what it has not sampled."""
+        yield from ()
 
     def given_examples(self) -> Mapping[str, Sized]:
         """Map the splits of what a run is given to learn, and does not play, to the examples."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ratchet.adapters.tinker.prices import prices_of
 from ratchet.flows.recipe.given_examples import GivenRecipe
-from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.loading import count_steps
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
@@ -81,8 +80,7 @@ def count_given(recipe: GivenRecipe, tallies: Mapping[str, Tally]) -> WholeRecip
     held_out = [(source, number) for split, source, number in lengths if split == TEST]
     chosen = choose_first(held_out, evaluation.examples, evaluation.drawn_by(recipe.seed))
     scored = [length for unit in chosen for length in lengths[TEST, *unit]] * _measured(recipe)
-    reference = isinstance(recipe, PreferRecipe) and recipe.preference.row().reference
-    if reference or (isinstance(recipe, FinetuneRecipe) and recipe.teacher.model is not None):
+    if recipe.scores_units():
         scored += [length for own in lengths.values() for length in own]
     if not recipe.teachers().models:
         scored += steps[0][:MOST_SCORED]  # by which the first update is checked

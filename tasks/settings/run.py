@@ -3,13 +3,22 @@
 import operator
 import re
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from math import cos, pi
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from ratchet.adapters.errors import UserError, did_you_mean
-from ratchet.adapters.rendering.renderer_names import AUTO, resolve_renderer
+from ratchet.adapters.rendering.renderer_names import (
+    AUTO,
+    TEMPLATE,
+    find_config,
+    resolve_renderer,
+    set_thinking,
+)
+from ratchet.adapters.tinker.bases import base_folder, check_base, check_template
+from ratchet.adapters.tinker.engines import check_key, check_reachable
 from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
     MOST_ROLLOUTS,
@@ -81,6 +90,38 @@ class Model(Section):
     def names_state(self) -> bool:
         """Return whether the weights start at a path of the service."""
         return self.start is not None and self.start.startswith(STATE)
+
+    def check_service(self) -> None:
+        """Refuse (UserError) a service or a base model that does not exist.
+
+        A service is only looked for, and asked nothing, so it may still refuse a base model.
+        """
+        check_key()
+        check_reachable()
+        check_base(self.base)
+
+    def check_renderer(self) -> None:
+        """Refuse (UserError) a renderer that does not exist, or does not fit a local model.
+
+        So is a value of `thinking` that the renderer or template has no switch for. `auto` fits
+        each model that has a chat template.
+        """
+        folder = base_folder(self.base)
+        if self.renderer == AUTO:
+            if folder is not None:
+                check_template(folder)
+            if folder is None or self.thinking is None:
+                return
+        elif not self.renderer.startswith(TEMPLATE):
+            config = find_config(self.renderer)
+            if self.thinking is not None:
+                set_thinking(config, self.thinking)
+        if folder is not None:
+            from renderers.base import load_tokenizer
+
+            from ratchet.adapters.rendering.chat import Chat
+
+            Chat(load_tokenizer(str(folder)), self.renderer, thinking=self.thinking)
 
 
 class Checkpoints(Section):
@@ -163,6 +204,14 @@ class Tracking(Section):
     was said."""
 
     requirements = (Needs("rollouts", "project"),)
+
+    def check_installed(self) -> None:
+        """Refuse (UserError) W&B if its library, which is not imported, is not installed."""
+        if self.project is not None and find_spec("wandb") is None:
+            raise UserError(
+                "the recipe has tracking.project, and wandb is not installed: "
+                "`pip install 'ratchet-rl[tracking]'`, or leave tracking.project empty"
+            )
 
 
 ScheduleName = Literal["constant", "linear", "cosine"]

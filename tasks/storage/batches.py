@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ratchet.tasks.storage.files import JsonRow, read_rows
 from ratchet.tasks.storage.names import batch_name, rollout_name
@@ -18,6 +19,12 @@ class ShardBatch:
     number: int
     group_size: int
     attempts: int = 1
+
+    @classmethod
+    def of_round(cls, shard: Path, number: int, group_size: int, attempts: int) -> list[Self]:
+        """List the batches of round `number` of a shard."""
+        numbers = sorted({row["batch"] for row in read_rows(shard) if row["round"] == number})
+        return [cls(shard.stem, batch, group_size, attempts) for batch in numbers]
 
     @property
     def name(self) -> str:

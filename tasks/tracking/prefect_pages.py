@@ -8,9 +8,10 @@ import logging
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -27,7 +28,9 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.tracking.tracker import TrackedStep, Tracker, TrackerFailed
+from ratchet.adapters.redaction import public
+from ratchet.adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
+from ratchet.adapters.tracking.wandb import WandbTracker
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import spent_seconds
@@ -36,6 +39,8 @@ from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.progress import describe_measure
 from ratchet.tasks.reports.rollouts import MOST_FAILED, transcripts
 from ratchet.tasks.reports.tables import markdown_table, score_rows, shorten
+from ratchet.tasks.settings.run import Tracking
+from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.plan_record import read_plan
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.tracking.run_tracking import publish_beside
@@ -319,3 +324,15 @@ def _links(run: RunFolder) -> str:
     keys = {what: artifact_key(run.name, what) for what in TRAINING_ARTIFACTS}
     links = ", ".join(f"[{what}]({UI}/artifacts/key/{key})" for what, key in keys.items())
     return f"Artifacts of the run: {links}"
+
+
+def tracker_openers(
+    run: RunFolder, run_id: str, recipe: Mapping[str, Any], chosen: Tracking
+) -> dict[str, Callable[[], Tracker]]:
+    """Map the trackers of a run, Prefect's pages and a chosen other one, to what opens them."""
+    pages, folder, config = PrefectPages(run), run.tracking, public(flatten(recipe))
+    openers: dict[str, Callable[[], Tracker]] = {UI_NAME: lambda: pages}
+    if chosen.project is not None:
+        tracked = TrackedRun(name=run.name, id=run_id, config=config, folder=folder)
+        openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts, tracked)
+    return openers

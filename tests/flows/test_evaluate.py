@@ -12,7 +12,7 @@ from ratchet.adapters.calls import POLICY, Policy, Sampling
 from ratchet.adapters.door.serving import OpenDoor
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
-from ratchet.flows.checkpoints.binding import CheckpointName
+from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import app
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.opening.eval_targets import EvalTarget

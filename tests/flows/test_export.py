@@ -17,7 +17,8 @@ import ratchet.flows.export
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.bases import read_licence
 from ratchet.adapters.weights.network import merge
-from ratchet.flows.checkpoints.serving import find_weights, serve_model
+from ratchet.flows.checkpoints.names import find_weights
+from ratchet.flows.checkpoints.serving import serve_model
 from ratchet.flows.cli.commands import app
 from ratchet.flows.export import ExportForm, export
 from ratchet.tasks.reports.exports import Exported, ExportRefused, Parity

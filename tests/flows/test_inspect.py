@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.flows.checkpoints.serving import find_weights, serve_model
+from ratchet.flows.checkpoints.names import find_weights
+from ratchet.flows.checkpoints.serving import serve_model
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests/support/inspect_program.py"  # Inspect wants it relative

@@ -29,7 +29,6 @@ from ratchet.flows.cli.new_project import (
     ProjectExists,
     write_project,
 )
-from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.recipe.loading import RecipeError, named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.server.prefect_server import POOL
@@ -157,7 +156,7 @@ def test_a_key_among_the_words_of_a_command_is_warned_of_once(
     place = PlaceOfRollouts(kept="never")
     recipe = named_recipe("hello").model_copy(update={"place": place})
     for words in ("--quiet", "--key ${OPENAI_API_KEY}", "--key ${OPENAI_API_KEY}"):
-        check_recipe(recipe.model_copy(update={"agent": f"command:{sys.executable} {words}"}))
+        recipe.model_copy(update={"agent": f"command:{sys.executable} {words}"}).check()
     assert caplog.text.count("the agent's words have ${OPENAI_API_KEY}: whoever may list") == 1
 
 
@@ -199,7 +198,7 @@ def test_a_project_without_an_agent_has_a_recipe_rows_and_a_test(
     recipe = named_recipe(AGENT, kind=RunRecipe)
     assert recipe.flow == name
     assert [len(rows.examples()) for rows in recipe.sources().values()] == [64, 16]
-    check_recipe(recipe)
+    recipe.check()
     [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
     assert deployment["entrypoint"] == f"ratchet.flows.{name}.{name}"
     text = Path("README.md").read_text()

@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from ratchet.adapters.door.roles import CallsOf
-from ratchet.flows.opening.checks import check_binding
-from ratchet.flows.recipe.loading import RecipeError
+from ratchet.flows.recipe.loading import RecipeError, check_binding
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import differing
 from ratchet.tasks.storage.manifest import write_manifest

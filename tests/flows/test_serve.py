@@ -11,7 +11,8 @@ from ratchet.adapters.calls import Sampling
 from ratchet.adapters.door import serving
 from ratchet.adapters.door.serving import choose_sampling
 from ratchet.adapters.errors import UserError
-from ratchet.flows.checkpoints.serving import find_weights, open_weights, serve_model
+from ratchet.flows.checkpoints.names import find_weights
+from ratchet.flows.checkpoints.serving import open_weights, serve_model
 from ratchet.flows.cli.commands import app
 from ratchet.flows.opening.run import open_run
 from tests.support.damages import delete_the_folder

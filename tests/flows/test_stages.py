@@ -13,7 +13,8 @@ from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from ratchet.adapters.errors import UserError
-from ratchet.flows.checkpoints.binding import best_step, read_bound
+from ratchet.flows.checkpoints.binding import read_bound
+from ratchet.flows.checkpoints.names import best_step
 from ratchet.flows.cli.training import delete_runs, find_replaced_from
 from ratchet.flows.recipe.loading import changed_recipe, recipe_options
 from ratchet.flows.recipe.plan import StagesRecipe

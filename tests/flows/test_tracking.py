@@ -7,7 +7,6 @@ import pytest
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tracking.wandb import offline_folders
 from ratchet.flows.cli.training import _closing_lines
-from ratchet.flows.opening.checks import check_tracker
 from ratchet.flows.train import train
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.settings.run import Tracking
@@ -48,7 +47,7 @@ def test_a_training_without_a_key_is_kept_offline_whole(
 
 
 def test_the_error_for_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.flows.opening.checks.find_spec", lambda name: None)
-    check_tracker(Tracking())
+    monkeypatch.setattr("ratchet.tasks.settings.run.find_spec", lambda name: None)
+    Tracking().check_installed()
     with pytest.raises(UserError, match=r"wandb.*pip install 'ratchet-rl\[tracking\]'"):
-        check_tracker(Tracking(project="p"))
+        Tracking(project="p").check_installed()

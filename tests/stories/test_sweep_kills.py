@@ -13,8 +13,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
-from ratchet.flows.opening.checks import is_finished
 from ratchet.flows.recipe.plan import SweepRecipe
+from ratchet.flows.stages import has_finished
 from ratchet.flows.sweep import check_sweep, sweep
 from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.owners import Owner, last_owner
@@ -38,7 +38,7 @@ RECIPE = SweepRecipe.model_validate(
 
 def finished(name: str) -> Mapping[str, Owner | None]:
     """Map the runs of a sweep that have finished to the process that had each open last."""
-    runs = [child for child in check_sweep(RECIPE, name).children if is_finished(child)]
+    runs = [child for child in check_sweep(RECIPE, name).children if has_finished(child)]
     return {child.name: last_owner(folder_of(child.name).owners) for child in runs}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.flows.checkpoints.binding import best_step, read_step
+from ratchet.flows.checkpoints.names import best_step, read_step
 from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
 from ratchet.tasks.storage.files import Damaged, write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder

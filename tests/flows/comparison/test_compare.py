@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from ratchet.adapters.calls import Policy, Sampling
 from ratchet.adapters.door.serving import OpenDoor
 from ratchet.adapters.errors import UserError
-from ratchet.flows.checkpoints.binding import CheckpointName, bind_checkpoints, promote
-from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.checkpoints.binding import bind_checkpoints
+from ratchet.flows.checkpoints.names import CheckpointName, find_weights, promote
 from ratchet.flows.cli.commands import app
 from ratchet.flows.compare import compare
 from ratchet.flows.opening.eval_targets import EvalTarget

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.cli.commands import app
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.finetune import finetune

@@ -19,7 +19,6 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.finetune import finetune
-from ratchet.flows.opening.checks import check_recipe
 from ratchet.flows.opening.flow_runs import RunSummary
 from ratchet.flows.prefer import prefer
 from ratchet.flows.recipe.given_recipes import PreferRecipe
@@ -112,9 +111,9 @@ def test_trackers_are_sent_pairs_by_their_margin(whole: RunFolder) -> None:
 
 def test_a_run_that_has_its_pairs_needs_their_file_no_more(whole: RunFolder) -> None:
     recipe = changed(dataset={"path": "gone.jsonl"})
-    check_recipe(recipe, whole)
+    recipe.check(whole)
     with pytest.raises(DatasetError, match=r"gone\.jsonl does not exist"):
-        check_recipe(recipe)
+        recipe.check()
 
 
 def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:

@@ -8,9 +8,8 @@ import pytest
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.tinker.service import Service, ServiceFailed
-from ratchet.flows.checkpoints.binding import promote
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.checkpoints.serving import find_weights
+from ratchet.flows.checkpoints.names import find_weights, promote
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.run import open_run
@@ -49,8 +48,7 @@ def saved(run: RunFolder, kind: str) -> set[int]:
 
 def delete_unneeded(run: RunFolder) -> None:
     with open_run(FEW, run.name) as opened:
-        assert opened.retention is not None
-        opened.retention.delete_unneeded(opened.ledger, opened.service)
+        opened.policies.delete_unneeded(opened.service)
 
 
 def copied(run: RunFolder, name: str) -> RunFolder:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.calls import POLICY
-from ratchet.flows.checkpoints.binding import CheckpointRefused, read_bound
+from ratchet.flows.checkpoints.binding import read_bound
 from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.debug import debug_rollout
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train

@@ -10,14 +10,9 @@ from benchmarks.interruptions.compare_runs import differing_parts, list_faults, 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.engine.state.registry import find_damaged_state
-from ratchet.flows.checkpoints.binding import (
-    CheckpointRefused,
-    best_step,
-    bind_checkpoints,
-    find_start,
-    read_bound,
-)
+from ratchet.flows.checkpoints.binding import bind_checkpoints, find_start, read_bound
 from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.names import CheckpointRefused, best_step
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.recipe import Recipe

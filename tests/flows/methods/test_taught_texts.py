@@ -16,8 +16,9 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.service import PatientSampler, connect
-from ratchet.flows.checkpoints.binding import CheckpointRefused, open_teacher, read_bound
+from ratchet.flows.checkpoints.binding import open_teacher, read_bound
 from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN

@@ -13,11 +13,12 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.clients.scoring_server import CannotScore
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
-from ratchet.flows.checkpoints.binding import CheckpointRefused
+from ratchet.flows.checkpoints.binding import refuse_itself
 from ratchet.flows.checkpoints.forks import fork_run
+from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.cli.recipes import shrink
 from ratchet.flows.dryrun import dryrun
-from ratchet.flows.opening.checks import check_run, check_teachers
+from ratchet.flows.opening.checks import check_run
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.replay import replay
 from ratchet.flows.train import train
@@ -252,7 +253,7 @@ def test_a_plain_server_that_scores_prompts_can_teach(
 def test_what_is_not_trained_needs_no_teacher(school: RunFolder) -> None:
     away = taught_by("http://127.0.0.1:9/v1#some/model")
     check_run(away, folder_of("evaluations/of-it"))
-    with pytest.raises(CheckpointRefused, match="cannot be reached"):
+    with pytest.raises(CannotScore, match="cannot be reached"):
         check_run(away, folder_of("new"))
 
 
@@ -284,9 +285,9 @@ def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
     fork = fork_run(school, "forked", 2, values, recipe.fingerprint())
     started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
     for parent, changes in ((parent_of(fork), {}), (None, started)):
-        check_teachers(taught_by("base", **changes), parent, {})
+        refuse_itself(taught_by("base", **changes), parent, {})
         with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
-            check_teachers(taught_by(LATE, **changes), parent, {})
+            refuse_itself(taught_by(LATE, **changes), parent, {})
 
 
 @pytest.mark.parametrize("topics", [{"topic": "none"}, {}])
@@ -315,7 +316,7 @@ def test_a_teacher_of_another_service_is_asked_there(
 def test_a_teacher_of_another_service_needs_its_key(school: RunFolder, tmp_path: Path) -> None:
     with (
         serving(TINY_CHAT, tmp_path) as address,
-        pytest.raises(CheckpointRefused, match=r"is not there; set RATCHET_TEACHER_KEY\. A se"),
+        pytest.raises(CannotScore, match=r"is not there; set RATCHET_TEACHER_KEY\. A se"),
     ):
         train(taught_by(f"{address.url}#{TINY_CHAT}"), run="refused")
 
