@@ -1,6 +1,5 @@
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.attention import BasePass
@@ -8,23 +7,13 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.segments import Segment, SegmentAttention
 from ratchet.engine.training.training_pass import GradientSums, LotSums, TrainingPass
+from tests.support.servers.engine_server import tiny_network
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    return LanguageModel(Qwen3ForCausalLM(config), "tiny")
+    network = tiny_network(tie_word_embeddings=True, initializer_range=0.2)
+    return LanguageModel(network, "tiny")
 
 
 def logits(model: LanguageModel, lora: LoraWeights | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
@@ -18,26 +18,17 @@ from ratchet.engine.sampling.decoder import Decoder, choose_tokens
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
+from tests.support.servers.engine_server import tiny_network
 
 VOCABULARY = 50
 END = 1
 
 
 def network() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=400,
-        initializer_range=0.2,
-        eos_token_id=END,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    named = {"max_position_embeddings": 400, "eos_token_id": END}
+    return tiny_network(initializer_range=0.2, **sizes, **heads, **named)
 
 
 @pytest.fixture(scope="module")

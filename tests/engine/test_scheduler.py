@@ -6,7 +6,6 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
@@ -15,22 +14,12 @@ from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.scheduler import Scheduler
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
+from tests.support.servers.engine_server import tiny_network
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=4096,
-    )
-    return LanguageModel(Qwen3ForCausalLM(config), "tiny")
+    return LanguageModel(tiny_network(max_position_embeddings=4096), "tiny")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
@@ -9,22 +9,11 @@ from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import Workers
 from ratchet.engine.training.datums import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
+from tests.support.servers.engine_server import tiny_network
 
 
 def network() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return tiny_network(max_position_embeddings=512, initializer_range=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -3,28 +3,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.state.checkpoints import load_lora, load_optimizer, save_lora, save_optimizer
 from ratchet.engine.training.trainer import Trainer
+from tests.support.servers.engine_server import tiny_network
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
-    return LanguageModel(Qwen3ForCausalLM(config), "tiny")
+    return LanguageModel(tiny_network(num_hidden_layers=1), "tiny")
 
 
 CONFIG = LoraConfig(rank=4, seed=1)

@@ -6,12 +6,13 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     import tinker
+    from transformers import Qwen3ForCausalLM
 
     from ratchet.adapters.tinker.service import Service
 
@@ -32,11 +33,21 @@ class Address:
     state: Path
 
 
+def tiny_network(**changes: Any) -> "Qwen3ForCausalLM":
+    """Make a random network of two layers and 48 tokens, but for what is changed of its sizes."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    parts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**{**sizes, **parts, **changes})).eval()
+
+
 def make_tiny_model(folder: Path) -> Path:
     """Save a model of two random layers and 264 tokens: 256 bytes, special tokens and padding."""
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
@@ -47,20 +58,10 @@ def make_tiny_model(folder: Path) -> Path:
         tokenizer_object=bytewise, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=264,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        eos_token_id=bytewise.token_to_id("<|im_end|>"),
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    sizes = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    tokens = {"max_position_embeddings": 256, "eos_token_id": bytewise.token_to_id("<|im_end|>")}
+    network = tiny_network(tie_word_embeddings=True, **sizes, **tokens)
+    network.save_pretrained(folder)
     return folder
 
 
