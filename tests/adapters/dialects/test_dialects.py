@@ -1,11 +1,13 @@
 """Bodies in every dialect: any is read or refused."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml import safe_load
 
 from ratchet.adapters.calls import Message, Refused, Request, Sampling
 from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
@@ -77,6 +79,41 @@ def test_any_body_becomes_a_prompt_or_is_refused(path: str, body: Any, said: str
         if find_error(schema, None) == (True, None):
             valid, error = find_error(schema, said)
             assert valid == (error is None)
+
+
+WHOLE: dict[str, Any] = {
+    "/chat/completions": {"model": "m", "messages": SAID},
+    "/responses": {"model": "m", "input": "hello"},
+    "/messages": {"model": "m", "max_tokens": 9, "messages": SAID},
+    "google": {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]},
+}
+
+
+BAD = safe_load(Path(__file__).with_name("bad_requests.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "bad"),
+    [
+        *(
+            (api, field, WHOLE[api] | fields)
+            for api in WHOLE
+            for field in BAD[api]
+            for fields in BAD[api][field]
+        ),
+        *((api, None, bad) for api in DIALECTS for bad in ([], "text")),
+        ("/chat/completions", "model", {"messages": SAID}),
+    ],
+)
+def test_a_bad_request_names_its_wrong_field(api: str, field: str | None, bad: Any) -> None:
+    dialect = DIALECTS[api] if api in DIALECTS else GenerateContent("m")
+    with pytest.raises(Refused) as refused:
+        dialect.read(bad)
+    assert (refused.value.status, refused.value.param) == (400, field)
+    shown: Any = dialect.write_error(refused.value)["error"]
+    assert shown["message"].endswith(".")
+    if api == "/chat/completions":
+        assert (shown["param"], shown["type"]) == (field, "invalid_request_error")
 
 
 NUMBERS = {

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ratchet.adapters.calls import Choice, Format, Message, Refused, Thinking
+from ratchet.adapters.calls import Choice, Format, Message, Thinking
 from ratchet.adapters.dialects.google_generate import GENERATION, GenerateContent
 from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import CALL, CHAT, Opened
@@ -16,7 +16,6 @@ HELLO: Any = {"role": "user", "parts": [{"text": "hello"}]}
 LOOK = {"name": "look", "parameters": {"type": "OBJECT", "properties": {"at": {"type": "STRING"}}}}
 TOOL: Any = {"functionDeclarations": [LOOK]}
 SEARCH: Any = {"googleSearch": {}}
-CHOSEN = "toolConfig.functionCallingConfig"
 
 
 def ask(opened: Opened, verb: str = "generateContent", key: str = "", **fields: Any) -> Any:
@@ -146,28 +145,3 @@ def test_settings_of_google_are_those_of_other_dialects() -> None:
     own = {**LOOK, "parametersJsonSchema": {"type": "object"}}
     (tool,) = read(tools=[{"functionDeclarations": [own]}]).tools
     assert tool["function"]["parameters"] == {"type": "object"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"contents": []}, "contents"),
-        ({"contents": ["hello"]}, "contents[0]"),
-        ({"contents": [{"role": "system", "parts": [{"text": "x"}]}]}, "contents[0].role"),
-        ({"contents": [{"role": "user", "parts": []}]}, "contents[0].parts"),
-        ({"contents": [{"parts": [{"inlineData": {}}]}]}, "contents[0].parts[0]"),
-        ({"contents": [HELLO, {"role": "model", "parts": [{"text": "I"}]}]}, "contents[1]"),
-        ({"systemInstruction": 3}, "systemInstruction"),
-        ({"tools": [SEARCH]}, "tools"),
-        ({"tools": [{"functionDeclarations": [{}]}]}, "tools[0].functionDeclarations[0]"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, CHOSEN),
-        ({"generationConfig": {"candidateCount": 2}}, "generationConfig.candidateCount"),
-        ({"generationConfig": {"odd": 1}}, "generationConfig.odd"),
-        ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
-        ({"cachedContent": "x"}, "cachedContent"),
-    ],
-)
-def test_a_bad_request_names_its_wrong_field(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refused) as refused:
-        read(**fields)
-    assert (refused.value.status, refused.value.param) == (400, param)

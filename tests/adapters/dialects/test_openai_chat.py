@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.adapters.calls import Choice, Format, Refused
-from ratchet.adapters.dialects.openai_chat import read, to_chat_fields, write_error
+from ratchet.adapters.calls import Choice, Format
+from ratchet.adapters.dialects.openai_chat import read, to_chat_fields
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -92,71 +92,3 @@ def test_a_single_stop_string_becomes_a_list() -> None:
     assert read(body(stop="x")).stop == ["x"]
     assert read(body(stop=["x", "y"])).stop == ["x", "y"]
     assert read(body(stop=None)).stop == []
-
-
-@pytest.mark.parametrize(
-    ("bad", "param"),
-    [
-        ([], None),
-        ("text", None),
-        ({"messages": [HELLO]}, "model"),
-        (body(model=3), "model"),
-        (body(messages=[]), "messages"),
-        (body(messages=None), "messages"),
-        (body(messages={"role": "user"}), "messages"),
-        (body(messages=["hello"]), "messages[0]"),
-        (body(messages=[HELLO, {"content": "x"}]), "messages[1].role"),
-        (body(messages=[{"role": ["user"], "content": "x"}]), "messages[0].role"),
-        (body(messages=[{"role": "function", "content": "x"}]), "messages[0].role"),
-        (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
-        (body(messages=[{"role": "user", "content": 3}]), "messages[0].content"),
-        (
-            body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
-            "messages[0].content[0]",
-        ),
-        (
-            body(messages=[{"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}]),
-            "messages[0].tool_calls[0]",
-        ),
-        (body(messages=[{"role": "assistant", "tool_calls": "c"}]), "messages[0].tool_calls"),
-        (body(tools=[{"name": "f"}]), "tools[0]"),
-        (body(tools={}), "tools"),
-        (body(functions=[{"name": "f"}]), "functions"),
-        (body(n=9), "n"),
-        (body(n=0), "n"),
-        (body(n=True), "n"),
-        (body(stream="yes"), "stream"),
-        (body(stream_options=1), "stream_options"),
-        (body(temperature="hot"), "temperature"),
-        (body(temperature=3), "temperature"),
-        (body(top_p=-0.1), "top_p"),
-        (body(max_tokens=0), "max_tokens"),
-        (body(max_tokens=0, max_completion_tokens=6), "max_tokens"),
-        (body(max_tokens=1.5), "max_tokens"),
-        (body(stop=""), "stop"),
-        (body(stop=[3]), "stop"),
-        (body(stop=["x"] * 17), "stop"),
-        (body(seed="x"), "seed"),
-        (body(top_logprobs=3), "top_logprobs"),
-        (body(modalities=["text", "audio"]), "modalities"),
-        (body(tool_choice="required"), "tool_choice"),
-        (body(tool_choice="any", tools=[TOOL]), "tool_choice"),
-        (body(tool_choice=["f"], tools=[TOOL]), "tool_choice"),
-        (body(tool_choice={"type": "custom"}, tools=[TOOL]), "tool_choice"),
-        (body(tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
-        (body(response_format="json"), "response_format"),
-        (body(response_format={"type": "grammar"}), "response_format"),
-        (
-            body(response_format={"type": "json_schema", "json_schema": {"schema": "x"}}),
-            "response_format.json_schema.schema",
-        ),
-    ],
-)
-def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
-    with pytest.raises(Refused) as refused:
-        read(bad)
-    assert refused.value.status == 400
-    shown: Any = write_error(refused.value)["error"]
-    assert shown["param"] == param
-    assert shown["type"] == "invalid_request_error"
-    assert shown["message"].endswith(".")

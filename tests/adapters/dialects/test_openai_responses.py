@@ -9,8 +9,8 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from ratchet.adapters.calls import Choice, Format, Refused
-from ratchet.adapters.dialects.openai_responses import Offered, read, write_call, write_error
+from ratchet.adapters.calls import Choice, Format
+from ratchet.adapters.dialects.openai_responses import Offered, read, write_call
 from ratchet.adapters.rendering.messages import create_tool_call
 from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
@@ -24,7 +24,6 @@ EDIT: Any = {
     "name": "edit",
     "format": {"type": "grammar", "syntax": "lark", "definition": "start: patch"},
 }
-SEARCHED = {"type": "web_search"}
 NAMES = ("reasoning_text", "output_text")
 
 
@@ -331,50 +330,3 @@ def test_text_format_is_read() -> None:
     assert read(body(text={"format": form})).format == Format({"type": "object"})
     assert read(body(text={"format": {"type": "json_object"}})).format == Format()
     assert read(body(text={"verbosity": "low"})).format is None
-
-
-@pytest.mark.parametrize(
-    ("bad", "param"),
-    [
-        ([], None),
-        (body(model=""), "model"),
-        (body(input=[]), "input"),
-        (body(input=None), "input"),
-        (body(input=3), "input"),
-        (body(input=["hello"]), "input[0]"),
-        (body(input=[{"type": "item_reference", "id": "x"}]), "input[0]"),
-        (body(input=[{"role": "tool", "content": "x"}]), "input[0].role"),
-        (body(input=[{"role": "user", "content": 3}]), "input[0].content"),
-        (
-            body(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
-            "input[0].content[0]",
-        ),
-        (body(input=[{"type": "function_call", "name": "f"}]), "input[0]"),
-        (body(input=[{"type": "function_call_output", "output": 3}]), "input[0].output"),
-        (body(instructions=3), "instructions"),
-        (body(tools=[{"type": "web_search"}]), "tools"),
-        (body(tools=[{"type": "telepathy"}, TOOL]), "tools[0]"),
-        (body(tools=[{"type": "computer"}, TOOL]), "tools[0]"),
-        (body(tools=[{"type": "namespace", "tools": [TOOL]}]), "tools[0]"),
-        (body(tools=[{**GROUP, "tools": [GROUP]}]), "tools[0].tools[0]"),
-        (body(tools=[GROUP, {**TOOL, "name": "eyes__look"}]), "tools[1]"),
-        (body(tools=[{"type": "web_search"}, TOOL], tool_choice=SEARCHED), "tool_choice"),
-        (body(input=[{"type": "custom_tool_call", "name": "edit", "input": 3}]), "input[0]"),
-        (body(tools=[{"type": "function"}]), "tools[0]"),
-        (body(tool_choice="required"), "tool_choice"),
-        (body(tool_choice={"type": "function", "name": "x"}), "tool_choice"),
-        (body(text={"format": {"type": "x"}}), "text.format"),
-        (body(text={"format": {"type": "json_schema", "schema": 1}}), "text.format.schema"),
-        (body(conversation="c"), "conversation"),
-        (body(background=True), "background"),
-        (body(max_output_tokens=0), "max_output_tokens"),
-        (body(temperature=9), "temperature"),
-        (body(top_logprobs=2), "top_logprobs"),
-    ],
-)
-def test_a_bad_request_names_its_wrong_field(bad: object, param: str | None) -> None:
-    with pytest.raises(Refused) as refused:
-        read(bad)
-    assert (refused.value.status, refused.value.param) == (400, param)
-    shown: Any = write_error(refused.value)["error"]
-    assert shown["message"].endswith(".")
