@@ -1,51 +1,24 @@
 """A folder that nothing can be written in is refused by a sentence, with nothing left of it."""
 
+import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.main import plain_errors
-from ratchet.flows.recipe.loading import named_recipe
-from ratchet.tasks.storage.manifest import write_manifest
-from ratchet.tasks.storage.run_folder import RunFolder
+from tests.flows.test_wrong_inputs import make_run, refused, small_project
 
-PLAY = "def play(example, *, base_url, api_key, model):\n    return 1.0\n"
-RECIPE = """
-agent: fine
-dataset: {path: fine.csv, columns: [question]}
-steps: 2
-optimizer: {learning_rate: 0.005}
-"""
-FILES = {
-    "agents/fine.py": PLAY,
-    "fine.csv": "question,split\n1,train\n2,test\n",
-    "fine.yaml": RECIPE,
-    "trinity.yaml": (Path(__file__).parents[1] / "support" / "trinity.yaml").read_text(),
-}
+TEXT = (Path(__file__).parents[1] / "support" / "trinity.yaml").read_text()
 TRINITY = "import trinity trinity.yaml --set steps=2 --set dataset.path=fine.csv"
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a sound recipe and a run of it."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "RATCHET_RUNS"):
-        monkeypatch.delenv(name, raising=False)
-    make_run(tmp_path / "runs" / "begun")
+    small_project(tmp_path, monkeypatch, {"trinity.yaml": TEXT})
+    make_run("begun")
     return tmp_path
-
-
-def make_run(folder: Path) -> None:
-    recipe = named_recipe("fine.yaml")
-    write_manifest(RunFolder(folder), recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
 def mount(place: Path, *options: str) -> None:
@@ -62,7 +35,7 @@ def mount(place: Path, *options: str) -> None:
 def read_only(project: Path) -> Iterator[Path]:
     """A file system that is read-only, with a run."""
     place = project / "read-only"
-    make_run(place / "begun")
+    shutil.copytree("runs", place)
     mount(place, "--bind", "-o", "ro", str(place))
     try:
         yield place
@@ -82,19 +55,6 @@ def full(project: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command in the working folder; return the one line of its refusal."""
-    before = sorted(Path().rglob("*"))
-    with pytest.raises(SystemExit) as ended, plain_errors():
-        app(line.split())
-    errors = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert errors.startswith("ratchet: ")
-    assert errors.count("\n") == 1
-    assert sorted(Path().rglob("*")) == before
-    return errors
-
-
 @pytest.mark.usefixtures("read_only")
 @pytest.mark.parametrize(
     ("line", "instead"),
@@ -109,7 +69,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_is_to_be_written_on_a_read_only_disk_is_refused(
     line: str, instead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(line, capsys)
+    said = refused(line.split(), capsys)
     assert "nothing can be written at read-only" in said
     assert "Read-only file system" in said
     assert f"give {instead}" in said
@@ -132,7 +92,7 @@ def test_runs_on_a_read_only_disk_are_refused(
     line: str, read_only: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(read_only))
-    said = refused(line, capsys)
+    said = refused(line.split(), capsys)
     assert f"nothing can be written at {read_only}/" in said
     assert "Read-only file system" in said
 
@@ -161,12 +121,12 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(
         f"report begun --out {folder}/r.html",
     ]
     for line in [*lines, f"{TRINITY} --out {folder}/fine.yaml", f"sql select --out {folder}/r.csv"]:
-        said = refused(line, capsys)
+        said = refused(line.split(), capsys)
         assert f"nothing can be written at {folder}" in said, line
         assert why in said, line
     monkeypatch.setenv("RATCHET_RUNS", folder)
     for line in ("train fine.yaml", "train fine.yaml --run mine", "dryrun fine.yaml"):
-        said = refused(line, capsys)
+        said = refused(line.split(), capsys)
         assert f"nothing can be written at {folder}" in said, line
         assert "give another folder of runs as RATCHET_RUNS" in said, line
 
@@ -176,7 +136,7 @@ def test_runs_that_are_a_file_are_refused(
 ) -> None:
     (project / "runs").rename("begun")
     (project / "runs").write_text("")
-    assert "Not a directory" in refused("train fine.yaml", capsys)
+    assert "Not a directory" in refused(["train", "fine.yaml"], capsys)
 
 
 def test_a_project_s_folder_that_is_a_file_leaves_the_others_unwritten(
@@ -184,18 +144,18 @@ def test_a_project_s_folder_that_is_a_file_leaves_the_others_unwritten(
 ) -> None:
     (project / "mine").mkdir()
     (project / "mine" / "tests").write_text("")
-    said = refused("init mine", capsys)
+    said = refused(["init", "mine"], capsys)
     assert "nothing can be written at mine/tests/test_introduce.py (Not a directory" in said
 
 
 @pytest.mark.usefixtures("project")
 def test_a_file_with_too_long_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "File name too long" in refused(f"report begun --out {'x' * 256}", capsys)
+    assert "File name too long" in refused(f"report begun --out {'x' * 256}".split(), capsys)
 
 
 @pytest.mark.usefixtures("project")
 def test_a_folder_is_not_written_over_by_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "agents is a folder" in refused("report begun --out agents", capsys)
+    assert "agents is a folder" in refused(["report", "begun", "--out", "agents"], capsys)
 
 
 @pytest.mark.usefixtures("full")
@@ -203,5 +163,5 @@ def test_a_folder_is_not_written_over_by_a_file(capsys: pytest.CaptureFixture[st
 def test_a_command_does_not_wait_for_space_on_a_full_disk(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(line, capsys)
+    said = refused(line.split(), capsys)
     assert "/full is full (0 MiB are free, and 16 are needed); make space, or give another" in said

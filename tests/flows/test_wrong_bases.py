@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, PreTrain
 from ratchet.adapters.tinker.known_models import models_folder
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.main import plain_errors
+from tests.flows.test_wrong_inputs import refused, small_project, start_no_process
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
-FILES = {
-    "agents/fine.py": "def play(example, *, base_url, api_key, model):\n    return 1.0\n",
-    "fine.csv": "question,split\n1,train\n2,test\n",
-    "fine.yaml": "agent: fine\ndataset: {path: fine.csv, columns: [question]}\n"
-    "steps: 2\noptimizer: {learning_rate: 0.005}\n",
-}
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
-SECONDS = 30.0
-"""Limit of this process's own time, also where it reads a model's tokenizer."""
-
 Spoil = Callable[[Path], object]
 
 
@@ -217,14 +208,8 @@ GGUF_FILES: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a sound recipe, and a cache of its own in it."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
+    small_project(tmp_path, monkeypatch, {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "RATCHET_RUNS"):
-        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -235,30 +220,10 @@ def engine_processes() -> set[int]:
 
 def refusal(capsys: pytest.CaptureFixture[str], base: str, *more: str) -> str:
     """Return the sentence of `train` with a base, of which nothing must be left."""
-    before, begun = files_below(Path()), time.process_time()
     kept = engine_processes()
-    with pytest.raises(SystemExit) as ended, plain_errors():
-        app(["train", "fine.yaml", "--set", f"model.base={base}", *more])
-    assert time.process_time() - begun < SECONDS
-    assert ended.value.code == 2
-    assert files_below(Path()) == before
+    said = refused(["train", "fine.yaml", "--set", f"model.base={base}", *more], capsys)
     assert engine_processes() <= kept
-    said = capsys.readouterr().err
-    assert said.startswith("ratchet: ")
-    assert said.count("\n") == 1
-    assert len(said) < 1000
     return said
-
-
-def files_below(folder: Path) -> list[Path]:
-    """List all that is there, but for the lock of preparations with its folders."""
-    locks = {*folder.glob("cache/ratchet/bases/.lock")}
-    locks |= {parent for lock in locks for parent in lock.parents}
-    return sorted({*folder.rglob("*")} - locks)
-
-
-def refuse_to_start(*_: Any, **__: Any) -> None:
-    raise AssertionError("a process was started")
 
 
 @pytest.mark.parametrize(("spoil", "said"), FOLDERS.values(), ids=FOLDERS)
@@ -269,7 +234,7 @@ def test_a_folder_with_one_thing_wrong_is_refused_before_any_process(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
+    start_no_process(monkeypatch)
     spoil(Path(shutil.copytree(TINY, project / "model")))
     assert said in refusal(capsys, "model")
     with pytest.raises(SystemExit), plain_errors():
@@ -286,7 +251,7 @@ def test_what_is_no_model_is_refused_before_any_process(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
+    start_no_process(monkeypatch)
     spoil(project)
     assert said in refusal(capsys, base)
 
@@ -294,7 +259,7 @@ def test_what_is_no_model_is_refused_before_any_process(
 def test_a_renderer_that_does_not_fit_is_refused_before_any_process(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
+    start_no_process(monkeypatch)
     shutil.copytree(TINY, project / "model")
     said = refusal(capsys, "model", "--set", "model.renderer=llama-3")
     assert "the renderer 'llama-3' does not fit the model" in said
