@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
+from yaml import safe_load
 
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import differing
@@ -24,132 +25,17 @@ from tests.support.runs.small_recipe import small_recipe, taught
 from tests.support.trajectory_rows import table
 
 STEPS = 8
+SMALL = small_recipe(steps=STEPS).model_dump(exclude_unset=True)
+
+
+def frozen(value: Any) -> Any:
+    """Return a value of YAML with tuples for its lists, as a recipe has them."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
 
 OTHERS: Mapping[str, tuple[Any, ...]] = {
-    "agent": ("arithmetic",),
-    "steps": (9,),
-    "epochs": (2.5,),
-    "flow": ("evaluate",),
-    "seed": (1,),
-    "roles": ({"teller": "policy:other"},),
-    "dataset.path": ("other.csv",),
-    "dataset.columns": (["other"],),
-    "dataset.test_split": ("validation",),
-    "dataset.splits": (["train_sft", "test_sft"],),
-    "dataset.held_out": (0.2, 0.0),
-    "dataset.compares": ("Which is shorter?",),
-    "dataset.order": ("sequential",),
-    "model.base": ("other/model",),
-    "model.start": ("run@4", "tinker://run/weights/00004"),
-    "model.start_optimizer": (True,),
-    "model.renderer": ("llama-3", "jinja:{{ messages }}"),
-    "model.thinking": (False,),
-    "model.lora_rank": (4,),
-    "model.train_attention": (False,),
-    "model.train_mlp": (False,),
-    "model.train_unembedding": (False,),
-    "rollouts.groups": (3,),
-    "rollouts.group_size": (6, 1),
-    "rollouts.rounds": (2,),
-    "rollouts.concurrency": (5,),
-    "rollouts.batches": (3,),
-    "rollouts.lag": (3,),
-    "rollouts.runner": ("dask",),
-    "rollouts.cluster": ("tcp://127.0.0.1:8786",),
-    "rollouts.door": ("http://127.0.0.1:8600",),
-    "rollouts.timeout_seconds": (7,),
-    "rollouts.max_tokens": (7,),
-    "rollouts.temperature": (0.7,),
-    "rollouts.stream": (True,),
-    "rollouts.max_calls": (7,),
-    "rollouts.attempts": (3,),
-    "rollouts.most_failed": (0.5,),
-    "place.kept": ("always", "never"),
-    "place.template": ("flows/cli/template",),
-    "place.variables": ({"NAME": "value"},),
-    "place.cage": ("bwrap",),
-    "place.reads": (["/srv"],),
-    "place.reward": ("sh tests/check.sh",),
-    "place.reward_seconds": (7,),
-    "place.most_mib": (7,),
-    "place.most_files": (7,),
-    "place.most_memory_mib": (7,),
-    "place.most_processes": (7,),
-    "judge.agent": ("other_judge", "judge:pairs"),
-    "judge.role": ("critic",),
-    "judge.sees": ("pair", "rollout"),
-    "judge.question": ("Which is shorter?",),
-    "judge.criteria": ({"It is short.": 1.0},),
-    "judge.max_tokens": (7,),
-    "evaluation.judge.agent": ("judge:pairs", "judge:group"),
-    "evaluation.judge.role": ("examiner",),
-    "evaluation.judge.sees": ("pair", "rollout"),
-    "evaluation.judge.question": ("Which is shorter?",),
-    "evaluation.judge.criteria": ({"It is short.": 1.0},),
-    "evaluation.judge.max_tokens": (7,),
-    "algorithm.preset": ("dapo", "rec"),
-    "algorithm.advantage": ("leave_one_out", "gigpo", "rebn"),
-    "algorithm.loss": ("cispo", "topr", "rec"),
-    "algorithm.discount": (0.5,),
-    "algorithm.aggregation": ("token_mean", "rollout_mean", "rollout_sum", "fixed"),
-    "algorithm.divisor": (7.0,),
-    "algorithm.rewards": (
-        "select rollout_id, role, reward from rewards where rollout_id not like '%-03'",
-    ),
-    "algorithm.trained_calls": (5,),
-    "algorithm.kl.coefficient": (0.5,),
-    "algorithm.kl.reference": ("run@3",),
-    "algorithm.kl.estimator": ("k3",),
-    "algorithm.kl.placement": ("reward",),
-    "algorithm.teacher.models": (("other@3",), ("a=run@3", "b=run@4")),
-    "algorithm.teacher.by": ("subject",),
-    "algorithm.teacher.reads": ("You are $subject.",),
-    "algorithm.teacher.coefficient": (0.5,),
-    "algorithm.teacher.divergence": ("jsd",),
-    "algorithm.teacher.beta": (0.2,),
-    "algorithm.expert.path": ("other.jsonl",),
-    "algorithm.expert.columns": ({"messages": "said"},),
-    "algorithm.expert.runs": (("run",),),
-    "algorithm.expert.query": ("select run, rollout_id from rollouts",),
-    "algorithm.expert.examples": (3,),
-    "algorithm.expert.loss": ("phi", "dft"),
-    "algorithm.expert.share": (0.5,),
-    "algorithm.expert.final_share": (0.05,),
-    "algorithm.expert.warmup_steps": (2,),
-    "algorithm.expert.decay_steps": (3,),
-    "algorithm.expert.trained": ("last_message",),
-    "algorithm.expert.most_tokens": (64,),
-    "algorithm.expert.too_long": ("cut",),
-    "algorithm.entropy_coefficient": (0.1,),
-    "optimizer.learning_rate": (0.1,),
-    "optimizer.schedule": ("linear", "cosine"),
-    "optimizer.warmup_steps": (2, STEPS - 1),
-    "optimizer.final_fraction": (0.1,),
-    "optimizer.substeps": (2,),
-    "optimizer.epochs": (2,),
-    "optimizer.beta1": (0.8,),
-    "optimizer.beta2": (0.8,),
-    "optimizer.eps": (1e-3,),
-    "optimizer.weight_decay": (0.1,),
-    "optimizer.grad_clip_norm": (1.0,),
-    "evaluation.every": (3,),
-    "evaluation.examples": (9,),
-    "evaluation.seed": (3,),
-    "evaluation.rollouts": (3,),
-    "evaluation.threshold": (0.5,),
-    "evaluation.greedy": (False,),
-    "evaluation.roles": ({"opponent": "checkpoint:base"},),
-    "checkpoints.every": (3,),
-    "checkpoints.ttl_seconds": (3600,),
-    "checkpoints.keep": (3,),
-    "checkpoints.probe_tolerance": (None, 0.1),
-    "stop.when": ("held_out/reward/mean >= 0.9",),
-    "stop.patience": (2,),
-    "service.timeout_seconds": (7,),
-    "budget.usd": (7.0,),
-    "budget.tokens": (7,),
-    "tracking.project": ("p",),
-    "tracking.rollouts": (5,),
+    key: frozen(values)
+    for key, values in safe_load(Path(__file__).with_name("other_values.yaml").read_text()).items()
 }
 """Key → values that are not its default."""
 
@@ -215,7 +101,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def recipe_of(context: Mapping[str, Any], *changes: Mapping[str, Any]) -> Recipe:
     """Make a small recipe of a context, and of changes over it."""
-    base = small_recipe(steps=STEPS).model_dump(exclude_unset=True)
+    base: Mapping[str, Any] = SMALL
     for change in (context, *changes):
         base = merge_values(base, change)
     return Recipe.model_validate(base)
@@ -338,9 +224,11 @@ def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its
     context: str,
 ) -> None:
     base = recipe_of(CONTEXTS[context])
+    values = base.model_dump()
     for key, others in OTHERS.items():
+        unchanged = consumed(base, key)
         for other in others:
-            if find_value(base.model_dump(), key) == other:
+            if find_value(values, key) == other:
                 continue
             changed = recipe_or_refusal(CONTEXTS[context], nest_value(key, other))
             if isinstance(changed, str):
@@ -352,7 +240,7 @@ def test_another_value_of_a_key_changes_what_a_run_consumes_or_is_refused_by_its
                 named = any(names(one, changed) for one in keys)
                 assert named, f"{key}={other} is refused by: {changed}"
                 continue
-            assert consumed(changed, key) != consumed(base, key), f"{key}={other} does nothing"
+            assert consumed(changed, key) != unchanged, f"{key}={other} does nothing"
 
 
 def names(key: str, said: str) -> bool:
