@@ -100,15 +100,7 @@ def test_what_is_not_one_finite_real_number_is_refused_in_a_sentence(value: Any)
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "good",
-        float("nan"),
-        [1.0],
-        {"policy": None},
-        {"policy": [1, float("inf")]},
-        {1: 2},
-    ],
+    "value", ["good", float("nan"), [1.0], {"policy": None}, {"policy": [1, float("inf")]}, {1: 2}]
 )
 def test_a_value_that_is_not_a_reward_is_refused(value: Any) -> None:
     with pytest.raises(RewardError) as refused:

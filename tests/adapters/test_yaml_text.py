@@ -77,10 +77,7 @@ REFUSED = {
     "many letters": ("x" * 1_000_001, "1,000,001 letters, and 1,000,000 are read at most"),
     "a key that is there twice": ("a: 1\nb: 2\na: 3", "line 3, column 1: the key a is there twice"),
     "an octal number": ("a: 012", "012 is octal in YAML 1.1 and decimal in YAML 1.2; write it"),
-    "two documents": (
-        "a: 1\n---\nb: 2",
-        "expected a single document in the stream, but",
-    ),
+    "two documents": ("a: 1\n---\nb: 2", "expected a single document in the stream, but"),
     "a tag": ("a: !!python/object:os.system x", "a tag .* stands before a value"),
     "a tag of a mapping": ("!!map [a]", "a tag .* stands before a value"),
     "a tag of truth": ("!!bool x", "a tag .* stands before a value"),

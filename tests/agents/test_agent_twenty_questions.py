@@ -133,9 +133,7 @@ def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None
     assert door.calls[2].kept_call == 0
 
 
-def test_a_player_with_a_search_logs_nothing_at_each_call(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_player_with_a_search_logs_nothing_at_each_call(caplog: pytest.LogCaptureFixture) -> None:
     load_agent("twenty_questions")
     with scripted_door(
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]

@@ -20,8 +20,7 @@ PROMPTS = np.random.default_rng(0).integers(16, 1000, (3, 20)).tolist()
 NEW_TOKENS = 16
 
 pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(),
-    reason=f"llama.cpp is not compiled: there is no {PYTHON}; run `make llama`",
+    not PYTHON.exists(), reason=f"llama.cpp is not compiled: there is no {PYTHON}; run `make llama`"
 )
 
 

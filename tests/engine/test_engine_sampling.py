@@ -36,9 +36,7 @@ def trained(service: tinker.ServiceClient, address: Address) -> tinker.TrainingC
     return client
 
 
-def test_equal_seeds_give_equal_tokens_and_other_seeds_others(
-    base: tinker.SamplingClient,
-) -> None:
+def test_equal_seeds_give_equal_tokens_and_other_seeds_others(base: tinker.SamplingClient) -> None:
     first, again, other = (
         base.sample(PROMPT, 2, params(seed=seed)).result().sequences for seed in (1, 1, 2)
     )
@@ -61,9 +59,7 @@ def test_sampled_logprobs_equal_training_logprobs(trained: tinker.TrainingClient
     assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_temperature_0_top_k_1_and_tiny_top_p_are_greedy(
-    base: tinker.SamplingClient,
-) -> None:
+def test_temperature_0_top_k_1_and_tiny_top_p_are_greedy(base: tinker.SamplingClient) -> None:
     greedy, one, tiny = (
         base.sample(PROMPT, 1, params(**how)).result().sequences[0].tokens
         for how in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6})
@@ -107,9 +103,7 @@ def test_prompt_logprobs_equal_compute_logprobs(base: tinker.SamplingClient) -> 
     assert [len(row or []) for row in table[1:]] == [3, 3, 3]
 
 
-def test_prompt_logprobs_last_n_scores_only_the_last_tokens(
-    base: tinker.SamplingClient,
-) -> None:
+def test_prompt_logprobs_last_n_scores_only_the_last_tokens(base: tinker.SamplingClient) -> None:
     whole = base.compute_logprobs(PROMPT).result()
     assert base.compute_logprobs(PROMPT, prompt_logprobs_last_n=2).result() == [
         None,
@@ -139,9 +133,7 @@ def test_target_tokens_are_scored_at_their_positions(
     assert scored.topk_prompt_logprobs is None
 
 
-def test_prompt_alternatives_follow_the_models_distribution(
-    base: tinker.SamplingClient,
-) -> None:
+def test_prompt_alternatives_follow_the_models_distribution(base: tinker.SamplingClient) -> None:
     draws = 64
     answered = base.sample(PROMPT, 1, params(), prompt_alt_tokens_k=draws).result()
     assert answered.prompt_alt_tokens is not None

@@ -87,10 +87,7 @@ def test_external_weights_are_listed_and_deleted_as_other_checkpoints(
 
 
 def test_what_external_weights_are_not_for_is_refused(
-    client: tinker.TrainingClient,
-    service: tinker.ServiceClient,
-    external: str,
-    address: Address,
+    client: tinker.TrainingClient, service: tinker.ServiceClient, external: str, address: Address
 ) -> None:
     with pytest.raises(tinker.TinkerError, match="holds external_weights, which cannot be loaded"):
         service.create_training_client_from_state(external).result()

@@ -89,9 +89,7 @@ async def test_poll_returns_none_after_its_timeout() -> None:
     assert await content(futures, request_id) == {}
 
 
-async def test_failures_name_the_user_or_the_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_failures_name_the_user_or_the_server(caplog: pytest.LogCaptureFixture) -> None:
     futures = Futures()
     mistake = futures.submit(failing(RequestRefused("rank must be 1 or more")))
     fault = futures.submit(failing(RuntimeError("out of memory")))

@@ -1,11 +1,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from ratchet.engine.model.attention import bucket

@@ -304,11 +304,7 @@ def test_two_rollouts_of_a_group_are_beside_each_other_with_their_tokens(board: 
 def test_a_rollout_that_failed_or_is_under_way_shows_what_there_is(board: TestClient) -> None:
     run = begin_run("hello")
     line = answered("I was cut")
-    sealed(
-        run.spans("train-00000.0"),
-        rollout(0, line, failed("out of memory")),
-        rollout(1, line),
-    )
+    sealed(run.spans("train-00000.0"), rollout(0, line, failed("out of memory")), rollout(1, line))
     text = shown(board, "/runs/hello/groups/train-00000-0000")
     assert "ValueError: out of memory" in text
     assert "under way, " in text

@@ -160,12 +160,7 @@ def test_runs_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("resume", "old"),
-        ("fork", "old", "--at", "1"),
-        ("replay", "old"),
-        ("serve", "old"),
-    ],
+    [("resume", "old"), ("fork", "old", "--at", "1"), ("replay", "old"), ("serve", "old")],
     ids=lambda arguments: arguments[0],
 )
 def test_a_run_of_an_older_format_is_refused_in_a_sentence(

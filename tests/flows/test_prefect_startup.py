@@ -86,9 +86,7 @@ def test_a_server_that_does_not_answer_is_a_sentence_with_its_database(
         start(monkeypatch, ["sleep", "600"], timeout=1)
 
 
-def test_a_full_disk_of_prefect_is_said_before_a_server_is_started(
-    small_disk: Path,
-) -> None:
+def test_a_full_disk_of_prefect_is_said_before_a_server_is_started(small_disk: Path) -> None:
     home: Mapping[Any, Any] = {PREFECT_HOME: small_disk}
     with (
         temporary_settings(home, restore_defaults={PREFECT_API_URL}),

@@ -238,9 +238,7 @@ with ending_by_signals(), explaining({explain}):
     assert (process.returncode, said) == (143, printed)
 
 
-def test_where_a_run_was_stopped_is_said_without_an_import(
-    tmp_path: Path,
-) -> None:
+def test_where_a_run_was_stopped_is_said_without_an_import(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     write_json(run.manifest, {})

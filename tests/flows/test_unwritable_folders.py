@@ -116,10 +116,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (project / "unmounted").symlink_to(project / "gone")
-    lines = [
-        f"init {folder}",
-        f"report begun --out {folder}/r.html",
-    ]
+    lines = [f"init {folder}", f"report begun --out {folder}/r.html"]
     for line in [*lines, f"{TRINITY} --out {folder}/fine.yaml", f"sql select --out {folder}/r.csv"]:
         said = refused(line.split(), capsys)
         assert f"nothing can be written at {folder}" in said, line

@@ -211,11 +211,7 @@ def test_a_prefect_server_that_nobody_runs_is_named_with_its_address(
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
-        with (
-            temporary_settings({PREFECT_API_URL: url}),
-            pytest.raises(SystemExit),
-            plain_errors(),
-        ):
+        with temporary_settings({PREFECT_API_URL: url}), pytest.raises(SystemExit), plain_errors():
             app([*command.split(), "fine.yaml"])
     assert f"the Prefect server at {url} cannot be reached" in capsys.readouterr().err
     assert sorted(path.name for path in Path("runs").iterdir()) == ["begun", "moved"]

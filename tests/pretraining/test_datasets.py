@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from pretraining.corpora import (
-    arithmetic,
-    gem_guesses,
-    guess_the_number,
-    hello,
-    word_problems,
-)
+from pretraining.corpora import arithmetic, gem_guesses, guess_the_number, hello, word_problems
 from pretraining.real_models import errands, people, sums, two_steps
 from ratchet.adapters.project.modules import load_agent_file
 

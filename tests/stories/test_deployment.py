@@ -80,9 +80,7 @@ def test_the_ui_asks_the_server_that_serves_it(team: tuple[httpx.Client, Path]) 
     assert asked["api_url"] == address
 
 
-def test_a_misspelt_key_is_refused_when_the_run_is_created(
-    team: tuple[httpx.Client, Path],
-) -> None:
+def test_a_misspelt_key_is_refused_when_the_run_is_created(team: tuple[httpx.Client, Path]) -> None:
     api, _ = team
     deployment = api.get("/deployments/name/train/hello").json()["id"]
     recipe = small_recipe().model_dump(mode="json") | {"stepps": 3}

@@ -216,11 +216,7 @@ async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model:
             1.0,
             r"8 of the 8 rollouts of train-00001 failed, and 0 .* KeyError: 'city' at \S+:\d+ \(8",
         ),
-        (
-            "nobody",
-            0.0,
-            r"train-00001\S* have rewards, and none has a call that a policy answered",
-        ),
+        ("nobody", 0.0, r"train-00001\S* have rewards, and none has a call that a policy answered"),
         ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 earned a reward"),
     ],
 )

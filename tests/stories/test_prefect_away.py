@@ -182,8 +182,5 @@ def test_a_run_of_a_worker_outlives_the_absence_of_its_server(
 def test_a_server_that_stays_away_ends_the_command_with_a_sentence() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:4200/api/flow_runs")
     away = r"4200/api/flow_runs does not answer \(refused\).*; then run `ratchet resume one`"
-    with (
-        pytest.raises(UserError, match=away),
-        explain_absence(lambda: "run `ratchet resume one`"),
-    ):
+    with pytest.raises(UserError, match=away), explain_absence(lambda: "run `ratchet resume one`"):
         raise httpx.ConnectError("refused", request=request)

@@ -22,8 +22,7 @@ PYTHON = ROOT / os.environ.get("WHEEL_PYTHON", ".venv-wheel/bin/python")
 pytestmark = [
     pytest.mark.story,
     pytest.mark.skipif(
-        not PYTHON.exists(),
-        reason=f"there is no {PYTHON} to build the wheel; run `make wheel`",
+        not PYTHON.exists(), reason=f"there is no {PYTHON} to build the wheel; run `make wheel`"
     ),
 ]
 

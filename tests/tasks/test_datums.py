@@ -194,8 +194,7 @@ def groups_of_two_and_three() -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("smallest", "advantages"),
-    [(2, [0.5, -0.5, 2.0, -1.0, -1.0]), (3, [2.0, -1.0, -1.0]), (4, [])],
+    ("smallest", "advantages"), [(2, [0.5, -0.5, 2.0, -1.0, -1.0]), (3, [2.0, -1.0, -1.0]), (4, [])]
 )
 def test_a_group_that_is_too_small_is_left_out(smallest: int, advantages: list[float]) -> None:
     batch = build(table(*groups_of_two_and_three()), credited("centred", min_group_size=smallest))

@@ -94,21 +94,13 @@ def test_appends_wait_while_the_disk_is_full_and_none_is_lost(
     assert said == [SAID.format(path)], "it is said once"
 
 
-def test_a_line_that_only_partly_fitted_is_cut_before_it_is_written_again(
-    small_disk: Path,
-) -> None:
+def test_a_line_that_only_partly_fitted_is_cut_before_it_is_written_again(small_disk: Path) -> None:
     path = small_disk / "j.jsonl"
     with Journal(path) as journal:
         append_now(journal, call(0))
         whole = path.stat().st_size
         ballast = fill(small_disk)
-        added = threading.Thread(
-            target=append_now,
-            args=(
-                journal,
-                long_call(),
-            ),
-        )
+        added = threading.Thread(target=append_now, args=(journal, long_call()))
         added.start()
         wait_until("a full disk", lambda: journal.full)
         wait_until("the cut of what was written of it", lambda: path.stat().st_size == whole)

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.tasks.storage.files import (
-    Damaged,
-    read_json,
-    read_rows,
-    write_json,
-    write_rows,
-)
+from ratchet.tasks.storage.files import Damaged, read_json, read_rows, write_json, write_rows
 from ratchet.tasks.storage.logs import append_row, read_log
 
 Read = Callable[[Path], object]

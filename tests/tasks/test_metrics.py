@@ -267,10 +267,7 @@ def test_a_step_is_recorded_once(tmp_path: Path) -> None:
     record_metrics(path, 0, {"reward/mean": 0.5})
     record_metrics(path, 1, {"reward/mean": 0.75})
     record_metrics(path, 1, {"reward/mean": 9.0})
-    assert read_metrics(path) == [
-        {"step": 0, "reward/mean": 0.5},
-        {"step": 1, "reward/mean": 0.75},
-    ]
+    assert read_metrics(path) == [{"step": 0, "reward/mean": 0.5}, {"step": 1, "reward/mean": 0.75}]
 
 
 def test_a_line_that_was_cut_off_is_not_there(tmp_path: Path) -> None:

@@ -22,14 +22,7 @@ from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
-from tests.support.door.played_batch import (
-    BATCH,
-    PAIRS,
-    SHARD,
-    Stage,
-    open_stage,
-    write_examples,
-)
+from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
 from tests.tasks.test_journal import ended
 
 EXAMPLE = {"turns": ["one", "two", "three"]}

@@ -40,12 +40,7 @@ from tests.support.door.opened_door import (
     Opened,
     Scripted,
 )
-from tests.support.door.played_batch import (
-    BATCH,
-    PAIRS,
-    service_without_engine,
-    write_examples,
-)
+from tests.support.door.played_batch import BATCH, PAIRS, service_without_engine, write_examples
 
 litellm = import_litellm()
 UNAVAILABLE = ConnectionError("the sampler is away")

@@ -123,9 +123,7 @@ def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
     assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
 
 
-def test_both_key_headers_and_both_base_urls_work(
-    opened: Opened,
-) -> None:
+def test_both_key_headers_and_both_base_urls_work(opened: Opened) -> None:
     for url in (opened.url, opened.url.removesuffix("/v1")):
         with anthropic.Anthropic(base_url=url, auth_token=opened.key, max_retries=0) as client:
             assert ask(client).type == "message"
@@ -144,10 +142,7 @@ def test_refusals_have_anthropic_s_format(opened: Opened) -> None:
             ask(client, max_tokens=0)
         assert refused.value.type == "invalid_request_error"
     response = httpx.post(
-        f"{opened.url}/messages",
-        headers={"x-api-key": opened.key},
-        content=b"{",
-        timeout=None,
+        f"{opened.url}/messages", headers={"x-api-key": opened.key}, content=b"{", timeout=None
     )
     assert response.status_code == 400
     assert response.json()["type"] == "error"

@@ -149,12 +149,7 @@ OF_TOOLS: list[tuple[Any, str, dict[str, Any], dict[str, Any]]] = [
         GROUP,
         "eyes__look",
         {"at": "x"},
-        {
-            "type": "function_call",
-            "name": "look",
-            "namespace": "eyes",
-            "arguments": '{"at": "x"}',
-        },
+        {"type": "function_call", "name": "look", "namespace": "eyes", "arguments": '{"at": "x"}'},
     ),
     (
         {"type": "shell"},
@@ -166,10 +161,7 @@ OF_TOOLS: list[tuple[Any, str, dict[str, Any], dict[str, Any]]] = [
         {"type": "local_shell"},
         "local_shell",
         {"command": ["ls"]},
-        {
-            "type": "local_shell_call",
-            "action": {"type": "exec", "env": {}, "command": ["ls"]},
-        },
+        {"type": "local_shell_call", "action": {"type": "exec", "env": {}, "command": ["ls"]}},
     ),
 ]
 
@@ -261,9 +253,7 @@ def test_previous_response_id_is_refused_in_openai_s_format(opened: Opened) -> N
     assert opened.spans == []
 
 
-def test_store_is_answered_with_false_and_recorded_as_sent(
-    opened: Opened,
-) -> None:
+def test_store_is_answered_with_false_and_recorded_as_sent(opened: Opened) -> None:
     answer = ask(opened, store=True, metadata={"a": "b"})
     assert (answer.store, answer.metadata) == (False, {"a": "b"})
     assert opened.spans[0].request.fields["store"] is True

@@ -181,9 +181,7 @@ def test_what_was_being_played_when_an_attempt_was_superseded_is_played_apart(
         ]
 
 
-def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(
-    open_door: Door,
-) -> None:
+def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(open_door: Door) -> None:
     batch = BatchClient(open_door)
     for _ in range(2):
         with batch.opened():
@@ -336,11 +334,7 @@ def test_the_table_begins_with_playing_and_ends_every_attempt() -> None:
     assert CHANGES.keys() == set(AttemptState)
     assert set().union(*CHANGES.values()) == set(AttemptState) - {AttemptState.PLAYING}
     over = {state for state, following in CHANGES.items() if not following}
-    assert over == {
-        AttemptState.REWARDED,
-        AttemptState.FAILED,
-        AttemptState.SUPERSEDED,
-    }
+    assert over == {AttemptState.REWARDED, AttemptState.FAILED, AttemptState.SUPERSEDED}
     assert all(over & following for state, following in CHANGES.items() if state not in over)
 
 

@@ -28,12 +28,7 @@ from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.door.opened_door import Opened, opened_batch
-from tests.support.door.played_batch import (
-    BATCH,
-    SHARD,
-    service_without_engine,
-    write_examples,
-)
+from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 from tests.support.door.stand_in import CHAT, END, StandIn, letters, turn
 
 JUDGE = "function:tests.adapters.door.test_roles:judge"
@@ -294,10 +289,7 @@ def test_a_rollout_that_was_killed_between_its_rewards_is_not_rewarded(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            {"gues": 1},
-            "a reward for 'gues', and what it can reward is: policy, listener, judge",
-        ),
+        ({"gues": 1}, "a reward for 'gues', and what it can reward is: policy, listener, judge"),
         ({"policy": [1]}, "1 rewards for the calls of the role 'policy', and 2 were answered"),
     ],
 )

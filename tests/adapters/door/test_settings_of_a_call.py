@@ -75,10 +75,7 @@ def test_tokens_are_counted_as_the_call_would_be_rendered(opened: Opened) -> Non
         ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
-        (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
 )
 def test_a_setting_that_cannot_be_had_is_refused_by_its_name(
@@ -152,9 +149,7 @@ def test_a_hint_that_was_obeyed_is_not_left_out(opened: Opened) -> None:
     assert opened.spans[0].outcomes == {}
 
 
-def test_a_conversation_keeps_its_tokens_when_thinking_is_turned_off_and_on(
-    opened: Opened,
-) -> None:
+def test_a_conversation_keeps_its_tokens_when_thinking_is_turned_off_and_on(opened: Opened) -> None:
     messages = [*ASK]
     for thinks in (True, False, True):
         fields = {"chat_template_kwargs": {"enable_thinking": thinks}}

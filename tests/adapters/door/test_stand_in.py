@@ -107,9 +107,7 @@ def answered(spans: Sequence[Completion]) -> list[str]:
     return [call.message["content"] for call in spans]
 
 
-def test_a_program_that_asks_on_is_told_the_end_until_its_calls_are_used_up(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_asks_on_is_told_the_end_until_its_calls_are_used_up(tmp_path: Path) -> None:
     with told(tmp_path, DONE, max_calls=3) as (opened, stand_in):
         for _ in range(3):
             opened.ask()

@@ -224,11 +224,7 @@ def test_a_program_whose_words_have_the_example_finds_nothing_on_its_stdin(
     [("#!/bin/sh", "reward"), ("#!/there/is/no/shell", "cannot be started; see why")],
 )
 def test_a_program_s_path_begins_where_ratchet_runs_and_one_that_cannot_start_has_no_reward(
-    open_door: Door,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    first_line: str,
-    outcome: str,
+    open_door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_line: str, outcome: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "installed" / "program"

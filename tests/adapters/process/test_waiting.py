@@ -138,9 +138,7 @@ def test_an_engine_that_dies_before_the_session_is_open_ends_the_wait() -> None:
             service.sampler("tinker://nobody/weights/0")
 
 
-def test_cancelled_work_has_ended_before_the_engine_s_death_is_raised(
-    service: Service,
-) -> None:
+def test_cancelled_work_has_ended_before_the_engine_s_death_is_raised(service: Service) -> None:
     ended: list[str] = []
 
     async def work() -> None:

@@ -69,10 +69,7 @@ def test_the_recipe_s_splits_lie_in_the_cache(hub: Path) -> None:
     recipe = small_recipe(dataset={"path": f"{name}/main", "columns": ["n"]})
     assert [
         len(source.examples()) for source in (recipe.train_split(), recipe.held_out_split())
-    ] == [
-        2,
-        1,
-    ]
+    ] == [2, 1]
     named = small_recipe(dataset={"path": f"{name}/main", "test_split": "train"})
     assert len(named.held_out_split().examples()) == 2
 

@@ -106,9 +106,7 @@ def test_spelling_returns_the_exact_bytes_of_a_partial_character(chat: Chat) -> 
     assert chat.spelling(chat.stop_tokens[0]) == ("<|im_end|>", list(b"<|im_end|>"))
 
 
-def test_the_context_defaults_to_the_tokenizer_s(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_the_context_defaults_to_the_tokenizer_s(tokenizer: PreTrainedTokenizerFast) -> None:
     assert Chat(tokenizer).context == tokenizer.model_max_length
     assert Chat(tokenizer, context=100).context == 100
 

@@ -105,10 +105,7 @@ def files() -> list[Path]:
             "train judged.yaml --run st --if-exists delete --set evaluate.dataset.path=no.csv",
             "no.csv does not",
         ),
-        (
-            "train one.yaml --run st --if-exists resume",
-            "is one of stages, or a sweep",
-        ),
+        ("train one.yaml --run st --if-exists resume", "is one of stages, or a sweep"),
         ("train one.yaml --run st --if-exists delete --set dataset.path=no.csv", "no.csv does not"),
         (
             "train one.yaml --run one --if-exists delete --set model.start=one@2",

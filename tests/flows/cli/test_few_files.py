@@ -39,9 +39,7 @@ def test_no_rollout_fails_where_few_files_may_be_open_and_the_run_says_so(tmp_pa
 
 
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
-def test_a_run_for_which_too_few_files_may_be_open_says_so_before_it_begins(
-    tmp_path: Path,
-) -> None:
+def test_a_run_for_which_too_few_files_may_be_open_says_so_before_it_begins(tmp_path: Path) -> None:
     refused = train(64, tmp_path)
     assert refused.returncode == 2
     assert "raise the limit of open files (`ulimit -n`" in refused.stderr.splitlines()[-1]

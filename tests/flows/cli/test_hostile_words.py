@@ -140,9 +140,7 @@ def test_a_stack_trace_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PRINTING = re.compile(r"(.*\.)?(print|print_exc\w*|echo|secho)|sys\.std.*write")
-OWN = {
-    "flows/cli/progress_bar.py": "it prints above what is live, by `visible`",
-}
+OWN = {"flows/cli/progress_bar.py": "it prints above what is live, by `visible`"}
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("flows/**/*.py")), ids=lambda file: file.name)

@@ -119,13 +119,4 @@ def responses_streamed(base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    run(
-        sync,
-        asynchronous,
-        stream,
-        parse,
-        tools,
-        tools_streamed,
-        responses,
-        responses_streamed,
-    )
+    run(sync, asynchronous, stream, parse, tools, tools_streamed, responses, responses_streamed)

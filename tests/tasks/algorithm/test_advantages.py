@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.tasks.algorithm.advantages import (
-    ADVANTAGES,
-    Earned,
-    estimate_advantages,
-    is_uniform,
-)
+from ratchet.tasks.algorithm.advantages import ADVANTAGES, Earned, estimate_advantages, is_uniform
 from ratchet.tasks.algorithm.settings import Settings
 
 COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre")]

@@ -138,11 +138,7 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
         ({"chosen": [OWL], "rejected": [FOX]}, "begin with no common message; give a prompt"),
         ({"prompt": "x", "chosen": "", "rejected": []}, r"its rejected is \[\]"),
         (
-            {
-                "prompt": [{"role": "system", "content": "x"}],
-                "chosen": [ASKED],
-                "rejected": [FOX],
-            },
+            {"prompt": [{"role": "system", "content": "x"}], "chosen": [ASKED], "rejected": [FOX]},
             "no message of the role assistant",
         ),
         ({"comparison": {"completion_A": [OWL]}, "label": "A"}, "its prompt_conversation is None"),

@@ -6,12 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ratchet.tasks.given.given import (
-    Drawing,
-    datums_of_given,
-    draw_numbers,
-    score_given,
-)
+from ratchet.tasks.given.given import Drawing, datums_of_given, draw_numbers, score_given
 from ratchet.tasks.given.measures import find_measured_gain, read_measure
 from ratchet.tasks.given.texts import TEXT_SCHEMA, Texts
 from ratchet.tasks.settings.given import Batches
