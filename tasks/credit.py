@@ -83,19 +83,18 @@ def assign_credit(
         for one in algorithm.penalties()
         if one.placement != "loss"
     ]
-    in_reward = [
-        np.concatenate(of_tokens)
-        for penalty, of_tokens in penalties
-        if penalty.placement == "reward" and of_tokens
-    ]
-    calls = calls_of(trajectories, np.sum(in_reward, axis=0) if in_reward else None)
-    earned = compare_rewards(calls, rewards, credit)
-    kept, masks, compared = _place(earned, calls, trajectories)
+    lost = [own for penalty, own in penalties if penalty.placement == "reward" and own]
+    in_reward = np.sum([*map(np.concatenate, lost)], axis=0) if lost else None
+    masks = arrays(trajectories["mask"])
+    named, placed = compare_rewards(calls_of(trajectories, in_reward), rewards, credit, masks)
+    names = zip(*(trajectories[name].to_pylist() for name in ("role", "rollout_id")), strict=True)
+    kept = [index for index, name in enumerate(names) if name in named]
+    masks, compared = [masks[index] for index in kept], [placed[index] for index in kept]
     advantages = compared
     for penalty, of_tokens in penalties:
         if penalty.placement == "advantage":
-            lost = [of_tokens[index] for index in kept]
-            advantages = [value - less for value, less in zip(advantages, lost, strict=True)]
+            own = [of_tokens[index] for index in kept]
+            advantages = [value - less for value, less in zip(advantages, own, strict=True)]
     in_loss = None
     if algorithm.kl.in_loss:
         scored = _scored(trajectories, algorithm.kl, references)
@@ -135,9 +134,13 @@ def calls_of(trajectories: pa.Table, penalties: np.ndarray | None = None) -> Cal
 
 
 def compare_rewards(
-    calls: Calls, rewards: pa.Table, credit: CreditAssignment
-) -> dict[tuple[str, str], np.ndarray]:
-    """Map role and rollout to the advantages of its sampled tokens; omit groups too small."""
+    calls: Calls, rewards: pa.Table, credit: CreditAssignment, masks: Sequence[np.ndarray]
+) -> tuple[set[tuple[str, str]], list[np.ndarray]]:
+    """Compare the rewards of each group that is not too small, role by role.
+
+    Returns the roles and rollouts that earned advantages, and the advantage of each token of each
+    trajectory, whose `masks` are given: 0 where a token was not sampled.
+    """
     algorithm = credit.algorithm
     row = find_advantage(algorithm.advantage)
     by_token = row.by_token and any(one.placement == "reward" for one in algorithm.penalties())
@@ -146,7 +149,9 @@ def compare_rewards(
     for given in rewards.to_pylist():
         role, rollout = given["role"], given["rollout_id"]
         groups[role, given["group_id"]][rollout] = given["reward"], calls[role, rollout]
-    compared: dict[tuple[str, str], np.ndarray] = {}
+    compared = set[tuple[str, str]]()
+    ends = np.cumsum([len(mask) for mask in masks], dtype=int)
+    values = np.zeros(ends[-1] if masks else 0)
     for role in rewards["role"].unique().to_pylist():
         earned = {
             group: group_earnings(rollouts, algorithm.discount, unit)
@@ -156,8 +161,10 @@ def compare_rewards(
         advantages = estimate_advantages(earned, algorithm.advantage, algorithm.advantage_settings)
         for rollout, entries in rollouts_of(earned):
             counts = [entry.tokens for entry in entries]
-            compared[role, rollout] = np.repeat(advantages[rollout], counts)
-    return compared
+            sampled = np.concatenate([call.sampled for call in calls[role, rollout]])
+            values[sampled] = np.repeat(advantages[rollout], counts)
+            compared.add((role, rollout))
+    return compared, np.split(values, ends[:-1])
 
 
 def group_earnings(
@@ -201,25 +208,6 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     for reward in reversed(rewards):
         returns.append(reward + discount * (returns[-1] if returns else 0.0))
     return returns[::-1]
-
-
-def _place(
-    earned: Mapping[tuple[str, str], np.ndarray], calls: Calls, trajectories: pa.Table
-) -> tuple[list[int], list[np.ndarray], list[np.ndarray]]:
-    """Place the advantages of sampled tokens among the tokens of their trajectories.
-
-    Returns the indices of the trajectories that earned advantages, their masks and their
-    advantages.
-    """
-    masks = arrays(trajectories["mask"])
-    ends = np.cumsum([len(mask) for mask in masks], dtype=int)
-    values = np.zeros(ends[-1] if masks else 0)
-    for name, of_rollout in earned.items():
-        values[np.concatenate([call.sampled for call in calls[name]])] = of_rollout
-    placed = np.split(values, ends[:-1])
-    names = zip(*(trajectories[name].to_pylist() for name in ("role", "rollout_id")), strict=True)
-    kept = [index for index, name in enumerate(names) if name in earned]
-    return kept, [masks[index] for index in kept], [placed[index] for index in kept]
 
 
 def _draw_calls(

@@ -8,7 +8,6 @@ from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pyarrow as pa
 
@@ -126,16 +125,15 @@ def _shown(rollout: Transcript) -> JsonObject:
     said = [
         {
             "role": conversation["role"],
-            "messages": [*_read(conversation["messages"]), _read(conversation["reply"])],
+            "messages": [
+                *json.loads(conversation["messages"]),
+                json.loads(conversation["reply"]),
+            ],
         }
         for conversation in rollout["conversations"]
     ]
     messages = said[-1]["messages"] if said else []
     return {"id": rollout["rollout_id"], "messages": messages, "conversations": said}
-
-
-def _read(text: str) -> Any:
-    return json.loads(text)
 
 
 @durable

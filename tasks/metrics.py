@@ -251,12 +251,12 @@ def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
 
     The agent's own measures have their own names.
     """
-    earned = {_name_reward(of["role"]): fmean(of["rewards"]) for of in roles if of["rewards"]}
+    means = {of["role"]: fmean(of["rewards"]) for of in roles if of["rewards"]}
+    earned = {
+        role if role.startswith(MEASURE) else f"reward/{role}/mean": mean
+        for role, mean in means.items()
+    }
     return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
-
-
-def _name_reward(role: str) -> str:
-    return role if role.startswith(MEASURE) else f"reward/{role}/mean"
 
 
 def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -> Metrics:

@@ -114,7 +114,7 @@ class PolicyUpdater:
         self._step = -1
         self._next: NextUpdate | None = None
         self._ahead: _Submitted | None = None
-        """The first update whose result was not awaited yet, if the live client has it."""
+        """The update in flight, if any."""
         self._owning = RLock()
         """Lock of the live client: a batch whose sampler is gone may ask during an update."""
 

@@ -69,7 +69,16 @@ class Source:
         rows = self._divided()
         if rows is None:
             rows = read_examples(self.dataset, self.split, self.columns)
-        return [_renamed(row, self.renamed) for row in rows] if self.renamed else rows
+        if not self.renamed:
+            return rows
+        theirs = {name for _, name in self.renamed}
+        named: list[Example] = []
+        for row in rows:
+            example = row["example"]
+            kept = {name: value for name, value in example.items() if name not in theirs}
+            ours = {our: example[their] for our, their in self.renamed}
+            named.append({**row, "example": kept | ours})
+        return named
 
     def describe_division(self) -> str:
         """Say how many rows are held out by a share; empty if no row is."""
@@ -103,12 +112,6 @@ class Source:
             )
         own = [one for one in rows.items() if (one[0] in held_out) == self.held_out]
         return _examples(self.dataset, own, self.columns)
-
-
-def _renamed(row: Example, names: Sequence[tuple[str, str]]) -> Example:
-    example, theirs = row["example"], {theirs for _, theirs in names}
-    kept = {name: value for name, value in example.items() if name not in theirs}
-    return {**row, "example": kept | {ours: example[theirs] for ours, theirs in names}}
 
 
 def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> list[Example]:

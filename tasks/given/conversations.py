@@ -401,7 +401,9 @@ def tokenize(
             raise DatasetError(f"it has {list_given(row)}; give {KNOWN_FORMS}; or text")
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
-        return [_tokenize_text(row["text"], chat)]
+        # Control tokens that are written out in the text stay text.
+        tokens = [*chat.encode_text(row["text"]), chat.stop_tokens[-1]]
+        return [WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])]
     return tokenize_conversation(said, read_tools(row.get("tools")), chat, trained, before)
 
 
@@ -422,12 +424,6 @@ def tokenize_conversation(
         return _tokenize(said, tools, chat, trained)
     except Refused as refused:
         raise DatasetError(refused.message) from refused
-
-
-def _tokenize_text(text: str, chat: Chat) -> WeightedTokens:
-    """Tokenize a text; control tokens that are written out in it stay text."""
-    tokens = [*chat.encode_text(text), chat.stop_tokens[-1]]
-    return WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])
 
 
 def _tokenize(

@@ -1,6 +1,6 @@
-"""What a run is given to learn, and does not play: units of one side, texts, or of two, pairs.
+"""Supervised data: a unit is a text, which has one side, or a preference pair, which has two.
 
-The units are made tokens once, in one file; every step of the run takes its datums from it.
+The units become tokens once, in one file; every step of the run takes its datums from it.
 """
 
 import json

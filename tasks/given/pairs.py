@@ -182,7 +182,12 @@ class BoundPairs(Given):
         row, kept = find_preference(self.loss), list[tuple[int, Unit]]()
         for number, unit in self.kept(source, chat, lengths, counts):
             if unit.labelled and not row.labelled:
-                _refuse_labelled(f"row {number} of {source.name}", self.loss)
+                able = " or ".join(name for name, one in PREFERENCES.items() if one.labelled)
+                raise DatasetError(
+                    f"row {number} of {source.name} is a labelled answer, and preference.loss "
+                    f"{self.loss} compares two; give preference.loss {able}, or rows of chosen and "
+                    "rejected"
+                )
             kept.append((number, unit))
         if not kept:
             raise DatasetError(
@@ -330,14 +335,6 @@ def _split_at_answer(sequence: WeightedTokens) -> tuple[WeightedTokens, Weighted
         for own in (slice(first), slice(first, None))
     )
     return prompt, answer
-
-
-def _refuse_labelled(row: str, loss: str) -> None:
-    able = " or ".join(name for name, known in PREFERENCES.items() if known.labelled)
-    raise DatasetError(
-        f"{row} is a labelled answer, and preference.loss {loss} compares two; give "
-        f"preference.loss {able}, or rows of chosen and rejected"
-    )
 
 
 def _row(split: str, number: int, side: str, part: int, sequence: WeightedTokens) -> UnitRow:

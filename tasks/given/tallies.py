@@ -92,31 +92,26 @@ class _Counted:
                 return
 
 
-def tally_units(given: Given, source: _Counted, chat: Chat, lengths: Lengths) -> Tally:
-    """Make tokens of units, as a run would, and count them, also rows that would end the run."""
-    tally = source.tally
-    for number, unit in given.kept(source, chat, _lenient(lengths), tally.counts):
-        own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
-        tally.keep(TrainedRow(number, own))
-    if lengths.too_long == "refuse" and (count := tally.counts.pop(LEFT_OUT_LONG, 0)):
-        tally.counts["too long, which is refused"] = count
-    return tally
-
-
-def _lenient(lengths: Lengths) -> Lengths:
-    lenient = "leave_out" if lengths.too_long == "refuse" else lengths.too_long
-    return Lengths(most_tokens=lengths.most_tokens, too_long=lenient)
-
-
 def tally_rows(
     given: Given, sources: Mapping[str, GivenSource], chat: Chat, lengths: Lengths, shown: int
 ) -> dict[str, Tally]:
-    """Count the rows of each split of a recipe, and keep the first ones to be `shown`."""
+    """Make tokens of the rows of each split as a run would, and keep the first ones to be `shown`.
+
+    Rows that would end the run are counted, too.
+    """
     tallies: dict[str, Tally] = {}
+    refuses = lengths.too_long == "refuse"
+    too_long = "leave_out" if refuses else lengths.too_long
+    lenient = Lengths(most_tokens=lengths.most_tokens, too_long=too_long)
     for split, source in sources.items():
         until = time.monotonic() + SHOW_SECONDS / len(sources)
-        counting = _Counted(source, Tally(shown), until, given.refuses_broken)
-        tallies[split] = tally_units(given, counting, chat, lengths)
+        tally = tallies[split] = Tally(shown)
+        counting = _Counted(source, tally, until, given.refuses_broken)
+        for number, unit in given.kept(counting, chat, lenient, tally.counts):
+            own = tuple((side, one) for side, parts in unit.sides.items() for one in parts)
+            tally.keep(TrainedRow(number, own))
+        if refuses and (count := tally.counts.pop(LEFT_OUT_LONG, 0)):
+            tally.counts["too long, which is refused"] = count
     return tallies
 
 

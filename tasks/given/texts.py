@@ -368,21 +368,16 @@ def trained_rows(
             counts["without a trained token"] += trained == []
             if trained:
                 counts["sequences"] += 1
+                written = chat.text([token for token in trained if token not in chat.stop_tokens])
                 yield {
                     "example_id": number,
                     "part": part,
                     "tokens": np.array(kept.tokens, np.int32),
                     "weights": np.array(kept.weights, np.float32),
-                    "bytes": _count_bytes(trained, chat),
+                    "bytes": len(written.encode()),
                     "cut": length > most,
                     "ends": ends,
                 }
-
-
-def _count_bytes(trained: Sequence[int], chat: Chat) -> int:
-    """Count the bytes that trained tokens write; the token that ends an answer writes no byte."""
-    written = [token for token in trained if token not in chat.stop_tokens]
-    return len(chat.text(written).encode())
 
 
 def _scales(units: Sequence[Sequence[UnitRow]], batch: TextBatches) -> list[float]:
