@@ -55,15 +55,9 @@ class PlanRecord:
         for one in self.results:
             interval = " to ".join(f"{bound:.3g}" for bound in one.interval or ())
             held_out = one.held_out.removeprefix("held-out ").partition(" in ")[0]
-            row: list[object] = [
-                one.stage or None,
-                one.run,
-                one.step,
-                one.start or None,
-                held_out or None,
-            ]
-            row += [one.measured, interval or None, "best" if one.chosen else None]
-            rows.append([*row, one.error or None])
+            where = [one.stage or None, one.run, one.step, one.start or None, held_out or None]
+            came_to = [one.measured, interval or None, "best" if one.chosen else None]
+            rows.append([*where, *came_to, one.error or None])
         kept = [at for at in range(len(names)) if any(row[at] is not None for row in rows)]
         return [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
