@@ -84,20 +84,15 @@ class Place(Record):
 
     def variables(self, roles: Roles) -> dict[str, str]:
         """Return the environment of the agent's program: also the roles', and the recipe's."""
-        known = self.own_variables() | role_variables(self._reached(roles))
+        if self.settings.caged:  # the program reaches the door by another address
+            paths = {role: urlsplit(one["base_url"]).path for role, one in roles.items()}
+            roles = {
+                role: Endpoint({**one, "base_url": f"{CAGED_DOOR}{paths[role]}"})
+                for role, one in roles.items()
+            }
+        known = self.own_variables() | role_variables(roles)
         given = self.settings.variables.items()
         return known | {name: self.fill_in(value, known, name) for name, value in given}
-
-    def _reached(self, roles: Roles) -> Roles:
-        """Return the roles with the addresses by which the program reaches the door."""
-        if not self.settings.caged:
-            return roles
-        return {
-            role: Endpoint(
-                {**endpoint, "base_url": f"{CAGED_DOOR}{urlsplit(endpoint['base_url']).path}"}
-            )
-            for role, endpoint in roles.items()
-        }
 
     def log(self, said: str) -> None:
         """Keep what the agent's program said, beside what it made."""

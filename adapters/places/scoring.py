@@ -44,11 +44,16 @@ async def score(place: Place) -> Reward:
     the program has made. PlaceError if the command cannot be started, RewardError if its answer is
     no reward.
     """
-    patch = await asyncio.to_thread(_prepare, place)
+    place.scored.mkdir()
+    patch = await asyncio.to_thread(lay_tests, place)
     try:
         async with asyncio.timeout(place.settings.reward_seconds):
-            if patch is not None and not await _applies(place, patch):
-                return NOTHING
+            if patch is not None:
+                applied = await _run(place, ["git", "apply", "--whitespace=nowarn", "-"], patch)
+                if applied.status != 0:
+                    said = applied.said([])
+                    log.warning("the tests of %s do not apply: %s", place.rollout_id, said)
+                    return NOTHING
             ended = await _run(place, shlex.split(place.settings.reward or ""))
     except TimeoutError:
         log.warning(
@@ -62,20 +67,6 @@ async def score(place: Place) -> Reward:
         log.warning("the reward command of %s was ended: %s", place.rollout_id, error)
         return NOTHING
     return _read(place, ended)
-
-
-def _prepare(place: Place) -> str | None:
-    """Lay what the program has not seen into a place; return a patch that is left to apply."""
-    place.scored.mkdir()
-    return lay_tests(place)
-
-
-async def _applies(place: Place, patch: str) -> bool:
-    """Apply a patch of tests; return whether it fits what the program has made."""
-    ended = await _run(place, ["git", "apply", "--whitespace=nowarn", "-"], patch)
-    if ended.status != 0:
-        log.warning("the tests of %s do not apply: %s", place.rollout_id, ended.said([]))
-    return ended.status == 0
 
 
 async def _run(place: Place, words: list[str], told: str | None = None) -> Program:

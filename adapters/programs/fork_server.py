@@ -175,21 +175,14 @@ def keep(program: int, control: socket.socket, streams: list[int]) -> None:
     _, status = os.waitpid(program, 0)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(program, signal.SIGKILL)
-    end_orphans()
-    control.send(str(os.waitstatus_to_exitcode(status)).encode())
-
-
-def end_orphans() -> None:
-    """Kill all children of this process, and theirs, which become its own."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    while listed.exists():
-        for child in listed.read_text().split():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(int(child), signal.SIGKILL)
-        try:
+    with suppress(ChildProcessError):  # until there are none, also of those that become its own
+        while listed.exists():
+            for child in listed.read_text().split():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(child), signal.SIGKILL)
             os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+    control.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def become(request: dict[str, Any], streams: list[int], teller: Teller) -> None:
@@ -230,16 +223,14 @@ def renew() -> None:
     if "numpy.random" in loaded:
         loaded["numpy.random"].seed()
     for number, _ in descriptors():
-        if number > 2 and stat.S_ISREG(os.fstat(number).st_mode):
-            reopen(number)
-
-
-def reopen(number: int) -> None:
-    """Give a file that a module keeps open an offset of this process's own."""
-    opened = os.open(f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL))
-    os.lseek(opened, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-    os.dup2(opened, number, os.get_inheritable(number))
-    os.close(opened)
+        if number > 2 and stat.S_ISREG(
+            os.fstat(number).st_mode
+        ):  # its offset is this process's own
+            # So that its offset is this process's own.
+            opened = os.open(f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL))
+            os.lseek(opened, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(opened, number, os.get_inheritable(number))
+            os.close(opened)
 
 
 def run(words: list[str]) -> None:

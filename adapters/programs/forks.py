@@ -33,6 +33,7 @@ from ratchet.adapters.programs.residents import LastingCommand, lasting_program,
 SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server", "client"))
 
 SERVERS_HOME = ".server"
+"""Folder beside the places that is HOME and TMPDIR of a server."""
 
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 """Variables of a server, so that no library for numbers starts threads as it is imported."""
@@ -64,8 +65,12 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
         example: Example, *, roles: Roles, place: Place | None = None, **_: str
     ) -> object:
         shared = {**program_environment(), **ONE_THREAD}
-        if place is not None:
-            shared |= _of_every_rollout(place)
+        if place is not None:  # no library reads the user's HOME, and nothing is filled in
+            folder = Path(place.settings.folder) / SERVERS_HOME
+            folder.mkdir(parents=True, exist_ok=True)
+            given = place.settings.variables.items()
+            shared |= {"HOME": str(folder), "TMPDIR": str(folder)}
+            shared |= {name: value for name, value in given if "${" not in value}
         serving = (*interpreter, str(SERVER), *own)
         command = LastingCommand(line, serving, Path.cwd(), (*shared.items(),))
         words, inherited = [*interpreter, *program], list[int]()
@@ -84,17 +89,6 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
         return await answer_of(played, line, roles, place)
 
     return play
-
-
-def _of_every_rollout(place: Place) -> dict[str, str]:
-    """Return the variables of a server: those of the recipe that are filled in with nothing.
-
-    Its HOME and TMPDIR are a folder beside the places, so that no library reads the user's.
-    """
-    folder = Path(place.settings.folder) / SERVERS_HOME
-    folder.mkdir(parents=True, exist_ok=True)
-    given = {name: value for name, value in place.settings.variables.items() if "${" not in value}
-    return {"HOME": str(folder), "TMPDIR": str(folder), **given}
 
 
 class _ForkServer(Program):

@@ -135,7 +135,9 @@ def _init(project: str, run: TrackedRun) -> "Run":
 
     run.folder.mkdir(parents=True, exist_ok=True)
     mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-    settings = {name: value for name, value in SETTINGS.items() if not _is_set(name)}
+    settings = {
+        name: value for name, value in SETTINGS.items() if f"WANDB_{name.upper()}" not in os.environ
+    }
     wandb.setup(settings=wandb.Settings(**settings))  # it prints as that says
     return wandb.init(
         project=project,
@@ -148,10 +150,6 @@ def _init(project: str, run: TrackedRun) -> "Run":
         mode=None if "WANDB_MODE" in os.environ else mode,
         settings=wandb.Settings(**settings),
     )
-
-
-def _is_set(name: str) -> bool:
-    return f"WANDB_{name.upper()}" in os.environ
 
 
 @contextmanager

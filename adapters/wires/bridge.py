@@ -11,6 +11,7 @@ import aiohttp
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.wires.older_server import (
     JSON_HEADERS,
@@ -32,8 +33,8 @@ from ratchet.adapters.wires.older_wire import (
     OlderWire,
     without_newer,
 )
-from ratchet.durable.wire.datums import check_older, parse, to_json
-from ratchet.durable.wire.tensors import Malformed
+from ratchet.durable.wire.datums import check_older, to_json
+from ratchet.durable.wire.tensors import Malformed, parse
 
 LARGEST_DATUMS = 2**26
 """Bytes of a request with datums, which the SDK sends in chunks of 5 MB."""
@@ -157,7 +158,7 @@ class Bridge:
         return JSONResponse({"request_id": model_id, "model_id": model_id})
 
     async def _datums(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        message = parse(body)
+        message = parse(pb.ForwardBackwardRequest(), body)
         known = self._models.of(message.model_id)
         message.model_id = known.model_id
         if message.seq_id:

@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import httpx
 from starlette.responses import JSONResponse, Response
+from tinker.proto import tinker_public_pb2 as pb
 from yarl import URL
 
 from ratchet.adapters.wires.older_wire import API, KEY_REFUSED, PROTOBUF, UNKNOWN_ROUTE, CallRefused
@@ -24,10 +25,9 @@ from ratchet.durable.wire.results import (
     add_loss,
     complete_prompt,
     losses_from_json,
-    parse_losses,
-    parse_sample,
     sample_from_json,
 )
+from ratchet.durable.wire.tensors import parse
 
 CALL_SECONDS = 120.0
 POLL_SECONDS = 40.0
@@ -230,8 +230,8 @@ def _mended(body: bytes, promised: Promise | None) -> bytes:
     if promised is None:
         return body
     if promised.prompt is not None:
-        return _completed(parse_sample(body), promised)
-    losses = parse_losses(body)
+        return _completed(parse(pb.SampleResponse(), body), promised)
+    losses = parse(pb.ForwardBackwardOutput(), body)
     add_loss(losses)
     return losses.SerializeToString()
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.durable.wire.tensors import (
@@ -21,16 +20,6 @@ from ratchet.durable.wire.tensors import (
 FORWARD, BACKWARD = "forward_input", "forward_backward_input"
 """Keys of the datums in JSON, by which a forward pass is told from one with a gradient."""
 TOKENS = np.dtype(np.int32)
-
-
-def parse(body: bytes) -> pb.ForwardBackwardRequest:
-    """Parse the message; its tensors remain bytes."""
-    message = pb.ForwardBackwardRequest()
-    try:
-        message.ParseFromString(body)
-    except DecodeError as error:
-        raise Malformed(f"the body is not a ForwardBackwardRequest: {error}") from error
-    return message
 
 
 def decode_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:

@@ -6,7 +6,6 @@ from math import nan
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.durable.wire.tensors import (
@@ -37,7 +36,11 @@ def encode_losses(
 ) -> pb.ForwardBackwardOutput:
     """Encode each datum's arrays; consecutive datums of [T] or [T, k] share a record."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type=kind, metrics=metrics)
-    for _, group in groupby(outputs, key=_layout):
+
+    def layout(fields: Fields) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(name, one.dtype.name, one.shape[1:]) for name, one in sorted(fields.items())]
+
+    for _, group in groupby(outputs, key=layout):
         together = [*group]
         record = message.loss_fn_outputs.add(num_datums=len(together))
         for name, first in together[0].items():
@@ -51,10 +54,6 @@ def encode_losses(
                 )
             )
     return message
-
-
-def _layout(fields: Fields) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(name, array.dtype.name, array.shape[1:]) for name, array in sorted(fields.items())]
 
 
 def decode_losses(message: pb.ForwardBackwardOutput) -> list[dict[str, np.ndarray]]:
@@ -100,22 +99,6 @@ def add_loss(message: pb.ForwardBackwardOutput) -> None:
     told = [fields.get("elementwise_loss") for fields in decode_losses(message)]
     known = [losses.sum(dtype=np.float64) for losses in told if losses is not None]
     message.metrics[LOSS] = float(sum(known)) if known and len(known) == len(told) else nan
-
-
-def parse_losses(body: bytes) -> pb.ForwardBackwardOutput:
-    return _parsed(pb.ForwardBackwardOutput(), body)
-
-
-def parse_sample(body: bytes) -> pb.SampleResponse:
-    return _parsed(pb.SampleResponse(), body)
-
-
-def _parsed(message: Any, body: bytes) -> Any:
-    try:
-        message.ParseFromString(body)
-    except DecodeError as error:
-        raise Malformed(f"the answer is no {type(message).__name__}: {error}") from error
-    return message
 
 
 def encode_table(token_ids: np.ndarray, logprobs: np.ndarray) -> pb.TopkLogprobs:

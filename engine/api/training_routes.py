@@ -6,9 +6,11 @@ from dataclasses import asdict
 import tinker.types
 import zstandard
 from fastapi import APIRouter, Request, Response
+from tinker.proto import tinker_public_pb2 as pb
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
-from ratchet.durable.wire.datums import decode_config, parse
+from ratchet.durable.wire.datums import decode_config
+from ratchet.durable.wire.tensors import parse
 from ratchet.engine.api import conversion
 from ratchet.engine.api.conversion import Submitted, TheEngine
 from ratchet.engine.core import EngineCore, LiveModel
@@ -140,7 +142,7 @@ async def get_info(
 @router.post("/forward_backward")
 async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
-    message = parse(body)
+    message = parse(pb.ForwardBackwardRequest(), body)
     live_model = engine.live_model(message.model_id)
     data, config = conversion.decode_data(message), decode_config(message)
 

@@ -15,7 +15,7 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from ratchet.durable.wire.datums import BACKWARD, FORWARD, from_json, parse, to_json
+from ratchet.durable.wire.datums import BACKWARD, FORWARD, from_json, to_json
 from ratchet.durable.wire.results import (
     LOSS,
     NO_LOGPROB,
@@ -33,6 +33,7 @@ from ratchet.durable.wire.tensors import (
     Malformed,
     decode_tensor,
     encode_tensor,
+    parse,
     read_json,
     write_json,
 )
@@ -86,7 +87,7 @@ def requests(draw: st.DrawFn) -> pb.ForwardBackwardRequest:
 def test_a_request_in_json_is_read_as_the_one_in_protobuf(made: pb.ForwardBackwardRequest) -> None:
     written = sent(to_json(made))
     assert (FORWARD if made.forward_only else BACKWARD) in written
-    assert from_json(written) == parse(made.SerializeToString())
+    assert from_json(written) == parse(pb.ForwardBackwardRequest(), made.SerializeToString())
 
 
 def test_a_sparse_tensor_is_dense_in_json_which_old_servers_read_alone() -> None:

@@ -14,8 +14,8 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from ratchet.durable.wire.datums import decode_config, parse
-from ratchet.durable.wire.tensors import Malformed, decode_tensor
+from ratchet.durable.wire.datums import decode_config
+from ratchet.durable.wire.tensors import Malformed, decode_tensor, parse
 from ratchet.engine.api import conversion
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.sampling.requests import SampledSequence, SampleResult
@@ -40,7 +40,9 @@ def request(
             data=[datum], loss_fn="cross_entropy", loss_fn_config=config
         ),
     )
-    return parse(forward_backward_request_to_proto(made).SerializeToString())
+    return parse(
+        pb.ForwardBackwardRequest(), forward_backward_request_to_proto(made).SerializeToString()
+    )
 
 
 @given(floats | integers)
@@ -84,7 +86,7 @@ def test_request_is_decoded_with_number_tokens_and_config() -> None:
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
     with pytest.raises((RequestRefused, Malformed)):
-        conversion.decode_data(parse(body))
+        conversion.decode_data(parse(pb.ForwardBackwardRequest(), body))
 
 
 @given(

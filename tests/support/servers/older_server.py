@@ -12,16 +12,16 @@ import httpx
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.network.app_server import AppServer
-from ratchet.durable.wire.datums import from_json, parse
+from ratchet.durable.wire.datums import from_json
 from ratchet.durable.wire.results import (
     LOSS,
     losses_to_json,
-    parse_losses,
-    parse_sample,
     sample_to_json,
 )
+from ratchet.durable.wire.tensors import parse
 
 API = "/api/v1/"
 PROTOBUF = "application/x-protobuf"
@@ -116,7 +116,7 @@ class OlderServer:
         elif PROTOBUF not in media:
             return refusal(415, "Unsupported Content-Type")
         else:
-            message = parse(body)
+            message = parse(pb.ForwardBackwardRequest(), body)
         if gap := self._count(call, message.model_id, message.seq_id):
             return gap
         message.model_id = self.engines_name(message.model_id)
@@ -184,14 +184,14 @@ class OlderServer:
             return JSONResponse(found, answer.status_code)
         if call == "asample":
             return self._sample(body)
-        losses = parse_losses(body)
+        losses = parse(pb.ForwardBackwardOutput(), body)
         del losses.metrics[LOSS]
         if self.datums == "json":
             return JSONResponse(losses_to_json(losses))
         return Response(losses.SerializeToString(), media_type=PROTOBUF)
 
     def _sample(self, body: bytes) -> Response:
-        message = parse_sample(body)
+        message = parse(pb.SampleResponse(), body)
         message.prompt_logprobs = message.prompt_logprobs[4:]  # the first token has no score
         if self.datums == "protobuf":
             return Response(message.SerializeToString(), media_type=PROTOBUF)
