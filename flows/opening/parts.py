@@ -28,7 +28,7 @@ from ratchet.tasks.storage.tables import flat_values, read_table
 
 
 class StepPart:
-    """StepPart of a step that a recipe may have; each kind says what it adds."""
+    """Optional part of a step; each kind says what it adds."""
 
     def verdicts(self, step: int, spans: Sequence[Path]) -> Path | None:
         """Score the rollouts of a step in place of the agent's rewards; None if it is no judge."""
