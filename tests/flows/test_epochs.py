@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_steps, read_recipe
@@ -43,12 +42,6 @@ def test_epochs_are_as_many_steps_as_their_examples_fill(
             dataset=write_examples(tmp_path, examples), steps=steps, rollouts=rollouts
         ).fingerprint()
     )
-
-
-@pytest.mark.parametrize("given", [{"steps": 0}, {"steps": 3, "epochs": 1}])
-def test_one_of_steps_and_epochs_is_given(given: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match="give one of them"):
-        small_recipe(**given)
 
 
 def test_a_value_over_a_recipe_takes_the_place_of_the_other() -> None:

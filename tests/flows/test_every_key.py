@@ -301,13 +301,3 @@ def values_of(row: Any, given: Any) -> list[Any]:
         return [value for value in row.names if value != now]
     near = (now * 0.5, now * 1.5) if now else (0.6, 0.7)
     return [value for value in near if row.admits(value) and value != now]
-
-
-def test_refusals_that_the_property_needs_name_the_remedy() -> None:
-    with pytest.raises(ValidationError, match=r"discount 0\.5 does nothing with advantage step_gr"):
-        small_recipe(algorithm={"advantage": "step_grpo", "discount": 0.5})
-    with pytest.raises(ValidationError, match=r"are all false.*leave one of them true"):
-        small_recipe(model={"train_attention": False} | ATTENTION_ONLY["model"])
-    late = {"learning_rate": 0.1, "schedule": "cosine", "warmup_steps": 1}
-    with pytest.raises(ValidationError, match=r"schedule cosine does nothing.*give more steps"):
-        small_recipe(steps=2, optimizer=late)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from prefect.settings import PREFECT_API_URL
-from pydantic import ValidationError
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
@@ -156,34 +155,6 @@ def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
     rows = read_metrics(folder_of("replayed").metrics)
     assert [row["expert/texts"] for row in rows] == [2] * 4
     assert [row["calls"] for row in rows] == [0] * 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"algorithm": {"expert": {"share": 0.5}}}, "algorithm.expert without texts ignores share"),
-        (
-            {"algorithm": {"expert": EXPERT}, "rollouts": {"stream": True, "batches": 2}},
-            "rollouts.stream with algorithm.expert would change the result",
-        ),
-        (
-            {"algorithm": {"expert": EXPERT}, "roles": {"other": "policy:second"}},
-            "algorithm.expert with roles that train policy, second",
-        ),
-        (
-            {"algorithm": {"expert": {"path": "a", "final_share": 0.1}}},
-            "final_share 0.1 with decay_steps 0",
-        ),
-        ({"algorithm": {"expert": {"path": "a", "runs": ["b"]}}}, "path a with runs"),
-        (
-            {"algorithm": {"expert": {"runs": ["a"], "query": "select 1", "trained": "all"}}},
-            "trained all does nothing with a query",
-        ),
-    ],
-)
-def test_what_makes_no_sense_beside_rollouts_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        small_recipe(**changes)
 
 
 def test_an_expert_without_a_trained_token_is_refused_and_leaves_no_run(

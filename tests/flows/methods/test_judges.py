@@ -367,38 +367,6 @@ async def words(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
     return {one["id"]: 0.25 for one in example["rollouts"]}
 
 
-@pytest.mark.parametrize(
-    ("judge", "said"),
-    [
-        (PAIRS, "evaluation.judge.agent judge:pairs asks the role judge, which nobody answers"),
-        ({"agent": "judge:group", "role": "examiner"}, "says nothing of the checkpoint"),
-        (PAIRS | {"role": "own"}, "judges evaluations, and changes as it is trained"),
-        (PAIRS | {"role": "before"}, "judges evaluations, and changes as it is trained"),
-    ],
-)
-def test_a_judge_of_evaluations_that_cannot_work_is_refused(judge: Any, said: str) -> None:
-    roles = {"examiner": BEST["judge"], "own": "policy", "before": "earlier:2"}
-    with pytest.raises(ValueError, match=said):
-        small_recipe(roles=roles, evaluation={"judge": judge})
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"roles": {}}, "asks the role judge, which nobody answers; give roles.judge"),
-        ({"roles": {"judge": "policy:other"}}, "would be a policy that nothing trains"),
-        ({"judge": {"agent": "judge:criteria"}}, "with criteria {}: one without the other"),
-        ({"judge": PAIRS | {"sees": "pair"}}, "judge.sees pair does nothing with agent"),
-        ({"judge": {"question": "Which?"}}, "question does nothing without agent; give agent"),
-        ({"judge": PAIRS | {"role": "A b"}}, "judge.role 'A b' cannot name a role"),
-        ({"rollouts": {"rounds": 2}}, "needs the agent's own rewards"),
-    ],
-)
-def test_a_judge_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        judged(**changes)
-
-
 def test_a_judge_that_does_not_exist_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None, no_tinker: None
 ) -> None:

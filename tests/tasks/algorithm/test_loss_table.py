@@ -79,33 +79,6 @@ def test_an_unknown_loss_is_refused_with_the_known_ones(name: str) -> None:
         small_recipe(algorithm={"loss": name})
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"clip_low_threshold": 1.5}, "needs a number from 0 to 1 as its clip_low_threshold, not"),
-        ({"clip_low_threshold": "low"}, "needs a number from 0 to 1"),
-        ({"clip_high_threshold": 0.5}, "needs a number from 1 to inf"),
-    ],
-)
-def test_a_setting_out_of_its_bounds_is_refused(settings: dict, said: str) -> None:
-    with pytest.raises(ValidationError, match=f"the loss ppo {said}"):
-        small_recipe(algorithm={"loss": "ppo", "loss_settings": settings})
-
-
-@pytest.mark.parametrize(
-    ("settings", "ignored"),
-    [
-        ({"clip_low_threshold": 0.9}, "clip_low_threshold"),
-        ({"clip": "one_side", "ring_low_threshold": 0.1}, "ring_low_threshold"),
-        ({"weight": "ratio", "temperature": 2.0}, "temperature"),
-        ({"regularizer_coefficient": 0.5}, "regularizer_coefficient"),
-    ],
-)
-def test_a_setting_that_another_one_switches_off_is_refused(settings: dict, ignored: str) -> None:
-    with pytest.raises(ValidationError, match=f"the loss rec would ignore {ignored} "):
-        small_recipe(algorithm={"loss": "rec", "loss_settings": settings})
-
-
 def test_opmd_is_cross_entropy_with_constant_weights(tmp_path: Path) -> None:
     path = written(tmp_path, trajectory(0, 1.0, [0, 1]), trajectory(1, 0.0, [0, 1]))
     for tau in (0.0, 1.0, 3.0):
