@@ -4,15 +4,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 from unicodedata import normalize
 
-from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers import ParsedResponse, ToolCallParseStatus
 from renderers.base import Tokenizer
 
-from ratchet.adapters.calls import Completion, Message, Refused, Tool, ToolCall
+from ratchet.adapters.calls import Completion, Message, Refused, Tool
 from ratchet.adapters.rendering.answers import (
     CLOSE,
     OPEN,
@@ -26,6 +27,7 @@ from ratchet.adapters.rendering.answers import (
     write_answer,
 )
 from ratchet.adapters.rendering.marks import RENDERER_REMEDY, KeptEncodings, Writer
+from ratchet.adapters.rendering.messages import create_tool_call
 from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
 from ratchet.adapters.rendering.renderers import choose_renderer
 
@@ -65,7 +67,9 @@ class Chat:
         self.renderer = self._writer.name
         self.tokenizer_sha = fingerprint(tokenizer)
         self.stop_tokens = list(self._renderer.get_stop_token_ids())
-        self.read_context = _declared_context(tokenizer)
+        declared = getattr(tokenizer, "model_max_length", None)
+        is_limit = type(declared) is int and declared < UNLIMITED
+        self.read_context: int | None = declared if is_limit else None
         """The longest text that the model has read, if its tokenizer says so."""
         self.context = context or self.read_context
         self.model = str(getattr(tokenizer, "name_or_path", "") or "the model")
@@ -178,13 +182,21 @@ class Chat:
         answer is plain content.
         """
         parsed = self._parse(sampled, prompt, tools)
-        if parsed.tool_calls and not (with_tools and _well_formed(parsed)):
+        well_formed = all(
+            call.status == ToolCallParseStatus.OK and isinstance(call.arguments, dict)
+            for call in parsed.tool_calls
+        )
+        if parsed.tool_calls and not (with_tools and well_formed):
             return {"role": "assistant", "content": self.decode_answer(sampled)}
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
         if parsed.tool_calls:
-            message["tool_calls"] = [_tool_call(call) for call in parsed.tool_calls]
+            calls = [
+                (call.name or "", json.dumps(call.arguments, ensure_ascii=False))
+                for call in parsed.tool_calls
+            ]
+            message["tool_calls"] = [create_tool_call(*call, None) for call in calls]
         return message
 
     def _parse(
@@ -303,22 +315,17 @@ class Chat:
     def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:
         thought, _ = split_thought(answer)
         remedy = "give another"
-        if thought and not self.thinking and self._has_thinking():
-            remedy = "give model.thinking true, answers without reasoning, or another"
-        elif thought:
+        if thought:
             remedy = "give answers without reasoning, or another"
+            with suppress(NoRenderer):
+                if not self.thinking and self.with_thinking(True).thinking:
+                    remedy = "give model.thinking true, answers without reasoning, or another"
         what = (
             "writes other tokens before this answer than the prompt that asks for it has"
             if lost is None
             else f"leaves out {lost.what} of this answer"
         )
         return Refused(400, f"the renderer {self.renderer} {what}; {remedy} model.renderer")
-
-    def _has_thinking(self) -> bool:
-        try:
-            return bool(self.with_thinking(True).thinking)
-        except NoRenderer:
-            return False
 
     def _respell(self, text: str) -> str:
         """Return a text as the tokenizer decodes it, which may normalise characters."""
@@ -345,23 +352,6 @@ def fingerprint(tokenizer: object) -> str:
     else:
         written = json.dumps([type(backend).__name__, sorted(backend.get_vocab().items())])
     return hashlib.sha256(written.encode()).hexdigest()[:16]
-
-
-def _well_formed(parsed: ParsedResponse) -> bool:
-    return all(
-        call.status == ToolCallParseStatus.OK and isinstance(call.arguments, dict)
-        for call in parsed.tool_calls
-    )
-
-
-def _tool_call(call: ParsedToolCall) -> ToolCall:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {"type": "function", "function": {"name": call.name or "", "arguments": arguments}}
-
-
-def _declared_context(tokenizer: object) -> int | None:
-    declared = getattr(tokenizer, "model_max_length", None)
-    return declared if type(declared) is int and declared < UNLIMITED else None
 
 
 TEXT = "a" + 64 * " " + 64 * "\n" + 8 * "\U000f0000" + "\u00e9\u6f22b"

@@ -47,23 +47,6 @@ CALLING: Message = {
 }
 RESULT: Message = {"role": "tool", "content": "a cat", "tool_call_id": "1", "name": "look"}
 
-Write = Callable[[Sequence[Message], Sequence[Tool], bool], Sequence[int]]
-"""Renders messages and tools, perhaps with the next answer's header; empty if it cannot."""
-
-
-def named_by_id(call_id: str) -> list[Message]:
-    """Return a question and a call that has this id."""
-    return [USER, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": call_id}]}]
-
-
-def probe_marks(write: Write) -> tuple[set[int], set[int]]:
-    """Return the tokens of a format, and its tokens around an answer's reasoning and calls."""
-    plain = {*write([USER, PLAIN_ANSWER], [], False), *write([USER], [], True)}
-    own = {*write([USER, CALLING], [], False)} - plain
-    whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
-    return plain | own | {*write(whole, [LOOK], False), *write(whole[1:], [], True)}, own
-
-
 MOST_TEXTS = 8192
 LONGEST_KEPT = 256
 """Characters of a text whose tokens are kept."""
@@ -217,31 +200,6 @@ class KeptEncodings(_OverTokenizer):
         return tuple(encoded["input_ids"]), tuple(encoded["offset_mapping"])
 
 
-def choose_split(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-    """Choose the letters that split marks, such that no text has them."""
-    texts = [*_texts([*messages]), *_texts([*tools])]
-    names = (SPLIT.format(number or "") for number in count())
-    return next(name for name in names if not any(name in text for text in texts))
-
-
-def split_marks(
-    messages: Sequence[Message], tools: Sequence[Tool], marks: Marks, by: str
-) -> tuple[list[Message], list[Tool]]:
-    """Split the marks in all texts of messages and tools."""
-    said = []
-    for message in messages:
-        role = message["role"]
-        said.append({**marks.split(_open_arguments(message), by, role), "role": role})
-    return said, marks.split([*tools], by)
-
-
-def spell_marks(messages: Sequence[Message], tools: Sequence[Tool], marks: Marks) -> bool:
-    """Tell whether a text of messages or tools spells a mark."""
-    return marks.are_in([*tools]) or any(
-        marks.are_in(_open_arguments(message), message["role"]) for message in messages
-    )
-
-
 def _open_arguments(message: Message) -> Mapping[str, object]:
     """Return a message with the arguments of its calls as values where JSON escapes letters."""
     calls = message.get("tool_calls")
@@ -353,18 +311,20 @@ class Writer:
     def _names_by_id(self) -> bool:
         """The property of a format that writes a call's id in place of its name."""
         name = LOOK["function"]["name"]
+        calling: Message = {"role": "assistant", "content": ""}
+        ids = "1", f"{CALLED}{name}:0"
+        asked = [[USER, {**calling, "tool_calls": [{**CALL, "id": one}]}] for one in ids]
         try:
-            plain, by_id = (
-                _render(self.renderer, named_by_id(one), [], False)
-                for one in ("1", f"{CALLED}{name}:0")
-            )
+            plain, by_id = (_render(self.renderer, one, [], False) for one in asked)
         except RAISED:
             return False
         return name not in self._tokenizer.decode(plain) and name in self._tokenizer.decode(by_id)
 
     def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """Tell whether a text of messages or tools spells a control token."""
-        return spell_marks(messages, tools, self._marks)
+        return self._marks.are_in([*tools]) or any(
+            self._marks.are_in(_open_arguments(message), message["role"]) for message in messages
+        )
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a text in which control tokens that are written out stay text."""
@@ -378,11 +338,17 @@ class Writer:
         """Return the renderer of messages and tools, with their control tokens split if any."""
         if not self.spells_marks(messages, tools):
             return self.renderer, [*messages], [*tools]
-        split = choose_split(messages, tools)
+        texts = [*_texts([*messages]), *_texts([*tools])]
+        names = (SPLIT.format(number or "") for number in count())
+        split = next(name for name in names if not any(name in text for text in texts))
         if split not in self._of_text:
             tokenizer = TextTokenizer(self._tokenizer, self._marks, split)
             self._of_text[split] = create_renderer(tokenizer, self._named, self._thinking)
-        return self._of_text[split], *split_marks(messages, tools, self._marks, split)
+        said: list[Any] = [
+            {**self._marks.split(_open_arguments(one), split, one["role"]), "role": one["role"]}
+            for one in messages
+        ]
+        return self._of_text[split], said, self._marks.split([*tools], split)
 
     @cached_property
     def _marks(self) -> Marks:
@@ -392,7 +358,10 @@ class Writer:
             except RAISED:
                 return []
 
-        written, own = probe_marks(write)
+        plain = {*write([USER, PLAIN_ANSWER], [], False), *write([USER], [], True)}
+        own = {*write([USER, CALLING], [], False)} - plain  # around reasoning and calls
+        whole = [SYSTEM, USER, CALLING, RESULT, PLAIN_ANSWER]
+        written = plain | own | {*write(whole, [LOOK], False), *write(whole[1:], [], True)}
         stops = {*self.renderer.get_stop_token_ids()}
         known = {one for one in vars(self.renderer).values() if type(one) is int}
         return Marks(self._tokenizer, written | stops | known, own - stops)
