@@ -205,15 +205,11 @@ def _estimate(outcomes: Iterable[ScoredRollout], threshold: float) -> Estimate:
         for rewards in examples.values()
     ]
     fewest = min(map(len, examples.values()), default=0)
+    doublings = {1 << power for power in range(fewest.bit_length())} | ({fewest} - {0})
     return Estimate(
         examples=len(examples),
         mean=fmean(means) if means else None,
         standard_error=stdev(means) / sqrt(len(means)) if len(means) > 1 else None,
-        pass_at={k: fmean(pass_at(k, *count) for count in counts) for k in _doublings(fewest)},
+        pass_at={k: fmean(pass_at(k, *count) for count in counts) for k in sorted(doublings)},
         interval=interval_of(means),
     )
-
-
-def _doublings(most: int) -> list[int]:
-    """Return 1, 2, 4 … and `most` itself."""
-    return sorted({1 << power for power in range(most.bit_length())} | ({most} if most else set()))

@@ -145,7 +145,11 @@ def _converter(kind: pa.DataType) -> Convert | None:
         if len(fields) < kind.num_fields:
             raise BadFile("has an object in which two columns have one name; leave one out")
         inner = {name: found for name, one in fields.items() if (found := _converter(one))}
-        return _optional(lambda value: _convert_fields(value, inner)) if inner else None
+        if not inner:
+            return None
+        return _optional(
+            lambda value: {name: inner.get(name, _same)(one) for name, one in value.items()}
+        )
     if isinstance(kind, pa.MapType):
         item = _converter(kind.item_type) or _same
         return _optional(lambda value: {str(name): item(one) for name, one in value.items()})
@@ -182,10 +186,6 @@ def _written(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("ascii", "backslashreplace")
     return str(value)
-
-
-def _convert_fields(value: dict[str, Any], inner: dict[str, Convert]) -> dict[str, Any]:
-    return {name: inner.get(name, _same)(one) for name, one in value.items()}
 
 
 def _optional(convert: Convert) -> Convert:
