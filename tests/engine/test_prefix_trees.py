@@ -100,9 +100,8 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_gradient_of_a_group_is_that_of_its_sequences_one_by_one(
-    model: LanguageModel, loss: str
-) -> None:
+def test_the_gradient_of_a_group_is_that_of_its_sequences_one_by_one(loss: str) -> None:
+    model = LanguageModel(network(), "tiny", products=TiledProducts())
     texts = group(1, 100, [16, 3, 40, 1, 16, 9, 22, 16])
     outputs, gradient = computed(model, texts, loss=loss)
     alone, expected = computed(model, *([text] for text in texts), loss=loss)
@@ -125,14 +124,14 @@ def depth(nodes: list[Node]) -> int:
     return max((1 + depth(node.children) for node in nodes), default=0)
 
 
-@pytest.mark.parametrize("most_tokens", [1, 60, 200, 500])
+@pytest.mark.parametrize("most_tokens", [1, 200])
 def test_lots_and_threads_change_no_bit(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, most_tokens: int
 ) -> None:
     texts = [*deep_group(1), drawn(9, 30), *group(4, 64, [7] * 6), drawn(8, 3), *deep_group(2)]
     expected = computed(model, texts)
     monkeypatch.setattr(training_pass, "MICROBATCH_TOKENS", most_tokens)
-    for threads in (1, 2, 5):
+    for threads in (1, 5):
         monkeypatch.setattr(model, "workers", Workers(threads))
         assert_same_bits(computed(model, texts), expected)
 
