@@ -19,6 +19,9 @@ SKYRL_READY := .venv-skyrl/.ready
 export OMP_NUM_THREADS ?= 1
 export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
+# Hundreds of processes load the same modules: an image's own wish to keep no bytecode would cost
+# each of them seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel clean
@@ -65,11 +68,15 @@ test: $(READY) ## run the tests, three files at a time
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
 	tests/flows/cli/test_few_files.py tests/flows/methods tests/flows/test_stages.py \
-	tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py tests/benchmarks/test_programs.py \
-	$(foreach form,run_speed durability engine.speed engine.product_types,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
+	tests/adapters/wires tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py tests/benchmarks/test_programs.py \
+	$(foreach form,run_speed durability door.load engine.speed engine.product_types engine.shared_prefixes servers.bridge_cost,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
+
+PROPERTIES := tests/tasks/test_journal.py tests/tasks/test_checksums.py tests/tasks/test_dataset_files.py \
+	tests/tasks/storage/test_logs.py tests/engine/test_engine_refusals.py tests/adapters/door/test_kept_calls.py
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story
+	EXAMPLES=300 $(BIN)/python -m pytest $(PROPERTIES)
 
 short-stories: $(READY) $(WHEEL_READY) ## tell the short stories that CI runs: kills, deployments, sweeps, the wheel, the notebook, a bare loop
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story $(SHORT_STORIES)

@@ -23,12 +23,17 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 
-pytest_plugins = ["tests.support.servers.engine_server", "tests.support.servers.prefect_server"]
+pytest_plugins = [
+    "tests.support.servers.engine_server",
+    "tests.support.servers.prefect_server",
+    "tests.support.runs.recorded",
+]
 
 # A busy machine fails no test: neither an example nor its generation has a time limit. CI draws the
-# same examples each time, as Hypothesis's own profile for it does.
+# same examples each time, as Hypothesis's own profile for it does. `make stories` draws more.
 settings.register_profile(
     "untimed",
+    max_examples=int(os.environ.get("EXAMPLES", "50")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,

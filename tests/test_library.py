@@ -27,7 +27,7 @@ RECIPE = small_recipe(
 
 
 @pytest.fixture(scope="module")
-def summary(root: Path, prefect_server: None, tiny_chat: Address) -> RunSummary:
+def summary(root: Path, run_shown: None, tiny_chat: Address) -> RunSummary:
     """The summary of a training of one step."""
     return ratchet.train(RECIPE, run="read")
 

@@ -84,6 +84,9 @@ SHORT = {
 
 LONG = (
     "durability",
+    "door.load",
+    "engine.shared_prefixes",
+    "servers.bridge_cost",
     "engine.product_types",
     "engine.speed",
     "run_speed",
@@ -97,7 +100,7 @@ LONG = (
     "beside_cookbook.rollouts",
     "beside_cookbook.texts",
 )
-"""Short forms that take half a minute to three minutes: `make stories` has them."""
+"""Short forms that take ten seconds to three minutes: `make stories` has them."""
 
 PEER = {
     "beside_cookbook.rollouts": PEERS["cookbook"].python,

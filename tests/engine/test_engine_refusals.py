@@ -371,7 +371,7 @@ ROUTES = sorted(
 bodies = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6) | json_values
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     route=st.sampled_from(ROUTES),
     body=bodies,

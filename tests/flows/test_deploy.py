@@ -48,7 +48,7 @@ def project(folder: Path) -> Path:
 
 
 @pytest.fixture
-def server(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> str:
+def server(run_shown: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """Address of a server, which the environment names."""
     address = str(PREFECT_API_URL.value())
     monkeypatch.setenv("PREFECT_API_URL", address)

@@ -20,6 +20,7 @@ from ratchet.tasks.rollouts import Play, RolloutHost
 from ratchet.tasks.storage.manifest import lineage, write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
+from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import small_recipe
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
@@ -28,9 +29,8 @@ RECIPE = small_recipe(steps=3, checkpoints={"every": 2})
 
 
 @pytest.fixture(scope="module")
-def parent(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
-    train(RECIPE, run="parent")
-    return folder_of("parent")
+def parent(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    return recorded_run(RECIPE, "parent")
 
 
 @pytest.fixture

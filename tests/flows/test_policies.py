@@ -24,6 +24,7 @@ from ratchet.tasks.reports.board.runs import list_runs
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from tests.flows.test_train import without_clocks
+from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.two_policies import CHANGES, two_policies
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +34,9 @@ pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
 
 @pytest.fixture(scope="module")
-def run(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+def run(root: Path, recorded_run: RecordedRun) -> RunFolder:
     """A run of two steps; in the first nothing can be learnt from the listener's rewards."""
-    train(two_policies(), run="one")
-    return folder_of("one")
+    return recorded_run(two_policies(), "one")
 
 
 def state(run: RunFolder, policy: str, step: int) -> Path:

@@ -39,7 +39,7 @@ NAMES = ["whole-1-texts", "whole-2-rewards", "whole-3-pairs"]
 
 
 @pytest.fixture(scope="module")
-def whole(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+def whole(root: Path, run_shown: None, no_tinker: None) -> RunFolder:
     """A run of stages that nothing has interrupted."""
     return folder_of(stages(RECIPE, run="whole").run)
 

@@ -53,7 +53,7 @@ def flow_run_called(name: str) -> FlowRun:
 
 
 @pytest.fixture(scope="module")
-def summary(root: Path, prefect_server: None, tiny_chat: Address) -> RunSummary:
+def summary(root: Path, run_shown: None, tiny_chat: Address) -> RunSummary:
     """The summary of a training of one step, in two batches."""
     return train(RECIPE, run="linked")
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.rollouts import RolloutHost
 from ratchet.tasks.storage.run_folder import RunError
+from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import HELLO, small_recipe
 from tests.support.servers.dying_engine import dying_in_batch, dying_in_update, ending_the_run
 
@@ -30,15 +30,9 @@ pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[Path]:
+def trained(root: Path, recorded_run: RecordedRun) -> Path:
     """A run of two steps."""
-    root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RATCHET_RUNS", str(root))
-        train(small_recipe(), run="one")
-        yield root / "one"
+    return recorded_run(small_recipe(), "one").path
 
 
 @pytest.fixture

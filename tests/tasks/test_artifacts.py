@@ -93,7 +93,7 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(run: RunFolder) -> None
         assert time.monotonic() - started < 40, "Prefect's client alone waits for 60 s"
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("run_shown")
 def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ def test_curves_metrics_evaluations_and_transcripts_come_while_a_run_trains(
         assert Artifact.get(artifact_key(run.name, what)) is not None, what
 
 
-@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.usefixtures("run_shown")
 def test_a_run_that_ended_early_has_all_pages_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

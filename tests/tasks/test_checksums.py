@@ -6,7 +6,7 @@ from shutil import copytree
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.metrics import StepFiles, measure_step
@@ -39,7 +39,6 @@ places = st.floats(0, 1, exclude_max=True)
 changes = st.integers(1, 255)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from([f"spans/{BATCH}", "trajectories/00000", "datums/00000"]), places, changes)
 def test_any_byte_changed_in_a_parquet_file_is_found(
     run: RunFolder, tmp_path_factory: pytest.TempPathFactory, name: str, place: float, change: int
@@ -51,7 +50,6 @@ def test_any_byte_changed_in_a_parquet_file_is_found(
         read_table(copy)
 
 
-@settings(max_examples=300)
 @given(place=places, change=changes)
 def test_any_byte_changed_in_a_journal_is_found(
     run: RunFolder, tmp_path_factory: pytest.TempPathFactory, place: float, change: int
@@ -61,7 +59,6 @@ def test_any_byte_changed_in_a_journal_is_found(
         read_journal(damaged(journal, folder, place, change))
 
 
-@settings(max_examples=300)
 @given(cut=places, place=places, change=changes)
 def test_a_torn_journal_gives_what_was_whole_or_says_it_is_damaged(
     run: RunFolder, tmp_path_factory: pytest.TempPathFactory, cut: float, place: float, change: int

@@ -123,7 +123,6 @@ def test_cells_of_a_csv_come_back_as_they_were(
     assert found == [{"# a": one or None, "2": other or None} for one, other in rows]
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=80) | ROWS.map(lambda rows: json.dumps(rows).encode()), st.data())
 def test_any_bytes_are_rows_or_a_refusal(
     place: Callable[[str], Path], data: bytes, drawn: st.DataObject

@@ -14,7 +14,7 @@ from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import appearing, write_text
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = pytest.mark.usefixtures("run_shown")
 written: list[int] = []
 
 

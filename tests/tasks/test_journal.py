@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.player_protocol import Failure, Outcome, RolloutEnd
@@ -117,7 +117,6 @@ def test_a_torn_last_line_never_counted(tmp_path: Path, kept: int) -> None:
     assert read_journal(path) == [call(0), call(1), call(2)]
 
 
-@settings(max_examples=200)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found(
     tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
@@ -296,7 +295,6 @@ def played_rollouts(draw: st.DrawFn) -> list[Span]:
     return spans
 
 
-@settings(max_examples=300)
 @given(spans=played_rollouts(), kills=st.lists(st.floats(0, 1), max_size=3))
 def test_whatever_is_played_and_wherever_it_is_killed_each_span_is_read_back(
     spans: list[Span], kills: list[float]

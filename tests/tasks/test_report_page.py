@@ -3,7 +3,7 @@
 import logging
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,8 +39,7 @@ from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
-from tests.support.runs.whole_run import train_whole
-from tests.support.servers.engine_server import Address
+from tests.support.runs.whole_run import fixture_of
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_reports import rollout, said, sealed
 
@@ -49,12 +48,7 @@ TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
 HOSTILE = "<script>alert(1)</script> & <img src='http://127.0.0.1:9/x.png' onerror=\"alert(2)\">"
 
 
-@pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, tiny_chat: Address
-) -> Iterator[RunFolder]:
-    with train_whole(two_policies(), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+whole = fixture_of(two_policies())
 
 
 class PageReader(HTMLParser):

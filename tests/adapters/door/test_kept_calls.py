@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 from transformers import AutoTokenizer
@@ -142,7 +142,6 @@ def test_weights_that_cannot_be_made_again_are_no_fault_of_the_request() -> None
     assert refused.value.code == SAMPLER_FORBIDDEN
 
 
-@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STYLES), min_size=2, max_size=5))
 def test_a_prompt_begins_with_all_earlier_tokens_whatever_was_sampled(
     seed: int, styles: list[str]

@@ -63,7 +63,7 @@ def undisturbed(engine: Address, root: Path) -> list[Any]:
     return contents(trained("undisturbed", engine.url, engine, root), engine)
 
 
-@pytest.mark.parametrize("datums", ["json", "protobuf"])
+@pytest.mark.parametrize("datums", ["json", pytest.param("protobuf", marks=pytest.mark.story)])
 def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
     datums: str, engine: Address, root: Path, undisturbed: list[Any]
 ) -> None:
@@ -76,6 +76,7 @@ def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
         assert read_diagnosis(run)["wire"].measured.endswith(f"the wire of SDK {sdk}")
 
 
+@pytest.mark.story
 def test_a_run_whose_bridge_is_killed_loads_its_state_and_ends_with_the_same_weights(
     engine: Address, root: Path, undisturbed: list[Any]
 ) -> None:

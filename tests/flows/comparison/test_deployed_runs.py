@@ -34,7 +34,7 @@ Deploy = Callable[..., None]
 
 
 @pytest.fixture
-def flow(prefect_server: None) -> str:
+def flow(run_shown: None) -> str:
     """Name of a flow that has no deployment, and of its work pool."""
     return f"flow-{uuid4().hex}"
 

@@ -53,7 +53,7 @@ JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
 
 
 @pytest.fixture(scope="module")
-def swept(root: Path, prefect_server: None, no_tinker: None) -> PlanSummary:
+def swept(root: Path, run_shown: None, no_tinker: None) -> PlanSummary:
     """A sweep that was killed in its second run, and has gone on."""
     variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
     command = [sys.executable, "-m", "tests.support.runs.swept", "some"]

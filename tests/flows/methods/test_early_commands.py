@@ -27,7 +27,8 @@ from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.owners import last_owner
 from ratchet.tasks.storage.plan_record import child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tests.support.runs.stopping import ALWAYS, stopping
+from tests.support.runs.recorded import RecordedRun
+from tests.support.runs.small_recipe import ALWAYS, stopping
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
@@ -36,9 +37,8 @@ RECIPE = stopping({"when": ALWAYS}, rollouts={"lag": 1})
 
 
 @pytest.fixture(scope="module")
-def early(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
-    train(RECIPE, run="early")
-    return folder_of("early")
+def early(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    return recorded_run(RECIPE, "early")
 
 
 @pytest.fixture(scope="module")

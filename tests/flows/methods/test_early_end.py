@@ -23,9 +23,9 @@ from ratchet.tasks.settings.run import Stop
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
 from tests.support.runs.preferred import RECIPE as PAIRS
-from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.recorded import RecordedRun
+from tests.support.runs.small_recipe import ALWAYS, small_recipe, stopping
 from tests.support.runs.staged import VALUES
-from tests.support.runs.stopping import ALWAYS, stopping
 
 
 def files_of(run: RunFolder) -> list[str]:
@@ -94,14 +94,12 @@ def dying_at_decision(window: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", ["before", "after"])
+@pytest.mark.parametrize("window", [pytest.param("before", marks=pytest.mark.story), "after"])
 def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
-    window: str, monkeypatch: pytest.MonkeyPatch
+    window: str, recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = stopping({"when": ALWAYS}, rollouts={"lag": 1})
-    whole, broken = folder_of("whole-lag"), folder_of(f"broken-{window}")
-    if not whole.exists():
-        train(recipe, run=whole.name)
+    whole, broken = recorded_run(recipe, f"whole-{window}"), folder_of(f"broken-{window}")
     assert len(read_metrics(whole.metrics)) == 3, "checkpoint 0 decides, with two steps begun"
     with dying_at_decision(window, monkeypatch):
         train(recipe, run=broken.name)
@@ -111,16 +109,14 @@ def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", ["before", "after"])
+@pytest.mark.parametrize("window", ["before", pytest.param("after", marks=pytest.mark.story)])
 def test_pairs_end_early_at_an_accuracy_and_keep_the_last_state(
-    window: str, monkeypatch: pytest.MonkeyPatch
+    window: str, recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = {"when": "held_out/accuracy >= 0", "patience": 2}
     changes = {"evaluation": {"every": 2, "examples": 16}, "stop": stop}
     recipe = PreferRecipe.model_validate({**PAIRS.model_dump(), **changes})
-    whole, broken = folder_of("whole-pairs"), folder_of(f"pairs-{window}")
-    if not whole.exists():
-        prefer(recipe, run=whole.name)
+    whole, broken = recorded_run(recipe, f"whole-pairs-{window}"), folder_of(f"pairs-{window}")
     with dying_at_decision(window, monkeypatch):
         prefer(recipe, run=broken.name)
     summary = prefer(recipe, run=broken.name)

@@ -27,7 +27,6 @@ from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.recipe.run_recipe import FlowError
-from ratchet.flows.train import train
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.recording.queries import answer_query
@@ -39,16 +38,18 @@ from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TEXTS
+from tests.support.runs.recorded import RecordedRun
+from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
-def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
-    return finetune(RECIPE, run="whole")
+def whole(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    return recorded_run(RECIPE, "whole")
 
 
-@pytest.fixture
-def whole(summary: RunSummary) -> RunFolder:
-    return folder_of(summary.run)
+@pytest.fixture(scope="module")
+def summary(whole: RunFolder) -> RunSummary:
+    return summarize_run(whole)
 
 
 def changed(**changes: Any) -> FinetuneRecipe:
@@ -220,10 +221,9 @@ def test_epochs_count_the_texts(root: Path) -> None:
 
 
 def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
-    summary: RunSummary, tmp_path: Path
+    root: Path, recorded_run: RecordedRun, tmp_path: Path
 ) -> None:
-    sampled = named_recipe("hello", ["steps=2", "rollouts.groups=4", "evaluation.examples=2"])
-    train(sampled, run="sampled")
+    recorded_run(small_recipe(), "sampled")
     best = (
         "select run, rollout_id from rollouts where split = 'train' and step = {} qualify 1 = "
         "row_number() over (partition by group_id order by reward desc, rollout_id)"

@@ -33,7 +33,8 @@ def test_the_model_learns_to_count(whole: RunFolder) -> None:
     assert not [name for row in metrics for name in row if name.startswith(("rollouts", "kl_"))]
 
 
-@pytest.mark.parametrize("phase", [pytest.param("begin", marks=pytest.mark.story), "add"])
+@pytest.mark.story
+@pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     """Whether or not the service has applied the update that nobody noted as saved."""
     name = f"killed-{phase}"

@@ -282,9 +282,8 @@ def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
         replayed("other-role", EXAMINED.roles | {"other": "a/b"})
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param("test-00002.0", marks=pytest.mark.story), "examiner-00002.0"]
-)
+@pytest.mark.story
+@pytest.mark.parametrize("place", ["test-00002.0", "examiner-00002.0"])
 def test_an_evaluation_that_dies_goes_on_and_is_judged_once(
     examined: RunFolder, tmp_path: Path, place: str
 ) -> None:

@@ -18,12 +18,10 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.evaluate import evaluate
-from ratchet.flows.finetune import finetune
-from ratchet.flows.opening.flow_runs import RunSummary
+from ratchet.flows.opening.flow_runs import summarize_run
 from ratchet.flows.prefer import prefer
 from ratchet.flows.recipe.given_recipes import PreferRecipe
 from ratchet.flows.recipe.loading import changed_recipe, named_recipe, read_recipe
-from ratchet.flows.train import train
 from ratchet.tasks.algorithm.preferences import MISMATCHED, SIDES
 from ratchet.tasks.datums import to_datums, units_of
 from ratchet.tasks.examples.reading import DatasetError
@@ -40,24 +38,19 @@ from ratchet.tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE as TEXTS
 from tests.support.runs.preferred import PAIRS, RECIPE
+from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
-def summary(root: Path, prefect_server: None, no_tinker: None) -> RunSummary:
-    return prefer(RECIPE, run="whole")
+def whole(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    return recorded_run(RECIPE, "whole")
 
 
 @pytest.fixture(scope="module")
-def played(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
+def played(root: Path, recorded_run: RecordedRun) -> RunFolder:
     """A run whose rollouts are compared or labelled."""
-    train(small_recipe(), run="played")
-    return folder_of("played")
-
-
-@pytest.fixture
-def whole(summary: RunSummary) -> RunFolder:
-    return folder_of(summary.run)
+    return recorded_run(small_recipe(), "played")
 
 
 def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
@@ -70,20 +63,22 @@ def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A data set of 48 pairs and 16 held-out ones, as a key of a recipe."""
-    file = tmp_path_factory.mktemp("pairs") / "few.jsonl"
-    lines = PAIRS.read_text().splitlines(keepends=True)
+    return first_of(PAIRS, tmp_path_factory.mktemp("pairs"))
+
+
+def first_of(source: Path, folder: Path) -> dict[str, Any]:
+    lines = source.read_text().splitlines(keepends=True)
     split = [[line for line in lines if f'"{name}"' in line] for name in ("train", "test")]
-    file.write_text("".join([*split[0][:48], *split[1][:16]]))
-    return {"path": str(file)}
+    (folder / source.name).write_text("".join([*split[0][:48], *split[1][:16]]))
+    return {"path": str(folder / source.name)}
 
 
 def changed(**changes: Any) -> PreferRecipe:
     return PreferRecipe.model_validate(RECIPE.model_dump() | changes)
 
 
-def test_held_out_pairs_are_compared_as_they_should_be(
-    summary: RunSummary, whole: RunFolder
-) -> None:
+def test_held_out_pairs_are_compared_as_they_should_be(whole: RunFolder) -> None:
+    summary = summarize_run(whole)
     assert (summary.measure, summary.before) == ("accuracy", 0.5)
     assert summary.after is not None
     assert summary.after > 0.9
@@ -197,7 +192,7 @@ def test_what_reads_runs_reads_one_of_pairs(whole: RunFolder) -> None:
         "select split, count(distinct example_id) as pairs from pairs "
         "join pair_references using (run, split, example_id, side, part) group by split order by 1"
     )
-    assert answer_query(question, [whole], "csv").decode() == "split,pairs\ntest,128\ntrain,400\n"
+    assert answer_query(question, [whole], "csv").decode() == "split,pairs\ntest,16\ntrain,144\n"
 
 
 def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
@@ -207,9 +202,9 @@ def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
 
 
 def test_the_reference_is_the_start_and_not_the_base(
-    root: Path, few: dict[str, Any], prefect_server: None, no_tinker: None
+    root: Path, few: dict[str, Any], recorded_run: RecordedRun
 ) -> None:
-    finetune(TEXTS, run="texts")
+    recorded_run(TEXTS, "texts")
     after = {"dataset": few, "model": {"lora_rank": 8, "start": "texts@6"}, "steps": 1}
     started = folder_of(prefer(changed(**after), run="after-texts").run)
     assert read_metrics(started.metrics)[0]["reference/apart"] <= 1e-4
@@ -232,9 +227,9 @@ def test_other_losses_train_pairs_as_well(
 
 
 def test_labelled_answers_are_learnt_without_pairs(
-    root: Path, prefect_server: None, no_tinker: None
+    root: Path, tmp_path: Path, prefect_server: None, no_tinker: None
 ) -> None:
-    labelled = {"dataset": {"path": str(PAIRS.with_name("hello_labelled.jsonl"))}}
+    labelled = {"dataset": first_of(ROOT / "datasets" / "hello_labelled.jsonl", tmp_path)}
     summary = prefer(changed(**labelled, preference={"loss": "kto"}), run="labelled")
     run = folder_of(summary.run)
     rows, datums = read_metrics(run.metrics), read_table(run.datums(POLICY, 0))
@@ -338,4 +333,3 @@ def test_a_policy_that_is_not_its_own_reference_stops_the_run(whole: RunFolder) 
 def test_the_example_is_one_of_the_deployments() -> None:
     recipe = named_recipe("hello-prefer", [], PreferRecipe)
     assert recipe.dataset.path == "datasets/hello_pairs.jsonl"
-    assert Path(PAIRS).name == "hello_pairs.jsonl"

@@ -28,12 +28,13 @@ from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.damages import flip
 from tests.support.runs.finetuned import RECIPE
+from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import small_recipe
 
 
 @pytest.fixture(scope="module")
-def first(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
-    return folder_of(finetune(RECIPE, run="first").run)
+def first(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    return recorded_run(RECIPE, "first")
 
 
 def started(**model: Any) -> FinetuneRecipe:

@@ -33,13 +33,14 @@ from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
+from tests.support.runs.recorded import RecordedRun
 
 K = TAUGHT.teacher.top_k
 
 
 @pytest.fixture(scope="module")
-def whole(root: Path, prefect_server: None, no_tinker: None) -> RunFolder:
-    finetune(RECIPE, run="school")
+def whole(root: Path, recorded_run: RecordedRun) -> RunFolder:
+    recorded_run(RECIPE, "school")
     finetune(TAUGHT, run="whole")
     return folder_of("whole")
 
@@ -111,7 +112,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ratchet.tasks.given.texts.ROWS_A_PART", 200)
+    monkeypatch.setattr("ratchet.tasks.given.texts.ROWS_A_PART", 60)
     score, asked = PatientSampler.score_likeliest, list[int]()
 
     def score_or_stop(
@@ -127,15 +128,13 @@ def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
         finetune(TAUGHT, run="parts")
     finetune(TAUGHT, run="parts")
     finetune(TAUGHT, run="parts")
-    assert asked == [200, 200, 200, 128]
+    assert asked == [60, 60, 60, 40]
     run = folder_of("parts")
     parts = [read_table(run.text_teacher(part)) for part in range(3)]
-    both = [read_table(whole.text_teacher(part)) for part in range(3)]
-    assert [row for part in parts for row in part.to_pylist()] == [
-        row for part in both for row in part.to_pylist()
-    ]
+    at_once = read_table(whole.text_teacher(0)).to_pylist()
+    assert [row for part in parts for row in part.to_pylist()] == at_once
     counted = answer_query("select count(*) as n from text_teachers", [run], "csv").decode()
-    assert counted == "n\n528\n"
+    assert counted == "n\n160\n"
 
 
 def test_a_teacher_reads_more_than_the_policy(whole: RunFolder, tmp_path: Path) -> None:

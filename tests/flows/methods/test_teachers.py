@@ -32,7 +32,7 @@ from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
-from tests.support.runs.whole_run import die_and_go_on, differences, train_whole
+from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_update
 from tests.support.servers.engine_server import (
     KEY,
@@ -80,13 +80,8 @@ def of_two(folder: Path) -> Recipe:
     )
 
 
-@pytest.fixture(scope="module")
-def school(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
-) -> Iterator[RunFolder]:
-    """A run of two steps, whose checkpoints teach."""
-    with train_whole(small_recipe(), tmp_path_factory.mktemp("runs")) as run:
-        yield run
+school = fixture_of(small_recipe())
+"""A run of two steps, whose checkpoints teach."""
 
 
 @pytest.fixture(scope="module")

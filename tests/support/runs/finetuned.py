@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ratchet.flows.finetune import finetune
-from ratchet.flows.recipe.given_recipes import FinetuneRecipe, TextTeacher
+from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.train import train
 from tests.support.runs.given_datums import kill_at
 from tests.support.runs.small_recipe import small_recipe
@@ -27,8 +27,14 @@ RECIPE = FinetuneRecipe.model_validate(
     }
 )
 
-TAUGHT = RECIPE.model_copy(update={"teacher": TextTeacher(model="school@6", top_k=8)})
-"""The same with a teacher, the last checkpoint of a run `school`."""
+TAUGHT = FinetuneRecipe.model_validate(
+    RECIPE.model_dump(exclude_unset=True)
+    | {
+        "dataset": {"path": str(Path(__file__).with_name("some_texts.jsonl"))},
+        "teacher": {"model": "school@6", "top_k": 8},
+    }
+)
+"""160 of the same texts with a teacher, the last checkpoint of a run `school`."""
 
 EXPERT = {
     "path": str(TEXTS),

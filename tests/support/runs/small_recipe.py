@@ -10,6 +10,9 @@ DISTILLED = ("on_policy_distill", "jsd")
 MIXED = ("mix", "mix_chord")
 HELLO = Path(__file__).parents[3] / "datasets" / "hello.csv"
 
+ALWAYS = "held_out/reward/mean >= -1e9"
+"""A condition that checkpoint 0 meets."""
+
 
 def with_faults(folder: Path, faults: str) -> dict[str, Any]:
     """Return changes of a recipe that train `faulty_agent.py` with faults in its second step.
@@ -48,3 +51,14 @@ def small_recipe(**changes: Any) -> Recipe:
         "checkpoints": {"every": 2},
     }
     return Recipe.model_validate(values | changes)
+
+
+def stopping(stop: dict[str, object], **changes: object) -> Recipe:
+    """Return a recipe of six steps that measures each second checkpoint, with a `stop`.
+
+    Its `rollouts` are changed by the key.
+    """
+    evaluation = {"examples": 2, "greedy": False, "every": 2}
+    values = small_recipe(steps=6, evaluation=evaluation).model_dump()
+    rollouts = values["rollouts"] | changes.pop("rollouts", {})
+    return Recipe.model_validate({**values, "stop": stop, "rollouts": rollouts, **changes})

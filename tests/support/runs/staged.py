@@ -47,7 +47,7 @@ VALUES: Mapping[str, Any] = {
             "name": "pairs",
             "flow": "prefer",
             "recipe": {
-                "dataset": {"path": str(DATASETS / "hello_pairs.jsonl")},
+                "dataset": {"path": str(Path(__file__).with_name("some_pairs.jsonl"))},
                 "steps": 2,
                 "batch": {"pairs": 6},
                 "evaluation": {"examples": 16},

@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.flows.recipe.recipe import Recipe
+from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.train import train
 from ratchet.tasks.storage.run_folder import RunFolder
+from tests.support.runs.recorded import RecordedRun
 from tests.support.servers.dying_engine import ending_the_run
 
 
@@ -22,15 +24,16 @@ def train_whole(recipe: Recipe, root: Path) -> Iterator[RunFolder]:
         yield RunFolder(root / "whole")
 
 
-def fixture_of(recipe: Recipe) -> object:
-    """Return a fixture for a test module's `whole`: a run of the recipe, trained once."""
+def fixture_of(recipe: RunRecipe) -> object:
+    """Return a fixture for a test module's `whole`: a recorded run of the recipe."""
 
     @pytest.fixture(scope="module")
     def whole(
-        tmp_path_factory: pytest.TempPathFactory, prefect_server: None, no_tinker: None
+        tmp_path_factory: pytest.TempPathFactory, recorded_run: RecordedRun
     ) -> Iterator[RunFolder]:
-        with train_whole(recipe, tmp_path_factory.mktemp("runs")) as run:
-            yield run
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RATCHET_RUNS", str(tmp_path_factory.mktemp("runs")))
+            yield recorded_run(recipe, "whole")
 
     return whole
 

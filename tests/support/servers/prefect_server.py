@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,6 +22,15 @@ PROGRAM = Path(__file__).with_name("prefect_program.py")
 PORT = "prefect_port"
 """The key of the server's port in what xdist gives to a worker."""
 OWN = pytest.StashKey[int]()
+
+HIDDEN = (
+    "prefect.events.utilities.should_emit_events",  # of the states of tasks
+    "ratchet.flows.opening.run.write_run_report",
+    "ratchet.tasks.tracking.prefect_pages.write_run_report",
+    "ratchet.tasks.tracking.prefect_pages.PrefectPages.close",
+)
+"""What shows a run: functions that do nothing unless there is something in SHOWN."""
+SHOWN: list[bool] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,21 +75,57 @@ def listening_server() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def prefect_server(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Name the session's Prefect server to every flow and task of the tests."""
+    """Name the session's Prefect server to every flow and task of the tests.
+
+    A story's runs are shown there as anyone's. Those of other tests are shown only where
+    `run_shown` is used: pages, report and states of tasks take nearly half of a small run's time.
+    """
     import httpx
     from prefect.context import _temporary_global_settings_context, get_settings_context
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
     given = getattr(request.config, "workerinput", None)
     port = given[PORT] if given else request.config.stash[OWN]
     url = f"http://127.0.0.1:{port}/api"
     httpx.get(f"{url}/health", timeout=STARTING_SECONDS).raise_for_status()
+    # A flow run's end would wait for its heartbeat, up to a second.
+    settings = {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with (
-        temporary_settings({PREFECT_API_URL: url}),
+        temporary_settings(settings),
         _temporary_global_settings_context(get_settings_context()),  # for threads
+        pytest.MonkeyPatch.context() as patch,
     ):
+        if request.config.getoption("markexpr") != "story":
+            _hide_runs(patch)
         yield
         APILogWorker.drain_all()
         EventsWorker.drain_all()
+
+
+def _hide_runs(patch: pytest.MonkeyPatch) -> None:
+    for name in HIDDEN:
+        whole = resolve_name(name)
+        patch.setattr(name, lambda *given, _whole=whole: bool(SHOWN) and _whole(*given))
+
+
+@pytest.fixture(scope="module")
+def run_shown(prefect_server: None) -> Iterator[None]:
+    """Show the module's later runs as anyone's."""
+    with shown():
+        yield
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show the runs of a block, and let Prefect know the states of their tasks."""
+    SHOWN.append(True)
+    try:
+        yield
+    finally:
+        SHOWN.pop()

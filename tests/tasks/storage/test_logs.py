@@ -74,7 +74,6 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 400), st.booleans()), max_size=25))
 def test_following_finds_what_reading_anew_finds_whatever_becomes_of_a_log(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, bool]]
