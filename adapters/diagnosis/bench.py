@@ -14,7 +14,7 @@ from tinker import AdamParams, APIFuture, Datum, ModelInput, TensorData, Trainin
 from tinker.types import ForwardBackwardOutput, LossFnType
 
 from ratchet.adapters.tinker.bases import name_for_clients
-from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.costs import Work
 from ratchet.adapters.tinker.service import PatientSampler, Service, ServiceRefused, open_session
 
 Verdict = Literal["offers", "lacks", "LIES", "unknown"]

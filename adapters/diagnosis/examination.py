@@ -21,7 +21,7 @@ from ratchet.adapters.diagnosis.probes import (
 )
 from ratchet.adapters.errors import PassingError
 from ratchet.adapters.tinker.bases import name_for_clients
-from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.costs import Work
 from ratchet.adapters.tinker.service import Service, ServiceBroken, ServiceRefused, open_session
 
 MOST_SECONDS = 60.0

@@ -60,20 +60,15 @@ class PolicyBackend:
 
     async def answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
         """Return the policy's completion; the caller records it and adds it to the kept calls."""
-        asked = replace(self, chat=chat_of(self.chat, request))
-        return await asked._answer(request, call, memory)
-
-    async def _answer(self, request: Request, call: CallId, memory: Memory) -> Completion:
-        check_length(self.chat, request.messages)
+        chat = chat_of(self.chat, request)
+        check_length(chat, request.messages)
         started, sha = datetime.now(UTC), request_sha(request, self.sampling)
-        again = memory.recall(call, request, sha, self.policy.version)
-        if again is not None:
+        if again := memory.recall(call, request, sha, self.policy.version):
             return again
-        kept = memory.kept.of(self.chat)
-        prompt = await run_aside(request.characters, kept.prompt_of, request)
+        prompt = await run_aside(request.characters, memory.kept.of(chat).prompt_of, request)
         seed = call.seed(self.run_seed)
-        params = self._sampling_params(request, seed, len(prompt.token_ids))
-        self.chat.tell_of_noise(len(prompt.token_ids))
+        params = self._sampling_params(request, chat, seed, len(prompt.token_ids))
+        chat.tell_of_noise(len(prompt.token_ids))
         memory.begin(
             Begun(
                 id=call,
@@ -87,8 +82,9 @@ class PolicyBackend:
         )
         response = await _sample(self.policy, prompt, params)
         sequence = response.sequences[0]
-        sampled = _cut_at_stop(sequence, request.stop, self.chat)
-        message = _parse_message(sampled, request, call, self.chat, prompt.token_ids)
+        sampled = _cut_at_stop(sequence, request.stop, chat)
+        message = _parse_message(sampled, request, call, chat, prompt.token_ids)
+        ended = "tool_calls" if message.get("tool_calls") else "stop"
         return Completion(
             id=call,
             response_id=call.response_id,
@@ -101,11 +97,11 @@ class PolicyBackend:
             kept_how=prompt.how,
             response_token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
-            finish_reason=_finish_reason(sampled, message),
+            finish_reason=ended if sampled.stopped else "length",
             message=message,
             policy_version=self.policy.version,
-            renderer=self.chat.renderer,
-            tokenizer_sha=self.chat.tokenizer_sha,
+            renderer=chat.renderer,
+            tokenizer_sha=chat.tokenizer_sha,
             started=started,
             ended=datetime.now(UTC),
             request_sha=sha,
@@ -113,34 +109,29 @@ class PolicyBackend:
             cut_tokens=len(sequence.tokens) - len(sampled.token_ids),
         )
 
-    def _sampling_params(self, request: Request, seed: int, prompt_tokens: int) -> SamplingParams:
+    def _sampling_params(
+        self, request: Request, chat: Chat, seed: int, prompt_tokens: int
+    ) -> SamplingParams:
+        """Return the recipe's sampling, within the request's bound and the model's context.
+
+        The SDK takes ids or strings as stops: beside a client's strings, ours are text too. A
+        sampler that does not see special tokens in text samples past them; `_cut_at_stop` then
+        cuts.
+        """
+        most = min(request.max_tokens or self.sampling.max_tokens, self.sampling.max_tokens)
+        if chat.context is not None:
+            if prompt_tokens >= chat.context:
+                raise too_long(chat.context, f"{prompt_tokens} tokens")
+            most = min(most, chat.context - prompt_tokens)
+        ours = chat.stop_tokens
         return SamplingParams(
-            max_tokens=self._most_tokens(request, prompt_tokens),
+            max_tokens=most,
             seed=seed,
-            stop=_stops(request, self.chat),
+            stop=[*request.stop, *(chat.text([token]) for token in ours)] if request.stop else ours,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             top_k=self.sampling.top_k,
         )
-
-    def _most_tokens(self, request: Request, prompt_tokens: int) -> int:
-        most, context = self.sampling.max_tokens, self.chat.context
-        wanted = min(request.max_tokens or most, most)
-        if context is None:
-            return wanted
-        if prompt_tokens >= context:
-            raise too_long(context, f"{prompt_tokens} tokens")
-        return min(wanted, context - prompt_tokens)
-
-
-def _stops(request: Request, chat: Chat) -> list[int] | list[str]:
-    """Return the stops. The SDK takes ids or strings: beside a client's strings, ours are text too.
-
-    A sampler that does not see special tokens in text samples past them; `_cut_at_stop` then cuts.
-    """
-    if not request.stop:
-        return chat.stop_tokens
-    return [*request.stop, *(chat.text([token]) for token in chat.stop_tokens)]
 
 
 async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tinker.SampleResponse:
@@ -206,9 +197,3 @@ def _parse_message(
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER
     return message
-
-
-def _finish_reason(sampled: CutSequence, message: Message) -> str:
-    if not sampled.stopped:
-        return "length"
-    return "tool_calls" if message.get("tool_calls") else "stop"

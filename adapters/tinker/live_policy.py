@@ -19,7 +19,7 @@ from tinker.types import (
     SaveWeightsResponse,
 )
 
-from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.costs import Work
 from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]

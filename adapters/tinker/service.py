@@ -28,6 +28,7 @@ from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait
 from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.tinker.bases import name_for_clients
 from ratchet.adapters.tinker.bridges import bridged
+from ratchet.adapters.tinker.costs import Meter, Unmetered, Work, current_task
 from ratchet.adapters.tinker.engines import (
     TinkerServer,
     check_key,
@@ -35,7 +36,6 @@ from ratchet.adapters.tinker.engines import (
     running_engine,
     stay_offline,
 )
-from ratchet.adapters.tinker.metering import Meter, Unmetered, Work, current_task
 
 CLIENT_CLOSING_SECONDS = 5.0
 DEAD_CLOSING_SECONDS = 0.5

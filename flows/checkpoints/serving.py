@@ -28,7 +28,7 @@ from ratchet.tasks.storage.manifest import REPLAY, bind_run, parent_of
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:
-    from ratchet.adapters.door.serving import OpenDoor
+    from ratchet.adapters.door.door import OpenDoor
     from ratchet.adapters.tinker.service import PatientSampler, Service
     from ratchet.tasks.updates import PolicyUpdater
 
@@ -40,7 +40,7 @@ SERVED_LOOK_SECONDS = 0.5
 @contextmanager
 def serve_model(weights: Weights, port: int = 0) -> Iterator[tuple["OpenDoor", "Service"]]:
     """Yield the endpoint of weights, and the service that samples them."""
-    from ratchet.adapters.door.serving import OpenDoor
+    from ratchet.adapters.door.door import OpenDoor
     from ratchet.adapters.rendering.chat import Chat
 
     with _merged(weights) as weights, open_weights(weights) as (service, sampler):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ratchet.adapters.tinker.prices import prices_of
+from ratchet.adapters.tinker.costs import prices_of
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.flows.recipe.loading import count_steps
 from ratchet.flows.recipe.recipe import Recipe

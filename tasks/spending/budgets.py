@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tinker.prices import PRICES_FILE, prices_of
+from ratchet.adapters.tinker.costs import PRICES_FILE, prices_of
 from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.ledger import sum_spent
 from ratchet.tasks.spending.work_log import add_grant, read_grant

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.tinker.prices import Prices, prices_of
+from ratchet.adapters.tinker.costs import Prices, prices_of
 from ratchet.tasks.recording.journal import read_journal, read_tokens
 from ratchet.tasks.recording.spans import UNANSWERED, USED, Span, count_tokens, rows_of
 from ratchet.tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from

@@ -8,7 +8,7 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
-from ratchet.adapters.tinker.metering import Work
+from ratchet.adapters.tinker.costs import Work
 from ratchet.tasks.storage.files import JsonRow
 from ratchet.tasks.storage.logs import follow
 from ratchet.tasks.storage.manifest import read_manifest

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from ratchet.adapters.errors import PassingError
-from ratchet.adapters.tinker.metering import working_on
+from ratchet.adapters.tinker.costs import working_on
 from ratchet.tasks.storage.files import is_full, is_written
 
 RETRY_DELAYS = [2.0, 10.0, 30.0]

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.calls import POLICY, Policy, Sampling
-from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.door.door import OpenDoor
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
 from ratchet.flows.checkpoints.names import CheckpointName

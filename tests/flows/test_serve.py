@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.calls import Sampling
-from ratchet.adapters.door import serving
-from ratchet.adapters.door.serving import choose_sampling
+from ratchet.adapters.door import door
+from ratchet.adapters.door.door import choose_sampling
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.checkpoints.serving import open_weights, serve_model
@@ -110,7 +110,7 @@ def test_a_failure_of_the_endpoint_is_told_with_its_cause_and_logged(
     def fail(*_: object) -> None:
         raise LookupError("no such weights")
 
-    monkeypatch.setattr(serving, "choose_sampling", fail)
+    monkeypatch.setattr(door, "choose_sampling", fail)
     with pytest.raises(openai.InternalServerError, match="LookupError: no such weights"):
         said(client)
     assert "in fail" in caplog.text

@@ -15,9 +15,9 @@ from ratchet.adapters.dialects.fields import Api, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
 from ratchet.adapters.dialects.instructions import choice_outcome, instruction_of
 from ratchet.adapters.dialects.table import DIALECTS, Dialect
+from ratchet.adapters.door.door import choose_sampling
 from ratchet.adapters.door.format_checks import find_error
 from ratchet.adapters.door.role_calls import KeptCalls, request_sha
-from ratchet.adapters.door.serving import choose_sampling
 from tests.support.door.opened_door import CHAT
 
 WORDS = [

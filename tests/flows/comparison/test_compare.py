@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.calls import Policy, Sampling
-from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.door.door import OpenDoor
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.binding import bind_checkpoints
 from ratchet.flows.checkpoints.names import CheckpointName, find_weights, promote

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.calls import Policy, Sampling
-from ratchet.adapters.door.serving import OpenDoor
+from ratchet.adapters.door.door import OpenDoor
 from ratchet.adapters.rewards import BETTER
 from ratchet.flows.cli.commands import app
 from ratchet.flows.compare import compare

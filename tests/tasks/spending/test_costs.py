@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tinker.prices import prices_of
+from ratchet.adapters.tinker.costs import prices_of
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.recording.spans import OURS

@@ -1,12 +1,17 @@
-"""Prices of a service's tokens: a dated file that ships, or a newer one that the user names."""
+"""What a service computes for a run beside the calls of agents, and the prices of its tokens.
+
+The prices are in a dated file that ships, or in a newer one that the user names.
+"""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ratchet.adapters.errors import UserError
 
@@ -18,6 +23,57 @@ CACHED_SHARE = 0.2
 MILLION = 1_000_000
 KINDS = {"prefill": "prefill", "cached": "cached", "sampled": "sample", "trained": "train"}
 """Kind of tokens → its key in the file."""
+
+_task: ContextVar[str] = ContextVar("task", default="")
+
+
+@contextmanager
+def working_on(task: str) -> Iterator[None]:
+    """Have what this block asks of a service counted for a task, such as `updates/00003`."""
+    before = _task.set(task)
+    try:
+        yield
+    finally:
+        _task.reset(before)
+
+
+def current_task() -> str:
+    return _task.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one or several requests that are submitted together.
+
+    `trained` are in forward or backward passes, `prefill` in scored sequences; a scored sequence
+    has a token `sampled`, since the API has no request without one.
+    """
+
+    trained: int = 0
+    prefill: int = 0
+    sampled: int = 0
+
+
+class Meter(Protocol):
+    """Meter of a run."""
+
+    def asked(self, task: str, work: Work) -> str:
+        """Record work before it is submitted; return the name of the record."""
+        ...
+
+    def answered(self, asked: str, cached: int = 0) -> None:
+        """Record that work was answered; `cached` tokens of its prefill were in the cache."""
+        ...
+
+
+class Unmetered:
+    """Meter that keeps nothing, of a service without a run."""
+
+    def asked(self, task: str, work: Work) -> str:
+        return ""
+
+    def answered(self, asked: str, cached: int = 0) -> None:
+        pass
 
 
 class PricesRefused(UserError):
