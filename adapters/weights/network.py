@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from torch import nn
 
 from ratchet.adapters.calls import Sampling
 from ratchet.adapters.weights.adapter import (
@@ -18,8 +20,7 @@ from ratchet.adapters.weights.adapter import (
     telling_of_full_disks,
 )
 
-if TYPE_CHECKING:  # they take seconds
-    from torch import nn
+if TYPE_CHECKING:  # it takes seconds
     from transformers import PreTrainedModel as Network
 
 Dtype = Literal["float32", "bfloat16"]
@@ -27,7 +28,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 def load_network(folder: Path) -> "Network":
     """Load a model, to compute in float32."""
-    import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -42,7 +42,7 @@ def load_tokenizer(place: str) -> Any:
     return AutoTokenizer.from_pretrained(place)
 
 
-def load_with_adapter(network: "Network", folder: Path) -> "nn.Module":
+def load_with_adapter(network: "Network", folder: Path) -> nn.Module:
     """Put an adapter's folder on a network by PEFT."""
     from peft import PeftModel
 
@@ -51,10 +51,8 @@ def load_with_adapter(network: "Network", folder: Path) -> "nn.Module":
         return PeftModel.from_pretrained(network, str(folder))
 
 
-def score(network: "nn.Module", sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+def score(network: nn.Module, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Return the log-probability of each token but the first of sequences."""
-    import torch
-
     scored: list[np.ndarray] = []
     with torch.no_grad():
         for tokens in sequences:
@@ -91,8 +89,6 @@ def check_fit(adapter: Adapter, network: "Network") -> None:
 
 def merge(network: "Network", adapter: Adapter) -> None:
     """Add an adapter to the weights. A tied head is untied: the embedding stays as it is."""
-    import torch
-
     if head_of(network) in adapter.layers and is_tied(network):
         head: Any = network.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
@@ -106,8 +102,6 @@ def merge(network: "Network", adapter: Adapter) -> None:
 
 def save_network(network: "Network", folder: Path, dtype: Dtype = "float32") -> None:
     """Write a model, with the settings by which it generates."""
-    import torch
-
     with telling_of_full_disks():
         network.to(getattr(torch, dtype)).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
 
