@@ -64,10 +64,11 @@ class Teachers:
 
     def check_places(self) -> None:
         """Refuse (UserError) a teacher of another service or server that cannot be asked."""
-        from ratchet.adapters.clients.scoring_server import check_place  # a client few runs need
+        elsewhere = [model for model in self.models.values() if "://" in model]
+        if elsewhere:  # for which openai is imported
+            from ratchet.adapters.clients.scoring_server import check_place
 
-        for model in self.models.values():
-            if "://" in model:
+            for model in elsewhere:
                 check_place(self.key, model, self.likeliest)
 
     def check_examples(self, sources: Mapping[str, Source]) -> None:
