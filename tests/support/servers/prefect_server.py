@@ -95,7 +95,7 @@ def prefect_server(request: pytest.FixtureRequest) -> Iterator[None]:
     url = f"http://127.0.0.1:{port}/api"
     httpx.get(f"{url}/health", timeout=STARTING_SECONDS).raise_for_status()
     # A flow run's end would wait for its heartbeat, up to a second.
-    settings = {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    settings: dict[Any, Any] = {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with (
         temporary_settings(settings),
         _temporary_global_settings_context(get_settings_context()),  # for threads
