@@ -257,7 +257,7 @@ def test_no_run_is_deleted_whose_checkpoint_has_a_name(run: str, line: str) -> N
 
 
 def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
-    prefect_server: None, project: Path
+    run_shown: None, project: Path
 ) -> None:
     shutil.rmtree(folder_of(STAGES[0]).path)
     before = files()

@@ -31,7 +31,8 @@ def recorded_run(
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def record(recipe: "RunRecipe", name: str) -> "RunFolder":
-        place = shared / "recorded" / sha256(recipe.model_dump_json().encode()).hexdigest()
+        of = sha256(recipe.model_dump_json().encode()).hexdigest()
+        place = shared / "recorded" / f"{name}-{of}"
         place.mkdir(parents=True, exist_ok=True)
         done = place / "done"
         with (place / "lock").open("w") as lock, pytest.MonkeyPatch.context() as patch, shown():
@@ -39,10 +40,10 @@ def recorded_run(
             patch.setenv("RATCHET_RUNS", str(place))
             if not done.exists():
                 trained: Any = FLOWS[recipe.flow]
-                trained(recipe, run="recorded")
+                trained(recipe, run=name)
                 done.touch()
         copied = folder_of(name)
-        copytree(place / "recorded", copied.path)
+        copytree(place / name, copied.path)
         return copied
 
     return record
