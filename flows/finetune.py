@@ -25,10 +25,10 @@ def finetune(recipe: FinetuneRecipe, run: str | None = None) -> RunSummary:
         recipe: Everything the run depends on.
         run: Its name, a folder under runs/; a run that exists continues where it stopped.
     """
-    return learn_given(recipe, run, have_taught)
+    return learn_given(recipe, run, ask_teacher_if_any)
 
 
-def have_taught(run: OpenRun, recipe: FinetuneRecipe) -> None:
+def ask_teacher_if_any(run: OpenRun, recipe: FinetuneRecipe) -> None:
     """Have the teacher, if the recipe has one, read the texts that it has not read."""
     teacher, texts = recipe.teacher, recipe.units(run.folder)
     if teacher.model is None or texts.is_bound():

@@ -253,9 +253,9 @@ class UpdateMethod:
     The datums are split evenly, in their order, into the optimizer's `substeps` minibatches with an
     optimizer step each, `epochs` times over; datums of a pair stay together. `by_batch` makes a
     forward-backward pass of each rollout batch instead, and one optimizer step. With an `expert`, a
-    step has a second file of datums, which each minibatch has its part of, and the loss of the
-    first one has the factor 1 - µ. A `divergence` in the loss is a second term of the datums of the
-    first file, of the log-probabilities that the pass of the first term returns.
+    step has a second file of datums. Each minibatch gets a part of both files, whose losses are
+    weighted 1 - µ and µ. A `divergence` in the loss is a second term of the datums of the first
+    file, of the log-probabilities that the pass of the first term returns.
     """
 
     loss: str

@@ -184,8 +184,8 @@ class PolicyUpdater:
     def accumulate(self, step: int, batch: pa.Table) -> None:
         """Submit a forward-backward pass of some datums of step `step`, whose update is to follow.
 
-        Nothing is submitted to a client that has still to be rebuilt, or to be probed: then the
-        update submits every pass.
+        If the client must be rebuilt or probed first, this submits nothing, and the update submits
+        all passes later.
         """
         with self._owning:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:

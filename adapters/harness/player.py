@@ -240,8 +240,8 @@ class _Player:
         """Await the agent for as long as its own time lasts; TimeoutError when that is over.
 
         Time in which the agent waits for answers of the door does not count, nor does time in
-        which this process stood still. A stall in a process that the door shares is subtracted
-        twice, so the limit only loosens.
+        which this process stood still. If the door is in this process, both subtract the same
+        stall: the agent then has more time, never less.
         """
         clock = running_clock()
         limit, started = self._settings.timeout_seconds, clock.seconds()

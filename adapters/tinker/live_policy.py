@@ -62,8 +62,8 @@ class ServiceLoss:
 class Pass:
     """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's.
 
-    A pass `beside` the one before it has the same tokens, so that the log-probabilities which that
-    one returns are its own.
+    A pass with `beside` has the tokens of the pass before it, so it reuses that pass's
+    log-probabilities.
     """
 
     datums: Sequence[Datum]

@@ -10,8 +10,8 @@ from ratchet.adapters.calls import Sampling
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.clock import CLOSING, EVALUATION, phases
 from ratchet.flows.opening.rollouts import (
+    GroupSettings,
     OpenRollouts,
-    PlayedGroups,
     RolloutRunner,
     Spans,
     ask_judge,
@@ -181,7 +181,7 @@ def _submit(
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
     shard = draw_shard(path, source, seed, 0, size)
     reopen_unanswered(runner.host.run, shard.stem)
-    groups = PlayedGroups(sampling, group_size, roles=evaluation.roles)
+    groups = GroupSettings(sampling, group_size, roles=evaluation.roles)
     return shard, runner.submit_shard(shard, step, groups)
 
 

@@ -46,7 +46,7 @@ Spans = PrefectConcurrentFuture[Path]
 
 
 @dataclass(frozen=True)
-class PlayedGroups:
+class GroupSettings:
     """Groups of a shard as they are played: sampling, size, attempts at a rollout.
 
     `roles` says who answers a role in place of training's policy.
@@ -58,9 +58,9 @@ class PlayedGroups:
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def training_groups(recipe: Recipe) -> PlayedGroups:
+def training_groups(recipe: Recipe) -> GroupSettings:
     rollouts = recipe.rollouts
-    return PlayedGroups(
+    return GroupSettings(
         rollouts.sampling(),
         rollouts.group_size,
         rollouts.attempts,
@@ -85,7 +85,7 @@ class RolloutRunner:
         self,
         shard: Path,
         checkpoint: int,
-        groups: PlayedGroups,
+        groups: GroupSettings,
         number: int = 0,
     ) -> list[Spans]:
         """Submit the batches of round `number` of a shard.
@@ -134,7 +134,7 @@ def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> li
 
     StepStopped if the judge failed at too many; a run that is continued asks it anew.
     """
-    groups = PlayedGroups(judge.sampling(), 1, JUDGE_ATTEMPTS)
+    groups = GroupSettings(judge.sampling(), 1, JUDGE_ATTEMPTS)
     return runner.wait_for(runner.submit_shard(shard, step, groups))
 
 

@@ -1,4 +1,4 @@
-"""An open run: its folder, the service, the policies that it trains, and the record of a step."""
+"""An open run: its folder, the service, and the policies that it trains."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -83,8 +83,8 @@ class NextStep:
 class PlayedStep:
     """A step whose rollouts have ended, with their sealed spans.
 
-    `following` is there if what the next step is trained on does not depend on the update of this
-    one. `draw_next` draws the next shard that is submitted.
+    `following` is the next step. It is None if that has not begun, or if what it is trained on
+    depends on the update of this one. `draw_next` draws the next shard that is submitted.
     """
 
     step: int

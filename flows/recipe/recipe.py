@@ -167,10 +167,9 @@ class Recipe(RunRecipe):
         for name, key in self.answering_checkpoints().items():
             if name not in bound.named_checkpoints():
                 raise RunError(
-                    f"{key} {name} is to answer beside the weights of the run {run}, whose recipe "
-                    "names no such checkpoint, so that it has no weights of it; give "
-                    "checkpoint:base, a model of LiteLLM, or train that run by a recipe with the "
-                    "same role"
+                    f"{key} names the checkpoint {name}, but the run {run} has no copy of it, as "
+                    "its recipe does not name it; give checkpoint:base, a model of LiteLLM, or "
+                    "train that run by a recipe with the same role"
                 )
 
     def _refused_stream(self) -> Refusals:

@@ -189,8 +189,8 @@ class Algorithm(Section):
     """The advantage's own settings, such as asymre's shift; one it does not read is refused."""
 
     loss: Annotated[str, _own_or(TOKEN_LOSSES), AfterValidator(bind_source)] = "importance_sampling"
-    """Loss, by name (docs/algorithms.md): one of Tinker's, or one that weighs cross-entropy by its
-    derivatives, which takes a forward pass more; or a function of the project, as the latter."""
+    """Name of the loss (docs/algorithms.md). Tinker computes its own losses in one pass. All
+    others, and functions of the project, need one more forward pass."""
 
     loss_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
     """The loss's own settings, such as ppo's clip_low_threshold; one it does not read is

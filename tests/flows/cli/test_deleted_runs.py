@@ -99,7 +99,7 @@ def files() -> list[Path]:
         ),
         (
             "train judged.yaml --run st --if-exists delete",
-            "roles.judge no@2 is to answer beside the weights of the run st-1-texts, whose recipe",
+            "roles.judge names the checkpoint no@2, but the run st-1-texts has no copy of it, as",
         ),
         (
             "train judged.yaml --run st --if-exists delete --set evaluate.dataset.path=no.csv",
