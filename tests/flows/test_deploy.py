@@ -4,10 +4,15 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    temporary_settings,
+)
 from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
@@ -93,8 +98,9 @@ def test_the_automation_is_for_every_flow() -> None:
 @pytest.mark.story
 @pytest.mark.usefixtures("server")
 def test_a_server_gets_one_automation_that_stays_as_it_is_when_more_is_deployed() -> None:
-    deploy("hello")
-    with get_client(sync_client=True) as client:
+    beating: dict[Any, int] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: 30}
+    with temporary_settings(beating), get_client(sync_client=True) as client:
+        deploy("hello")
         [made] = client.read_automations_by_name(AUTOMATION)
         client.pause_automation(made.id)
         deploy("whispers")
