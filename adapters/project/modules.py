@@ -141,13 +141,9 @@ class _ProjectFinder(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, self.folders)
         if spec is None or (spec.loader is None and fullname not in self.named):
             return None
-        return spec if _is_own(spec) else PathFinder.find_spec(fullname) or spec
-
-
-def _is_own(spec: ModuleSpec) -> bool:
-    """Say whether a module is a file or a package, with code, of the working folder itself."""
-    file = Path(spec.origin or "")
-    return (file.parent.parent if file.name == "__init__.py" else file.parent) == Path.cwd()
+        own = PathFinder.find_spec(fullname, [""])
+        is_own = own is not None and own.loader is not None and own.origin == spec.origin
+        return spec if is_own else PathFinder.find_spec(fullname) or spec
 
 
 _FINDER = _ProjectFinder()

@@ -104,6 +104,14 @@ def test_a_module_of_the_working_folder_comes_before_an_installed_one(
     assert reward("own") == 0.75
 
 
+def test_a_module_beside_an_agent_is_found_when_the_working_folder_is_gone(project: Path) -> None:
+    """An agent may change to a folder of its own, and remove it."""
+    text = "import os\n\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\nimport beside\n\n"
+    (project / "agents" / "beside.py").touch()
+    (project / "agents" / "moves.py").write_text(text + PAYS.format(0.5))
+    assert reward("moves") == 0.5
+
+
 def test_a_role_is_answered_by_a_function_of_an_agent_s_file(project: Path) -> None:
     (project / "agents" / "judges.py").write_text("def strict(messages, example): ...\n")
     assert load_function("judge", "judges:strict")
