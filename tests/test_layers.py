@@ -389,22 +389,3 @@ def test_event_loops_stand_still_with_their_process(layer: str, path: Path) -> N
 
 def test_datasets_hold_data_and_no_code() -> None:
     assert list((ROOT / "datasets").rglob("*.py")) == []
-
-
-def test_the_tree_of_errors_is_that_of_the_code() -> None:
-    bases: dict[str, set[str]] = {}
-    for _, path in EVERY_MODULE:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    errors = {"UserError"}
-    while grown := {name for name, above in bases.items() if above & errors} - errors:
-        errors |= grown
-    told: dict[str, set[str]] = {}
-    above: list[str] = []
-    module = ast.parse((ROOT / "adapters" / "errors.py").read_text(encoding="utf-8"))
-    text = ast.get_docstring(module, clean=False) or ""
-    for indent, name in re.findall(r"^( *)([A-Z]\w+) ", text.partition("\n")[2], re.M):
-        above = [*above[: len(indent) // 4], name]
-        told.setdefault(name, set()).update(above[-2:-1])
-    assert told == {name: bases[name] & errors for name in errors}

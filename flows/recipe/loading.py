@@ -9,7 +9,6 @@ from typing import Any, TypeVar, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.redaction import hide, quote
@@ -389,7 +388,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
             said = named.group() if named else ""
             raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
-            near = instead_of(key) or did_you_mean_key(key, known) or ";"
+            near = did_you_mean_key(key, known) or ";"
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")

@@ -8,7 +8,7 @@ from functools import partial
 from threading import Event, Thread
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.network.addresses import check_listener, check_proxies
+from ratchet.adapters.network.addresses import check_listener
 from ratchet.adapters.process.child import tell_status
 from ratchet.adapters.process.clock import Wait
 from ratchet.flows.server.embedded_server import EmbeddedServer
@@ -118,12 +118,10 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
 def check_prefect() -> None:
     """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile.
 
-    Raise it too if an embedded server could not write its database, or if no HTTP client can be
-    made with the environment's proxies.
+    Raise it too if an embedded server could not write its database.
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
-    check_proxies()
     url = PREFECT_API_URL.value()
     if not url:
         check_output(PREFECT_HOME.value() / DATABASE, "another folder as PREFECT_HOME")

@@ -6,7 +6,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import did_you_mean
 
 Settings = Mapping[str, float | str]
@@ -80,7 +79,7 @@ class NotedSettings(dict[str, float | str]):
 def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
     """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""
     if name not in table:
-        near = instead_of(f"{kind} {name}") or did_you_mean(name, table)
+        near = did_you_mean(name, table)
         raise ValueError(f"no {kind} '{name}' (there is: {', '.join(table)}){near}")
     return table[name]
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import counted, did_you_mean_key
 from ratchet.adapters.redaction import hide, quote
 
@@ -160,7 +159,7 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
         key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
         place = f"recipe.{key}".removesuffix(".")
         unknown = mistake["type"] == "extra_forbidden"
-        near = (instead_of(key) or did_you_mean_key(key, known)) if unknown else ""
+        near = did_you_mean_key(key, known) if unknown else ""
         shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
         words = PLAINLY.get(mistake["type"], "").format(**mistake.get("ctx", {}))
         said = f"{place}: {words or mistake['msg'].removeprefix('Value error, ')}"
