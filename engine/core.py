@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
 
 from ratchet.engine.errors import NotFound, RequestRefused
 from ratchet.engine.futures import Futures
@@ -68,8 +70,6 @@ class EngineCore:
         self.futures = Futures()
         self.resident = ResidentWeights()
         self.live_models: dict[str, LiveModel] = {}
-        self.copies: dict[str, str] = {}
-        """Idempotency key of copy_weights → the path it created."""
 
     async def on_device(self, function: Callable[[], T]) -> T:
         """Run on the device thread, after all functions submitted before."""
@@ -201,3 +201,13 @@ class EngineCore:
         closing.start()
         closing.join(seconds)
         return not closing.is_alive()
+
+
+async def _engine(request: Request) -> EngineCore:
+    return request.app.state.engine
+
+
+TheEngine = Annotated[EngineCore, Depends(_engine)]
+"""Parameter of a route."""
+Submitted = dict[str, object]
+"""Answer of a route whose work has begun: the id of its future, and the ids of what it makes."""

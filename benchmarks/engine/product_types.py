@@ -31,7 +31,7 @@ from ratchet.engine.model.base_models import find
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import Workers
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 
 DOCUMENTS = Path(__file__).parents[2] / "docs"

@@ -29,7 +29,7 @@ from ratchet.engine.__main__ import default_threads
 from ratchet.engine.model.base_models import TINY_CHAT, find
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 
 SHARED, APART = "begin alike", "share nothing"

@@ -49,7 +49,7 @@ from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import Workers
 from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.scheduler import Scheduler
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod, to_datums
 from ratchet.tasks.settings.run import Optimizer

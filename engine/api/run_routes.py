@@ -1,4 +1,4 @@
-"""Routes of training runs and their checkpoints, whose files are opened by signed URLs."""
+"""Routes of the server itself, of sessions, of training runs, and of their checkpoints."""
 
 import hmac
 import time
@@ -8,16 +8,22 @@ from typing import Annotated
 from urllib.parse import parse_qs, quote, urlencode
 
 import tinker.types
-from fastapi import APIRouter, Body, Depends, Header, Request
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.types import Scope
 
-from ratchet.engine.api.conversion import Limit, TheEngine
-from ratchet.engine.core import EngineCore
+from ratchet.engine.core import EngineCore, TheEngine
 from ratchet.engine.errors import NotFound, RequestRefused
 from ratchet.engine.state.checkpoints import EXTERNAL, CheckpointAddress
 from ratchet.engine.state.registry import RunRecord
 
+Limit = Annotated[int, Query(ge=0)]
+CLIENT_CONFIG = {
+    # Chunks of a batch are sent one after the other, so requests arrive in order.
+    "parallel_fwdbwd_chunks": False,
+    # Each waiting request holds a connection, and a process may open 1024 files.
+    "sample_max_concurrent_requests": 256,
+}
 SECONDS = 3600
 """Time for which a URL is valid."""
 
@@ -47,6 +53,99 @@ class SignedUrls:
 
 
 router = APIRouter()
+
+
+@router.get("/healthz")
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.post("/client/config")
+async def client_config() -> dict[str, object]:
+    return dict(CLIENT_CONFIG)
+
+
+@router.post("/client/dynamic_config")
+async def dynamic_config() -> dict[str, object]:
+    return {}
+
+
+@router.post("/telemetry")
+async def telemetry() -> dict[str, str]:
+    """Discard the client's telemetry."""
+    return {"status": "accepted"}
+
+
+@router.get("/get_server_capabilities")
+async def capabilities(engine: TheEngine) -> tinker.types.GetServerCapabilitiesResponse:
+    return tinker.types.GetServerCapabilitiesResponse(
+        supported_models=[
+            tinker.types.SupportedModel(
+                model_name=engine.base.name,
+                max_context_length=engine.model.max_context,
+                trainable=True,
+                sampleable=True,
+            )
+        ]
+    )
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(
+    request: tinker.types.FutureRetrieveRequest, engine: TheEngine
+) -> Response:
+    """Return the answer, or 408 after a while: the client then polls again silently."""
+    answer = await engine.futures.answer(request.request_id)
+    if answer is None:
+        pending = {"type": "try_again", "request_id": request.request_id, "queue_state": "active"}
+        return JSONResponse(pending, status_code=408)
+    return answer
+
+
+@router.post("/create_session")
+async def create_session(
+    request: tinker.types.CreateSessionRequest, engine: TheEngine
+) -> tinker.types.CreateSessionResponse:
+    session = engine.registry.create_session(request)
+    return tinker.types.CreateSessionResponse(session_id=session.session_id)
+
+
+@router.post("/session_heartbeat")
+async def heartbeat(
+    request: tinker.types.SessionHeartbeatRequest, engine: TheEngine
+) -> tinker.types.SessionHeartbeatResponse:
+    engine.registry.record_heartbeat(request.session_id)
+    return tinker.types.SessionHeartbeatResponse()
+
+
+@router.get("/sessions")
+async def list_sessions(
+    engine: TheEngine, limit: Limit = 20, offset: Limit = 0
+) -> tinker.types.ListSessionsResponse:
+    found = engine.registry.sessions.values()
+    newest = sorted(found, key=lambda one: (one.created_at, one.session_id), reverse=True)
+    ids = [session.session_id for session in newest]
+    return tinker.types.ListSessionsResponse(sessions=ids[offset : offset + limit])
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(session_id: str, engine: TheEngine) -> tinker.types.GetSessionResponse:
+    session = engine.registry.sessions.find(session_id)
+    runs, samplers = engine.registry.runs.values(), engine.registry.samplers.values()
+    return tinker.types.GetSessionResponse(
+        training_run_ids=[run.run_id for run in runs if run.session_id == session_id],
+        sampler_ids=[one.sampler_id for one in samplers if one.session_id == session_id],
+        user_metadata=session.user_metadata,
+        display_name=session.display_name,
+    )
+
+
+@router.post("/sessions/{session_id}/finish", status_code=204)
+async def finish(session_id: str, engine: TheEngine) -> None:
+    """Close a session and free its memory; saved weights remain."""
+    if engine.registry.finish(session_id):
+        engine.release(session_id)
+
 
 CHECKPOINT = "/training_runs/{run}/checkpoints/{kind}/{name}"
 Address = Annotated[CheckpointAddress, Depends()]
@@ -165,48 +264,3 @@ async def weights_info(
         train_mlp=checkpoint.lora.train_mlp,
         train_attn=checkpoint.lora.train_attn,
     )
-
-
-@router.post("/copy_weights")
-async def copy_weights(
-    request: tinker.types.CopyWeightsRequest,
-    engine: TheEngine,
-    x_idempotency_key: Annotated[str | None, Header()] = None,
-) -> tinker.types.CopyWeightsResponse:
-    """Copy a checkpoint to a new run, which cannot be trained; a repeated request copies once."""
-    source = CheckpointAddress.parse(request.source_path)
-    engine.checkpoints.find(source)
-    engine.checkpoints.expiry(request.ttl_seconds)
-    if x_idempotency_key in engine.copies:
-        return tinker.types.CopyWeightsResponse(tinker_path=engine.copies[x_idempotency_key])
-    run_id = _run_for_copy(engine, request, source)
-    copied = engine.checkpoints.copy(source, run_id, request.ttl_seconds)
-    if x_idempotency_key is not None:
-        engine.copies[x_idempotency_key] = str(copied.address)
-    return tinker.types.CopyWeightsResponse(tinker_path=str(copied.address))
-
-
-def _run_for_copy(
-    engine: EngineCore, request: tinker.types.CopyWeightsRequest, source: CheckpointAddress
-) -> str:
-    if request.session_id is not None and request.model_seq_id is not None:
-        session_id = engine.registry.open_session(request.session_id).session_id
-    elif request.destination_project_id is not None:
-        session = tinker.types.CreateSessionRequest(
-            tags=[],
-            user_metadata=None,
-            sdk_version="copy_weights",
-            project_id=request.destination_project_id,
-            display_name=f"copy of {source}",
-        )
-        session_id = engine.registry.create_session(session).session_id
-    else:
-        raise RequestRefused("give a destination_project_id, or a session_id with a model_seq_id")
-    run_id = f"{session_id}:train:{request.model_seq_id or 0}"
-    if run_id in engine.registry.runs:
-        raise RequestRefused(f"{run_id} exists; give the next model_seq_id")
-    checkpoint = engine.checkpoints.find(source)
-    engine.registry.create_run(
-        run_id, session_id, checkpoint.base_model, checkpoint.lora, {"copy_of": str(source)}
-    )
-    return run_id

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ratchet.durable.connections import bounded_protocol
 from ratchet.durable.process import collect_garbage, collect_while_idle
 from ratchet.durable.wire.tensors import Malformed
-from ratchet.engine.api import run_routes, sampling_routes, service_routes, training_routes
+from ratchet.engine.api import run_routes, sampling_routes, training_routes
 from ratchet.engine.api.run_routes import SignedUrls
 from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import RequestRefused
@@ -35,12 +35,7 @@ LARGEST_BODY = 2**26
 LARGEST_JSON = 2**22
 """Bytes of any other request, whose JSON is read while no other request is answered."""
 DATUMS = f"{PREFIX}/forward_backward"
-ROUTERS = (
-    sampling_routes.router,
-    service_routes.router,
-    training_routes.router,
-    run_routes.router,
-)
+ROUTERS = (sampling_routes.router, training_routes.router, run_routes.router)
 
 
 def create_app(engine: EngineCore, api_key: str) -> FastAPI:

@@ -1,19 +1,19 @@
 """Routes of training clients, in order: creation, losses, optimizer steps, loading and saving."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
+import numpy as np
 import tinker.types
 import zstandard
 from fastapi import APIRouter, Request, Response
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
-from ratchet.durable.wire.datums import decode_config
-from ratchet.durable.wire.tensors import parse
-from ratchet.engine.api import conversion
-from ratchet.engine.api.conversion import Submitted, TheEngine
-from ratchet.engine.core import EngineCore, LiveModel
+from ratchet.durable.wire.datums import TOKENS, decode_config
+from ratchet.durable.wire.results import encode_losses
+from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, parse, read_array
+from ratchet.engine.core import EngineCore, LiveModel, Submitted, TheEngine
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.futures import json_answer, protobuf_answer
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
@@ -25,6 +25,7 @@ from ratchet.engine.state.checkpoints import (
     SaveOptions,
 )
 from ratchet.engine.state.registry import SamplerRecord
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 
 router = APIRouter()
@@ -144,15 +145,46 @@ async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
     message = parse(pb.ForwardBackwardRequest(), body)
     live_model = engine.live_model(message.model_id)
-    data, config = conversion.decode_data(message), decode_config(message)
+    data, config = decode_data(message), decode_config(message)
 
     def compute() -> Response:
         outputs, metrics = live_model.trainer.forward_backward(
             data, message.loss_fn, config, backward=not message.forward_only
         )
-        return protobuf_answer(conversion.encode_logprobs(outputs, metrics))
+        return protobuf_answer(encode_logprobs(outputs, metrics))
 
     return _submit_in_order(engine, live_model, message.seq_id or None, compute)
+
+
+def decode_data(message: pb.ForwardBackwardRequest) -> list[TrainingDatum]:
+    """Check every tensor and make it dense: float32 or int64, of its declared shape."""
+    if not message.data:
+        raise RequestRefused("no data to compute a loss on; give at least one datum")
+    return [_decode_datum(position, datum) for position, datum in enumerate(message.data)]
+
+
+def _decode_datum(position: int, datum: pb.Datum) -> TrainingDatum:
+    inputs: dict[str, np.ndarray] = {}
+    with locating(f"datum {position}"):
+        chunks = [_read_tokens(chunk) for chunk in datum.model_input]
+        for name, tensor in datum.loss_fn_inputs.items():
+            with locating(f"loss_fn_inputs[{name!r}]"):
+                inputs[name] = decode_tensor(tensor)
+    tokens = np.concatenate(chunks) if chunks else np.empty(0, TOKENS)
+    return TrainingDatum(tokens, inputs)
+
+
+def _read_tokens(chunk: pb.Chunk) -> np.ndarray:
+    kind = chunk.WhichOneof("chunk")
+    if kind != "encoded_text":
+        raise Malformed(f"a chunk holds {kind or 'nothing'}; the model of this engine reads text")
+    return read_array(chunk.encoded_text.tokens, TOKENS)
+
+
+def encode_logprobs(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
+    """Encode the log-probabilities of each datum's targets."""
+    message = encode_losses([{"logprobs": output} for output in outputs], metrics)
+    return message.SerializeToString()
 
 
 def _decompress(body: bytes, encoding: str | None) -> bytes:

@@ -6,13 +6,12 @@ A GGUF file is dequantised once, into a folder of bfloat16 in the user's cache.
 import json
 import os
 import shutil
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError
@@ -31,14 +30,6 @@ SUFFIX = ".gguf"
 ORIGIN = "origin.json"
 """File of a prepared folder that says where its model comes from; it is written last."""
 LOCK = ".lock"
-MAGIC = b"GGUF"
-SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Kind of a value in the header → its bytes."""
-TEXT, ARRAY = 8, 9
-DEEPEST = 2
-"""Arrays within one another."""
-LEAST_FIELD, LEAST_TENSOR = 13, 24
-"""The fewest bytes of a field and of a tensor in the header."""
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -51,9 +42,6 @@ UNREADABLE = (
     ValueError,
 )
 """What transformers raises for a file whose parts contradict each other."""
-BFLOAT16 = 2
-"""Bytes of a weight in a prepared folder."""
-MB = 10**6
 
 
 def prepare_gguf(file: Path) -> Path:
@@ -83,12 +71,10 @@ def _cache() -> Path:
 
 def _write(file: Path, checksum: str, folder: Path) -> None:
     """Write the model's folder, which appears whole; another process may have been as fast."""
-    opened = _read(file)
-    origin = _origin_of(file, opened) | {"file": file.name, "sha256": checksum}
+    origin = _origin_of(file, _read(file)) | {"file": file.name, "sha256": checksum}
     with _only_writer(folder.parent):
         if (folder / ORIGIN).is_file():
             return
-        _check_space(opened, folder)
         shutil.rmtree(folder, ignore_errors=True)  # without its origin it is not whole
         with appearing_folder(folder) as unfinished:
             _dequantise(file, unfinished)
@@ -106,85 +92,30 @@ def _only_writer(folders: Path) -> Iterator[None]:
         yield
 
 
-def _check_space(opened: "GGUFReader", folder: Path) -> None:
-    """Refuse (RequestRefused) a model if the disk has no space for it."""
-    needed = BFLOAT16 * sum(int(tensor.n_elements) for tensor in opened.tensors)
-    free = shutil.disk_usage(folder.parent).free
-    if needed > free:
-        raise RequestRefused(
-            f"the dequantised model needs {needed / MB:.1f} MB in {folder.parent}, and "
-            f"{free / MB:.1f} are free; make space on its disk, or name a folder of another one by "
-            "XDG_CACHE_HOME"
-        )
-
-
 def _read(file: Path) -> "GGUFReader":
     """Open a GGUF file; RequestRefused if it is not whole, or if no package reads it."""
-    try:
-        _check_header(file)
-    except (struct.error, ValueError, OverflowError) as error:
-        raise RequestRefused(
-            f"{file} is cut short or damaged ({error}); download it again"
-        ) from error
     try:
         from gguf import GGUFReader
     except ImportError as error:
         raise RequestRefused(
             f"{error.name} is not installed, which reads GGUF files: pip install gguf accelerate"
         ) from error
+
+    class BoundedReader(GGUFReader):
+        """A reader that stops at the end of the file, where its parent goes on to any count."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) < count:
+                raise ValueError(f"it has {count:,} values at byte {offset:,}, and ends before")
+            return found
+
     try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        return BoundedReader(file)
+    except UNREADABLE as error:
         raise RequestRefused(
             f"{file} is cut short or damaged ({error}); download it again"
         ) from error
-
-
-def _check_header(file: Path) -> None:
-    """Refuse (ValueError) counts that need more bytes than the file has: a reader makes lists."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        opened.seek(len(MAGIC))
-        (version,) = struct.unpack("<I", opened.read(4))
-        if version & 0xFFFF == 0 or version < 2:  # of the other byte order, or older
-            return
-        tensors, fields = struct.unpack("<QQ", opened.read(16))
-        if tensors * LEAST_TENSOR + fields * LEAST_FIELD > size:
-            raise ValueError(f"it counts {tensors:,} tensors and {fields:,} fields")
-        for _ in range(fields):
-            _skip_text(opened, size)
-            (kind,) = struct.unpack("<I", opened.read(4))
-            _skip_value(opened, kind, size)
-
-
-def _skip_value(opened: BinaryIO, kind: int, size: int, depth: int = 0) -> None:
-    """Skip a value of the header; ValueError if it is longer than what is left of the file."""
-    if kind in SCALARS:
-        _skip(opened, SCALARS[kind], size)
-    elif kind == TEXT:
-        _skip_text(opened, size)
-    elif kind == ARRAY and depth < DEEPEST:
-        inner, count = struct.unpack("<IQ", opened.read(12))
-        if count > size - opened.tell():
-            raise ValueError(f"an array of it has {count:,} values")
-        if inner in SCALARS:
-            _skip(opened, SCALARS[inner] * count, size)
-            return
-        for _ in range(count):
-            _skip_value(opened, inner, size, depth + 1)
-    else:
-        raise ValueError(f"a value of its header is of the kind {kind}")
-
-
-def _skip_text(opened: BinaryIO, size: int) -> None:
-    (length,) = struct.unpack("<Q", opened.read(8))
-    _skip(opened, length, size)
-
-
-def _skip(opened: BinaryIO, length: int, size: int) -> None:
-    if length > size - opened.tell():
-        raise ValueError(f"a value of its header has {length:,} bytes")
-    opened.seek(length, os.SEEK_CUR)
 
 
 def _origin_of(file: Path, opened: "GGUFReader") -> dict[str, str]:
@@ -238,7 +169,7 @@ def _dequantise(file: Path, folder: Path) -> None:
 
 LOCAL = "local/"
 TINY_CHAT = "local/tiny-chat"
-SHIPPED = {TINY_CHAT: Path(__file__).parents[1] / "tiny_chat"}
+SHIPPED = Path(__file__).parents[1] / "tiny_chat"
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 TOKENIZER_FILES = (
     "config.json",
@@ -279,12 +210,11 @@ def find(base_model: str) -> BaseModel:
     Raise RequestRefused if there is no such model.
     """
     if base_model.startswith(LOCAL):
-        if base_model not in SHIPPED:
-            known = ", ".join(SHIPPED)
+        if base_model != TINY_CHAT:
             raise RequestRefused(
-                f"there is no base model {base_model}; known are {known}, or a folder"
+                f"there is no base model {base_model}; give {TINY_CHAT}, or a folder"
             )
-        return BaseModel(base_model, _check_folder(SHIPPED[base_model]))
+        return BaseModel(base_model, _check_folder(SHIPPED))
     folder = find_fetched(base_model) or Path(base_model).expanduser()
     if folder.suffix == SUFFIX and folder.is_file():
         prepared = prepare_gguf(folder)
@@ -296,13 +226,9 @@ def find(base_model: str) -> BaseModel:
 
 
 def _check_folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise RequestRefused(
-            f"the base model folder {folder} does not exist; give a Hugging Face model folder"
-        )
     if not (folder / "config.json").is_file():
         raise RequestRefused(
-            f"{folder} contains no config.json; give the folder of a Hugging Face model"
+            f"there is no {folder / 'config.json'}; give the folder of a Hugging Face model"
         )
     return folder.resolve()
 

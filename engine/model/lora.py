@@ -1,6 +1,7 @@
 """LoRA configurations and weights: many sets of low-rank matrices over one frozen base model."""
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,6 @@ from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.attention import LayerGroup, LayerKind, LoraLinear
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.products import Pair
-from ratchet.engine.randomness import entropy
 
 ALPHA = 32.0
 """Tinker's value: the update is scaled by 32 / rank, so one learning rate suits every rank."""
@@ -69,7 +69,7 @@ class LoraWeights:
 
         With B zero, the model computes exactly what the base model computes.
         """
-        seed = entropy() if config.seed is None else config.seed
+        seed = secrets.randbits(63) if config.seed is None else config.seed
         generator = torch.Generator().manual_seed(seed % 2**63)
         tensors: dict[str, torch.Tensor] = {}
         for name, shape in expected_shapes(model, config).items():

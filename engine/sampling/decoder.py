@@ -6,6 +6,7 @@ request's result does not depend on the other requests (`sampling_pass.py`).
 """
 
 import logging
+import secrets
 from collections import deque
 from concurrent.futures import Future
 from typing import TypeAlias
@@ -17,7 +18,6 @@ from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Pair
-from ratchet.engine.randomness import entropy, uniforms
 from ratchet.engine.sampling.kv_cache import Cache, Pool, PromptCache
 from ratchet.engine.sampling.requests import (
     GREEDY_BELOW,
@@ -25,6 +25,7 @@ from ratchet.engine.sampling.requests import (
     SampleRequest,
     SamplingJob,
     SlotTable,
+    uniforms,
 )
 from ratchet.engine.sampling.sampling_pass import Part, Row, split
 
@@ -211,7 +212,7 @@ class Decoder:
             self._told_of_noise = True
             text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
             log.warning(text, length, self.model.read_context, self.model.name)
-        seed = entropy() if request.seed is None else request.seed
+        seed = secrets.randbits(63) if request.seed is None else request.seed
         self.waiting.append(SamplingJob(request, lora, future, seed))
 
     @torch.no_grad()

@@ -335,19 +335,6 @@ class CheckpointStore:
             self._records.remove(address.key)
             self._drop(record)
 
-    def copy(
-        self, source: CheckpointAddress, run: str, ttl_seconds: int | None
-    ) -> CheckpointRecord:
-        """Copy a checkpoint to another run; the files are hard links where possible."""
-        record, files = self.find(source), self.folder(source)
-        return self.save(
-            CheckpointAddress(run, source.kind, source.name),
-            lambda folder: _link_all(files, folder),
-            record.base_model,
-            record.lora,
-            SaveOptions(ttl_seconds, user_metadata=record.user_metadata),
-        )
-
     def expiry(self, ttl_seconds: int | None) -> datetime | None:
         """Return the time `ttl_seconds` from now; raise RequestRefused if that is out of range."""
         if ttl_seconds is None:

@@ -2,21 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import uuid4
 
 import tinker.types
-from tinker.types import session_status
 
 from ratchet.engine.disk import Records, StoredRecord
 from ratchet.engine.errors import Gone, RequestRefused
 from ratchet.engine.model.lora import LoraConfig
 from ratchet.engine.state.checkpoints import CheckpointRecord, Clock, utc_now
 
-SILENCE = timedelta(seconds=120)  # a client sends a heartbeat every 10 s
-OWNER, PROJECT = "local", "local"
+OWNER = "local"
 
 
 class SessionRecord(StoredRecord):
@@ -28,12 +26,9 @@ class SessionRecord(StoredRecord):
     )
     session_id: str
     created_at: datetime
-    sdk_version: str
-    tags: list[str]
     user_metadata: dict[str, str] | None = None
     display_name: str | None = None
-    project_id: str = PROJECT
-    finished: session_status.ClientSessionFinished | None = None
+    finished: bool = False
 
 
 class RunRecord(StoredRecord):
@@ -102,11 +97,8 @@ class Registry:
         session = SessionRecord(
             session_id=str(uuid4()),
             created_at=self.now(),
-            sdk_version=request.sdk_version,
-            tags=request.tags,
             user_metadata=to_text_values(request.user_metadata),
             display_name=request.display_name,
-            project_id=request.project_id or PROJECT,
         )
         self.sessions.put(session.session_id, session)
         self._heard[session.session_id] = self.now()
@@ -129,22 +121,12 @@ class Registry:
     def last_heartbeat(self, session_id: str) -> datetime:
         return self._heard.get(session_id, self.started)
 
-    def finish(self, session_id: str, ended: session_status.ClientSessionFinished) -> bool:
-        """Close a session and return True; keep the first reason if it was closed before."""
+    def finish(self, session_id: str) -> bool:
+        """Close a session; return whether it was open."""
         session = self.sessions.find(session_id)
-        if session.finished:
-            return False
-        self.sessions.put(session_id, session.model_copy(update={"finished": ended}))
-        return True
-
-    def status(self, session: SessionRecord) -> session_status.SessionStatus | None:
-        """Return finished or active, or None if the heartbeats stopped."""
-        heard = self._heard.get(session.session_id)
-        if session.finished:
-            return session.finished
-        if heard is None or self.now() - heard > SILENCE:
-            return None
-        return session_status.SessionActive()
+        if not session.finished:
+            self.sessions.put(session_id, session.model_copy(update={"finished": True}))
+        return not session.finished
 
     def create_run(
         self, run_id: str, session_id: str, base_model: str, lora: LoraConfig, metadata: object

@@ -11,8 +11,7 @@ import torch
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights, check_shapes
-from ratchet.engine.training.datums import TrainingDatum, check_datums
-from ratchet.engine.training.losses import resolve_loss
+from ratchet.engine.training.losses import TrainingDatum, check_datums, resolve_loss
 from ratchet.engine.training.training_pass import GradientSums, TreeComputation
 
 

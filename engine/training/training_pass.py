@@ -22,8 +22,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Products
 from ratchet.engine.model.segments import Segment, SegmentAttention, Turn, no_turn
-from ratchet.engine.training.datums import TrainingDatum
-from ratchet.engine.training.losses import Inputs
+from ratchet.engine.training.losses import Inputs, TrainingDatum
 from ratchet.engine.training.prefix_tree import Node, grow_forest, pack
 
 MICROBATCH_TOKENS = 2048

@@ -37,7 +37,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 
 ROPE: Any = {"rope_type": "default", "rope_theta": 10000.0}

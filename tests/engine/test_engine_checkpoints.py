@@ -1,4 +1,4 @@
-"""Checkpoints of the engine: loading, listing, publishing, copying, expiry and restarts."""
+"""Checkpoints of the engine: loading, listing, publishing, expiry and restarts."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -189,23 +189,6 @@ def test_expired_checkpoint_is_not_listed_and_loading_it_names_the_expiry(
             load()
     assert list(address.state.rglob("brief.*/*")) == []
     assert list(address.state.rglob("kept.*/*")) != []
-
-
-def test_copied_checkpoint_survives_its_source_and_cannot_be_trained(
-    service: tinker.ServiceClient, rest: tinker.RestClient, address: Address
-) -> None:
-    client = created(service, address)
-    step(client)
-    source = client.save_weights_for_sampler("s").result().path
-    expected = service.create_sampling_client(model_path=source).result()
-    logprobs = expected.compute_logprobs(PROMPT).result()
-    copied = rest.copy_weights(source, "archive").result()
-    rest.delete_checkpoint_from_tinker_path(source).result()
-    assert source not in paths(rest)
-    sampler = service.create_sampling_client(model_path=copied).result()
-    assert sampler.compute_logprobs(PROMPT).result() == logprobs
-    with pytest.raises(tinker.BadRequestError, match="holds sampler_weights"):
-        service.create_training_client_from_state(copied).result()
 
 
 def test_weights_info_describes_base_model_and_lora(

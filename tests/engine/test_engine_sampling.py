@@ -112,16 +112,10 @@ def test_prompt_logprobs_last_n_scores_only_the_last_tokens(base: tinker.Samplin
     ]
 
 
-@pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_target_tokens_are_scored_at_their_positions(
-    base: tinker.SamplingClient, layout: str
-) -> None:
+def test_target_tokens_are_scored_at_their_positions(base: tinker.SamplingClient) -> None:
     ids = torch.full((3, 5), -1, dtype=torch.int64)
     ids[0, 0], ids[2, 0], ids[2, 3] = 20, 40, 99
-    if layout == "dense":
-        target = types.TensorData.from_torch(ids)
-    else:
-        target = types.TensorData.from_torch_sparse(ids, pad_value=-1)
+    target = types.TensorData.from_torch(ids)
     scored = base.sample(PROMPT, 1, params(), target_prompt_logprobs=target).result()
     assert scored.target_prompt_logprobs is not None
     found = scored.target_prompt_logprobs.to_numpy()
@@ -133,30 +127,12 @@ def test_target_tokens_are_scored_at_their_positions(
     assert scored.topk_prompt_logprobs is None
 
 
-def test_prompt_alternatives_follow_the_models_distribution(base: tinker.SamplingClient) -> None:
-    draws = 64
-    answered = base.sample(PROMPT, 1, params(), prompt_alt_tokens_k=draws).result()
-    assert answered.prompt_alt_tokens is not None
-    tokens = answered.prompt_alt_tokens.tokens.to_numpy()
-    logprobs = answered.prompt_alt_tokens.logprobs.to_numpy()
-    assert tokens.shape == logprobs.shape == (3, draws)
-    assert ((tokens >= 0) & (tokens < 264)).all()
-    greedy = base.sample(PROMPT, 1, params(temperature=0.0), prompt_alt_tokens_k=1).result()
-    likeliest = base.sample(PROMPT, 1, params(), topk_prompt_logprobs=1).result()
-    assert greedy.prompt_alt_tokens is not None
-    assert likeliest.topk_prompt_logprobs is not None
-    assert greedy.prompt_alt_tokens.tokens.to_numpy()[:, 0].tolist() == [
-        row[0][0] for row in likeliest.topk_prompt_logprobs[1:] if row
-    ]
-
-
-def test_top_k_logprobs_are_returned_for_each_sampled_token(base: tinker.SamplingClient) -> None:
-    answered = base.sample(PROMPT, 2, params(temperature=0.0), topk_sample_logprobs=2).result()
-    for sequence in answered.sequences:
-        table = sequence.topk_logprobs
-        assert table is not None
-        assert [row[0][0] for row in table if row] == sequence.tokens  # greedy: the likeliest
-        assert [row[0][1] for row in table if row] == pytest.approx(sequence.logprobs, abs=1e-4)
+@pytest.mark.parametrize("option", ["prompt_alt_tokens_k", "topk_sample_logprobs"])
+def test_an_option_that_is_not_computed_is_refused(
+    base: tinker.SamplingClient, option: str
+) -> None:
+    with pytest.raises(tinker.BadRequestError, match=f"computes no {option}; leave it unset"):
+        base.sample(PROMPT, 1, params(), **{option: 1}).result()  # type: ignore[arg-type]
 
 
 def test_saved_weights_sample_like_a_snapshot_of_the_same_step(

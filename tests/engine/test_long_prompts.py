@@ -14,7 +14,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 from tests.engine.test_sampling import VOCABULARY, Asked, answer, answers, bits, network
 

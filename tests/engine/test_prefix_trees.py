@@ -14,8 +14,7 @@ from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import OneDnnProducts, Products, TiledProducts, Workers
 from ratchet.engine.model.segments import SegmentAttention
 from ratchet.engine.training import prefix_tree, training_pass
-from ratchet.engine.training.datums import TrainingDatum
-from ratchet.engine.training.losses import LOSSES
+from ratchet.engine.training.losses import LOSSES, TrainingDatum
 from ratchet.engine.training.prefix_tree import Node, grow_forest
 from ratchet.engine.training.trainer import Trainer
 from tests.engine.test_architectures import SERVED

@@ -28,7 +28,7 @@ from ratchet.engine.sampling import decoder
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult
 from ratchet.engine.sampling.sampling_pass import SamplingPass, Share
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from ratchet.engine.training.training_pass import GradientSums, LotSums, TrainingPass
 

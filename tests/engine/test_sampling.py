@@ -12,11 +12,16 @@ from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import Workers
-from ratchet.engine.randomness import stream_keys, uniforms
 from ratchet.engine.sampling import decoder
 from ratchet.engine.sampling.decoder import Decoder, choose_tokens
-from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.sampling.requests import (
+    SampleRequest,
+    SampleResult,
+    check_request,
+    stream_keys,
+    uniforms,
+)
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
 from tests.support.servers.engine_server import tiny_network
 

@@ -12,7 +12,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.scheduler import Scheduler
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from tests.support.servers.engine_server import tiny_network
 

@@ -7,7 +7,7 @@ from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import Workers
-from ratchet.engine.training.datums import TrainingDatum
+from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from tests.support.servers.engine_server import tiny_network
 

@@ -16,7 +16,8 @@ from tinker.proto.response_conv import (
 
 from ratchet.durable.wire.datums import decode_config
 from ratchet.durable.wire.tensors import Malformed, decode_tensor, parse
-from ratchet.engine.api import conversion
+from ratchet.engine.api.sampling_routes import encode_sample
+from ratchet.engine.api.training_routes import decode_data, encode_logprobs
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.sampling.requests import SampledSequence, SampleResult
 
@@ -47,7 +48,7 @@ def request(
 
 @given(floats | integers)
 def test_dense_tensor_is_decoded_unchanged(values: np.ndarray) -> None:
-    arrived = conversion.decode_data(request({"values": values}))[0].inputs["values"]
+    arrived = decode_data(request({"values": values}))[0].inputs["values"]
     assert arrived.dtype == values.dtype
     assert arrived.shape == values.shape
     assert np.array_equal(arrived, values)
@@ -79,14 +80,14 @@ def test_bfloat16_tensor_is_decoded_to_float32() -> None:
 def test_request_is_decoded_with_number_tokens_and_config() -> None:
     message = request(config={"clip_low_threshold": 0.5, "mode": "a"})
     assert (message.model_id, message.seq_id, message.loss_fn) == ("model", 7, "cross_entropy")
-    assert list(conversion.decode_data(message)[0].tokens) == [1, 2]
+    assert list(decode_data(message)[0].tokens) == [1, 2]
     assert decode_config(message) == {"clip_low_threshold": 0.5, "mode": "a"}
 
 
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
     with pytest.raises((RequestRefused, Malformed)):
-        conversion.decode_data(parse(pb.ForwardBackwardRequest(), body))
+        decode_data(parse(pb.ForwardBackwardRequest(), body))
 
 
 @given(
@@ -117,7 +118,7 @@ def test_tensor_that_does_not_fill_its_shape_is_named() -> None:
     message = request({"weights": np.zeros(3, np.float32)})
     message.data[0].loss_fn_inputs["weights"].shape[0] = 4
     with pytest.raises(Malformed, match=r"datum 0: loss_fn_inputs\['weights'\]: 3 values"):
-        conversion.decode_data(message)
+        decode_data(message)
 
 
 def test_sparse_tensor_of_a_huge_shape_is_refused() -> None:
@@ -130,7 +131,7 @@ def test_image_chunk_is_refused() -> None:
     message = request()
     message.data[0].model_input[0].image.data = b"png"
     with pytest.raises(Malformed, match="datum 0: a chunk holds image"):
-        conversion.decode_data(message)
+        decode_data(message)
 
 
 @given(
@@ -144,7 +145,7 @@ def test_image_chunk_is_refused() -> None:
     )
 )
 def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarray]) -> None:
-    body = conversion.encode_logprobs(outputs, {"loss:sum": 1.5})
+    body = encode_logprobs(outputs, {"loss:sum": 1.5})
     arrived = deserialize_forward_backward_output(body)
     assert arrived.metrics == {"loss:sum": 1.5}
     for one, output in zip(arrived.loss_fn_outputs, outputs, strict=True):
@@ -153,7 +154,7 @@ def test_the_sdk_decodes_outputs_of_any_shapes_per_datum(outputs: list[np.ndarra
 
 def test_consecutive_datums_of_one_shape_share_a_record() -> None:
     outputs = [np.ones(n, np.float32) for n in (3, 1, 4)]
-    message = pb.ForwardBackwardOutput.FromString(conversion.encode_logprobs(outputs, {}))
+    message = pb.ForwardBackwardOutput.FromString(encode_logprobs(outputs, {}))
     assert [record.num_datums for record in message.loss_fn_outputs] == [3]
 
 
@@ -169,7 +170,7 @@ def test_the_sdk_decodes_a_sample_response() -> None:
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
     )
-    arrived = deserialize_sample_response(conversion.encode_sample(result).SerializeToString())
+    arrived = deserialize_sample_response(encode_sample(result).SerializeToString())
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]
