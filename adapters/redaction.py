@@ -3,8 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping
 
 SECRET_NAME = re.compile(
     r"(api[-_]?keys?|secrets?|password|passwd|authorization|credentials?|token)$", re.I
@@ -22,12 +21,9 @@ KNOWN_SHAPE = re.compile(
     r"|(?<=\bBearer )\S+"
 )
 """Keys of services, as they begin, and what follows `Bearer`."""
-RANDOM_LETTERS = re.compile(r"(?<![A-Za-z0-9])(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[A-Za-z0-9]{24,}")
-"""Letters and digits in one word, longer than names are."""
 LONG_SECRET = 8
 """Letters from which on the value of a variable is looked for within other texts."""
 LONGEST_QUOTE = 100
-MOST_ENTRIES = 30
 HIDDEN = "***"
 
 
@@ -57,60 +53,16 @@ def redact(text: str) -> str:
     return KNOWN_SHAPE.sub(HIDDEN, SECRET_OF_URL.sub(HIDDEN, text))
 
 
-def hide(text: str, value: object, name: str = "") -> str:
-    """Hide in a text the secrets of a user's value, as they are and as Python quotes them.
-
-    A secret stands under the name of one, is one of the environment, or looks like a key.
-    """
-    environment = {*_secrets_of_environment()}
-    for of, leaf in _leaves(value, name):
-        for secret in _secrets_in(leaf, of, environment):
-            for form in filter(None, (secret, repr(secret)[1:-1])):
-                if form in text:
-                    whole = rf"(?<![A-Za-z0-9]){re.escape(form)}(?![A-Za-z0-9])"
-                    text = re.sub(whole, HIDDEN, text)
-    return text
-
-
 def quote(value: object, name: str = "") -> str:
-    """Quote a user's value in a refusal, without its secrets, and in 100 letters at most.
+    """Quote a user's value in a refusal, in 100 letters at most; a secret is named, not quoted.
 
     None and truth values are written as YAML has them.
     """
-    first = _first_entries(value)
-    written = json.dumps(first) if first is None or isinstance(first, bool) else repr(first)
-    text = hide(redact(written), first, name)
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
-
-
-def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Iterate over the keys and values in a value, each with its name or a secret's around it."""
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield "", key
-            yield from _leaves(entry, name if is_secret(name) else str(key))
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for entry in value:
-            yield from _leaves(entry, name)
-    else:
-        yield name, value
-
-
-def _secrets_in(leaf: object, name: str, environment: Collection[str]) -> list[str]:
     if is_secret(name):
-        return [str(leaf)]
-    if not isinstance(leaf, str):
-        return []
-    return [leaf] if leaf in environment else RANDOM_LETTERS.findall(leaf)
-
-
-def _first_entries(value: object) -> object:
-    """Copy a value with the first entries of each list and mapping alone."""
-    if isinstance(value, Mapping):
-        return {key: _first_entries(value[key]) for key in islice(value, MOST_ENTRIES)}
-    if isinstance(value, list | tuple):
-        return [_first_entries(entry) for entry in value[:MOST_ENTRIES]]
-    return value
+        value = HIDDEN
+    written = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    text = redact(written)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
 
 def _secrets_of_environment() -> list[str]:

@@ -4,14 +4,14 @@ What is said passes as tokens: the chat format renders it, and then it is cut, p
 learnt as what a model samples.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
 
 from ratchet.adapters.calls import (
@@ -24,24 +24,22 @@ from ratchet.adapters.calls import (
     Request,
     ToolCall,
 )
-from ratchet.adapters.dialects.fields import refuse_constant
 from ratchet.adapters.door.backends import Backend
 from ratchet.adapters.door.batches import Attempt, OpenBatch
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.policy_backend import PolicyBackend
 from ratchet.adapters.door.role_calls import Answer, Memory, chat_of
 from ratchet.adapters.door.roles import CallsOf
-from ratchet.adapters.errors import UserError, counted, did_you_mean, listed
+from ratchet.adapters.errors import UserError, counted, listed
 from ratchet.adapters.process.event_loop import run_aside
 from ratchet.adapters.rendering.answers import FOLLOWING
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.rendering.messages import json_type, read_call
+from ratchet.adapters.rendering.messages import read_call
 
 SAID = "said"
 """Version of a policy for which a stand-in speaks."""
 THE_END = "That is all."
 """Answer to a call for which the file has no turn left; it calls no tool, and so ends programs."""
-TURN_KEYS = ("text", "tools", "role")
 TURN_FORM = '{"text": "I look.", "tools": [{"name": "bash", "arguments": {"command": "ls"}}]}'
 
 
@@ -63,54 +61,41 @@ class Turn:
         return {**said, "tool_calls": [*self.calls]} if self.calls else said
 
 
+class _Line(BaseModel):
+    """A line of a file of turns."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str = ""
+    tools: list[Any] = []
+    role: str = POLICY
+
+
 def read_turns(path: Path, roles: Collection[str]) -> list[Turn]:
     """Read a file of JSON Lines, a turn each; SayError names the line that is no turn of a role."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SayError(
-            f"{path} cannot be read ({why}); give a file of turns, a line each"
-        ) from error
-    turns = [
-        _read_turn(line, number, f"{path}, line {number}", roles)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    turns: list[Turn] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if line.strip():
+            turns.append(_read_turn(line, number, f"{path}, line {number}", roles))
     if not turns:
         raise SayError(f"{path} has no turn; write a line each, such as {TURN_FORM}")
     return turns
 
 
 def _read_turn(line: str, number: int, where: str, roles: Collection[str]) -> Turn:
-    said = _parse(line, where)
-    for key in said:
-        if key not in TURN_KEYS:
-            near = did_you_mean(key, TURN_KEYS)
-            raise SayError(f"{where} has {key!r}; a turn has {listed(TURN_KEYS)}{near}")
-    text, tools, role = said.get("text", ""), said.get("tools", []), said.get("role", POLICY)
-    if not isinstance(text, str) or not isinstance(tools, list):
-        raise SayError(f"{where}: text is a string and tools are an array; write {TURN_FORM}")
-    if not (text.strip() or tools):
-        raise SayError(f"{where} says nothing; give it a text or tools, as in {TURN_FORM}")
-    if role not in roles:
-        raise SayError(f"{where}: no policy answers the role {role!r}; give one of {listed(roles)}")
     try:
-        calls = [read_call(call, f"tools[{at}]") for at, call in enumerate(tools)]
+        said = _Line.model_validate_json(line)
+        calls = [read_call(call, f"tools[{at}]") for at, call in enumerate(said.tools)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        told = ".".join(map(str, first["loc"])) or "it"
+        raise SayError(f"{where}: {told}: {first['msg']}; write {TURN_FORM}") from error
     except Refused as refused:
         raise SayError(f"{where}: {refused.message.rstrip('.')}; write {TURN_FORM}") from refused
-    return Turn(number, role, text, calls)
-
-
-def _parse(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        said = json.loads(line, parse_constant=refuse_constant)
-        json.dumps(said, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise SayError(f"{where} is not JSON ({error}); write {TURN_FORM}") from error
-    if not isinstance(said, dict):
-        raise SayError(f"{where} is {json_type(said)}; a turn is an object, such as {TURN_FORM}")
-    return cast(Mapping[str, Any], said)
+    if said.role not in roles:
+        known = listed(roles)
+        raise SayError(f"{where}: no policy answers the role {said.role!r}; give one of {known}")
+    return Turn(number, said.role, said.text, calls)
 
 
 class StandIn:

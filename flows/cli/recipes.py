@@ -19,7 +19,6 @@ from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
 from ratchet.flows.cli.runs import writable
 from ratchet.flows.cli.training import call_flow, now
 from ratchet.flows.importing.trinity import import_trinity
-from ratchet.flows.importing.trinity_file import read_configuration
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.flows.recipe.loading import named_recipe, recipe_options
@@ -60,7 +59,7 @@ def trinity(
         typer.Option(help="File of the recipe; by default the terminal.", callback=writable),
     ] = None,
 ) -> None:
-    text = import_trinity(file.name, read_configuration(file), set_ or [])
+    text = import_trinity(file.name, file.read(), set_ or [])
     if out is None:
         write_data(text.encode())
         return
@@ -78,7 +77,7 @@ def dryrun(
     ] = None,
     say_: Annotated[
         Path | None,
-        typer.Option("--say", help="JSON lines that answer in the model's place, one a turn."),
+        typer.Option("--say", exists=True, help="JSON lines that answer for the model, a turn each."),
     ] = None,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[

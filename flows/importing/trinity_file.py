@@ -1,5 +1,6 @@
 """A configuration of Trinity-RFT 0.6.0 as it is read: every key is known, every value resolved."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cache, reduce
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 from ratchet.adapters.errors import UserError, listed
 from ratchet.adapters.redaction import SECRET_VARIABLE, quote
-from ratchet.adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml, write_yaml
+from ratchet.adapters.yaml_text import YamlError, read_yaml
 from ratchet.flows.recipe.loading import changed_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.storage.dotted_keys import Json, Section, find_value, merge_values, nest_value
@@ -162,14 +163,6 @@ def known_keys() -> Keys:
         for key in row["keys"]
     }
     return Keys(table["translated"] | table["given"], refused, effects)
-
-
-def read_configuration(file: TextIO) -> str:
-    """Read the text of an open file; ImportRefusal if it is not UTF-8."""
-    try:
-        return file.read(MOST_LETTERS + 1)
-    except UnicodeDecodeError as error:
-        raise ImportRefusal(f"{file.name} is no text in UTF-8: {error.reason}") from None
 
 
 def read_values(name: str, text: str) -> Section:
@@ -344,7 +337,7 @@ def write_recipe(translation: Translation, overrides: Sequence[str]) -> list[str
     reasons = {key: reason for key, (_, reason) in values.items()}
     reasons |= dict.fromkeys(translation.chosen, "given by --set")
     written = {
-        key: f"{write_yaml(find_value(recipe, key), in_one_line=True)}  # {' '.join(why.split())}"
+        key: f"{json.dumps(find_value(recipe, key), ensure_ascii=False)}  # {' '.join(why.split())}"
         for key, why in reasons.items()
     }
     lines = [*_lay_out(_in_sections(written))]

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 
 from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key
 from ratchet.adapters.project.modules import EXAMPLES
-from ratchet.adapters.redaction import hide, quote
-from ratchet.adapters.yaml_text import MOST_LETTERS, YamlError, read_yaml
+from ratchet.adapters.redaction import quote
+from ratchet.adapters.yaml_text import YamlError, read_yaml
 from ratchet.flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import (
@@ -369,8 +369,7 @@ def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
 def _read_yaml(file: Path) -> Any:
     """Read a YAML file; RecipeError if it is not YAML."""
     try:
-        with file.open(encoding="utf-8") as text:
-            return read_yaml(text.read(MOST_LETTERS + 1))
+        return read_yaml(file.read_text(encoding="utf-8"))
     except (YamlError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file} is not YAML: {error}; mend it there") from None
     except OSError as error:
@@ -384,9 +383,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
-            named = re.match(r"[\w.]*", key)
-            said = named.group() if named else ""
-            raise RecipeError(f"--set {hide(said, said)}: write it as section.key=value")
+            raise RecipeError(f"--set {key}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
             near = did_you_mean_key(key, known) or ";"
             flow = kind.model_fields["flow"].default

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ratchet.adapters.errors import counted, did_you_mean_key
-from ratchet.adapters.redaction import hide, quote
+from ratchet.adapters.redaction import quote
 
 Refusals = Iterator[tuple[bool, str]]
 """Rules between the keys of a section: whether each is broken, and what is then said."""
@@ -163,7 +163,7 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
         shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
         words = PLAINLY.get(mistake["type"], "").format(**mistake.get("ctx", {}))
         said = f"{place}: {words or mistake['msg'].removeprefix('Value error, ')}"
-        lines.append(hide(said, {place: given}, place) + shown + near)
+        lines.append(said + shown + near)
     if left := len(mistakes) - len(lines):
         lines.append(f"and {counted(left, 'mistake')} more")
     return "; ".join(lines)

@@ -157,26 +157,18 @@ def test_a_stand_in_takes_no_field_that_a_policy_refuses(tmp_path: Path) -> None
 
 WRONG = {
     "": "has no turn; write a line each",
-    "hello": "line 1 is not JSON",
-    '{"text": "\\ud800"}': "line 1 is not JSON",
-    '\n\n["a"]': "line 3 is an array; a turn is an object",
-    '{"txt": "a"}': "line 1 has 'txt'; a turn has text, tools, role; did you mean 'text'?",
-    '{"text": 3}': "line 1: text is a string",
-    '{"text": " "}': "line 1 says nothing",
+    "hello": "line 1: it: Invalid JSON",
+    '\n\n["a"]': "line 3: it: Input should be an object",
+    '{"txt": "a"}': "line 1: txt: Extra inputs are not permitted; write {",
+    '{"text": 3}': "line 1: text: Input should be a valid string",
     '{"tools": [{"name": 3}]}': "line 1: tools[0] has no function with a name",
-    '{"tools": [{"name": "look", "input": {}}]}': "line 1: tools[0] has input, which is not read",
     '{"text": "a", "role": "judge"}': "no policy answers the role 'judge'; give one of policy",
 }
 
 
-@pytest.mark.parametrize(("text", "why"), WRONG.items())
-def test_a_file_of_no_turns_is_refused_by_its_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_file_of_no_turns_is_refused_by_its_line(tmp_path: Path) -> None:
     file = tmp_path / "turns.jsonl"
-    file.write_text(text)
-    with pytest.raises(SayError, match=re.escape(why)):
-        read_turns(file, ["policy"])
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SayError, match="cannot be read"):
-        read_turns(tmp_path, ["policy"])
+    for text, why in WRONG.items():
+        file.write_text(text)
+        with pytest.raises(SayError, match=re.escape(why)):
+            read_turns(file, ["policy"])
