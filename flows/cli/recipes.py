@@ -77,7 +77,7 @@ def dryrun(
     ] = None,
     say_: Annotated[
         Path | None,
-        typer.Option("--say", exists=True, help="JSON lines that answer for the model, a turn each."),
+        typer.Option("--say", exists=True, help="JSON lines of the model's turns, in its place."),
     ] = None,
     keep: Annotated[bool, typer.Option(help="Keep the files, for `ratchet sql`.")] = False,
     online: Annotated[
