@@ -38,8 +38,6 @@ ENTRYPOINTS = {
     )
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
-OLD_ENTRYPOINT = re.compile(r"flows\.(\w+)\.\1")
-"""Entrypoint of a flow before all packages were within `ratchet`."""
 RECIPE_FILES = (".yaml", ".yml")
 PLAYED = (
     "`ratchet train` trains this one, and `ratchet evaluate NAME --model RUN` has the agent of "
@@ -67,7 +65,8 @@ def project_files() -> list[Path]:
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
     _deployment_names(PROJECT_FILE)
-    examples = [] if is_carried(PROJECT_FILE) else [EXAMPLES / PROJECT_FILE]
+    carried = EXAMPLES / PROJECT_FILE
+    examples = [] if PROJECT_FILE.samefile(carried) else [carried]
     return [*examples, PROJECT_FILE]
 
 
@@ -332,11 +331,6 @@ def flow_name(entrypoint: str) -> str:
     return re.split("[.:]", entrypoint)[-1]
 
 
-def is_carried(file: Path) -> bool:
-    """Return whether a file of deployments is that of the examples that Ratchet carries."""
-    return file.samefile(EXAMPLES / PROJECT_FILE)
-
-
 def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
     """Read the deployments of a prefect.yaml by their names; none if there is no file.
 
@@ -357,11 +351,6 @@ def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
                     f"deployment {number} of {file} has no {key} that is a text; give it one, as "
                     "Prefect reads it"
                 )
-        if OLD_ENTRYPOINT.fullmatch(named["entrypoint"]):
-            raise RecipeError(
-                f"the deployment {named['name']} of {file} has the entrypoint "
-                f"{named['entrypoint']} of an earlier version; write ratchet.{named['entrypoint']}"
-            )
         read[named["name"]] = named
     return read
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -105,10 +105,6 @@ class PlanRecipe(FlowRecipe):
     def by_workers(self) -> bool:
         """Whether workers of a Prefect server train the runs."""
         return False
-
-    def in_turn(self) -> Self:
-        """Return the recipe that trains the runs in the flow's own process."""
-        return self
 
 
 class StagesRecipe(PlanRecipe):
@@ -357,9 +353,6 @@ class SweepRecipe(PlanRecipe):
     @property
     def by_workers(self) -> bool:
         return self.at_once > 1
-
-    def in_turn(self) -> Self:
-        return self.model_copy(update={"at_once": 1})
 
     def values(self) -> list[Values]:
         """List the values of each run, in order."""

@@ -11,16 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
-from ratchet.adapters.errors import UserError, listed
-from ratchet.adapters.process.terminal import say, terminal_width
-from ratchet.flows.recipe.loading import OLD_ENTRYPOINT
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.process.terminal import terminal_width
 from ratchet.flows.server.prefect_server import (
     POOL,
     POOL_TYPE,
@@ -93,22 +91,6 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
         )
         for name, one in on_server.items()
     ]
-
-
-def warn_of_older() -> None:
-    """Say which deployments of the work pool name a flow as an earlier version did."""
-    check_server(variables := client_environment())
-    address = variables["PREFECT_API_URL"]
-    in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
-        found = client.read_deployments(work_pool_filter=in_pool)
-    older = [one.name for one in found if OLD_ENTRYPOINT.fullmatch(one.entrypoint or "")]
-    if older:
-        say(
-            f"{listed(older)} on the server: of an earlier version, whose flows this one does not "
-            "find; `ratchet deploy NAME` puts each there anew",
-            sys.stderr,
-        )
 
 
 def describe_deployed(deployed: Sequence[Deployed]) -> str:

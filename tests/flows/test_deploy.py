@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
-from ratchet.flows.cli.servers import check_deployments
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
 from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES
 
@@ -130,59 +129,6 @@ def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -
     assert advice == "Mend that, and deploy again"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (f"agent: {AGENT}", "agent: nobody", "no agent 'nobody'; there are: "),
-        ("path: datasets/", "path: nowhere/", "does not exist"),
-        ("steps:", "step:", "recipe.step: Extra inputs are not permitted"),
-    ],
-)
-@pytest.mark.parametrize("words", [(), (AGENT,), (f"train/{AGENT}",)])
-def test_a_deployment_that_cannot_run_is_refused_before_it_is_deployed(
-    old: str, new: str, said: str, words: tuple[str, ...], project: Path
-) -> None:
-    assert old in project.read_text()
-    project.write_text(project.read_text().replace(old, new))
-    with pytest.raises(RecipeError, match=f"the deployment {AGENT} cannot run: .*{said}"):
-        deploy(*words)
-
-
-def test_an_example_that_cannot_run_yet_is_refused_with_what_makes_it_run() -> None:
-    with pytest.raises(RecipeError, match="`ratchet train hello --run hello-teacher` makes it"):
-        deploy("hello-distil")
-
-
-def test_what_is_no_key_of_tinker_is_refused_when_a_training_is_deployed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", "sk-wrong")
-    with pytest.raises(RecipeError, match=r"TINKER_API_KEY \(8 characters\) is not a Tinker key"):
-        deploy("hello")
-
-
-@pytest.mark.parametrize(
-    ("name", "refused"),
-    [
-        ("evaluate/hello-evaluation", ["the deployment hello-evaluation cannot run"]),
-        ("hello-stages", ["the deployment hello-stages cannot run"]),
-        ("hello-replay", []),  # its flow runs bring their recipes
-    ],
-)
-def test_a_deployment_that_can_run_later_is_refused_only_what_no_run_mends(
-    name: str, refused: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, plain = find_deployment(name)
-    check_deployments([file], plain)  # the runs that it needs may come later
-    monkeypatch.setenv("TINKER_API_KEY", "sk-wrong")
-    said = list[str]()
-    try:
-        check_deployments([file], plain)
-    except RecipeError as error:
-        said.append(str(error).partition(":")[0])
-    assert said == refused
-
-
 def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
@@ -222,15 +168,6 @@ def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path
     entry = "deployments: [{name: a, entrypoint: ratchet.flows.train.train, parameters: {}}]"
     (folder / "prefect.yaml").write_text(entry)
     with pytest.raises(RecipeError, match=r"the deployment a of prefect\.yaml has no parameter"):
-        named_recipe("a")
-
-
-def test_a_deployment_of_an_earlier_version_is_refused_with_its_entrypoint_now(
-    folder: Path,
-) -> None:
-    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {recipe: {}}}]"
-    (folder / "prefect.yaml").write_text(entry)
-    with pytest.raises(RecipeError, match=r"earlier version; write ratchet\.flows\.train\.train$"):
         named_recipe("a")
 
 

@@ -14,13 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from ratchet.flows.server import prefect_server
-from ratchet.flows.server.deployments import warn_of_older
-from ratchet.flows.server.prefect_server import POOL, POOL_TYPE, find_interface
+from ratchet.flows.server.prefect_server import find_interface
 from ratchet.flows.server.prefect_startup import start_server
 from tests.support.processes import ROOT, wait_until
 
@@ -112,23 +109,6 @@ def test_the_flow_runs_of_a_worker_print_links_to_the_default_interface(
     with temporary_settings({PREFECT_API_URL: own_server}):
         prefect_server.run_worker()
     assert begun[0]["PREFECT_UI_URL"] == own_server.replace("/api", "/v2")
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_a_worker_names_the_deployments_of_an_earlier_version(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with get_client(sync_client=True) as client:
-        if POOL not in [pool.name for pool in client.read_work_pools()]:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type=POOL_TYPE))
-        flow = client.create_flow_from_name("train")
-        for name, entrypoint in (
-            ("old", "flows.train.train"),
-            ("new", "ratchet.flows.train.train"),
-        ):
-            client.create_deployment(flow, name, work_pool_name=POOL, entrypoint=entrypoint)
-    warn_of_older()
-    assert capsys.readouterr().err.startswith("old on the server: of an earlier version")
 
 
 def test_a_flow_beside_the_embedded_server_prints_no_link(tmp_path: Path) -> None:
