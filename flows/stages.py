@@ -22,21 +22,18 @@ from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start, is_finished, is_there, refuse_deleted
 from ratchet.flows.opening.flow_runs import completed, name_of_run, summarize_run
 from ratchet.flows.prefer import prefer
-from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_stages, count_steps
+from ratchet.flows.recipe.loading import RecipeError, count_stages, count_steps
 from ratchet.flows.recipe.plan import LAST, Plan, PlannedRun, StagesRecipe
-from ratchet.flows.recipe.run_recipe import RunRecipe, differing
+from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.replay import replay
 from ratchet.flows.server.deployed_runs import describe_failure
 from ratchet.flows.train import train
 from ratchet.tasks.recording.scores import headline, read_evaluation
 from ratchet.tasks.recording.step_log import steps_done
-from ratchet.tasks.storage.manifest import differences
 from ratchet.tasks.storage.plan_record import (
     ChildResult,
     PlanRecord,
     child_runs,
-    has_plan,
-    read_plan,
     write_plan,
 )
 from ratchet.tasks.storage.run_folder import RunError, folder_of
@@ -81,10 +78,8 @@ def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) 
     plan = check_plan(Plan(run, recipe, recipe.children(run), "agent's reward"), deleted)
     if recipe.evaluate is not None:
         count_steps(recipe.evaluate).check()
-        gone = gone_children(plan.children, deleted)
         for child in plan.children:
-            if child not in gone:
-                recipe.evaluate.check_answering(child.recipe, child.name)
+            recipe.evaluate.check_answering(child.recipe, child.name)
     return plan
 
 
@@ -101,19 +96,17 @@ def check_plan(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"several runs would be called {min(twice)}; give each other values")
     refuse_left_out(plan.run, [*names, *deleted])
-    gone = gone_children(plan.children, deleted)
-    refuse_changed(plan, gone)
     pending = dict[str, RunRecipe]()
     for child in plan.children:
         there = is_there(folder_of(child.name), deleted)
-        if child in gone or (there and has_finished(child)):
+        if there and has_finished(child):
             continue
-        needed = [one for one in gone if not there and one.name in child.awaits]
-        if needed:
+        later = (folder_of(one.name) for one in plan.children if child.name in one.awaits)
+        if not there and any(is_there(one, deleted) for one in later):
             raise RunError(
-                f"stage {child.stage} needs the run {folder_of(needed[0].name).path}, which is "
-                f"gone; put it back, or give --from {needed[0].stage}, which trains it and all "
-                "after it anew"
+                f"the run {folder_of(child.name).path} of stage {child.stage} is gone, and a later "
+                f"stage has begun; put it back, or give --from {child.stage}, which trains it and "
+                "all after it anew"
             )
         check_child(child, pending, deleted)
         pending[child.name] = child.recipe
@@ -137,24 +130,6 @@ def check_child(
         raise RecipeError(f"{child.name}: {error}") from error
 
 
-def gone_children(
-    children: Sequence[PlannedRun], deleted: Collection[str] = ()
-) -> list[PlannedRun]:
-    """List the runs that are gone: they are not there, and one that waits for them has begun.
-
-    They are not trained anew, since the later run has the weights at which it started. Runs that
-    are to be `deleted` count as absent.
-    """
-    gone, awaited = list[PlannedRun](), set[str]()
-    for child in reversed(children):
-        there = is_there(folder_of(child.name), deleted)
-        if child.name in awaited and not there:
-            gone.insert(0, child)
-        if child.name in awaited or there:
-            awaited |= child.awaits
-    return gone
-
-
 def refuse_left_out(run: str, names: Collection[str]) -> None:
     """Refuse (RunError) a recipe without some of the runs that were begun.
 
@@ -166,36 +141,6 @@ def refuse_left_out(run: str, names: Collection[str]) -> None:
             "give their stages or values too, or another name with --run, or start afresh with "
             "--if-exists delete"
         )
-
-
-def refuse_changed(plan: Plan, gone: Sequence[PlannedRun]) -> None:
-    """Refuse (RunError) stages whose runs are gone, and with them their manifests, if they differ.
-
-    A line of the table that stays is of the recipe, and of the evaluations, that are recorded.
-    """
-    if not gone or not has_plan(folder := folder_of(plan.run)):
-        return
-    assert isinstance(plan.recipe, StagesRecipe), "no run of a sweep waits for another"
-    recorded = changed_recipe(read_plan(folder).recipe, kind=StagesRecipe)
-    known = {one.name: one.recipe for one in recorded.children(plan.run)}
-    for child in gone:
-        changed = [*_changes(known.get(child.name), child.recipe)]
-        changed += [f"evaluate.{at}" for at in _changes(recorded.evaluate, plan.recipe.evaluate)]
-        if changed:
-            raise RunError(
-                f"the run {folder_of(child.name).path} of stage {child.stage} is gone, and was of "
-                f"another recipe, which differs in {', '.join(changed)}; give the same values, or "
-                f"--from {child.stage}, which trains it and all after it anew"
-            )
-
-
-def _changes(old: RunRecipe | None, new: RunRecipe | None) -> Iterator[str]:
-    """Yield what two recipes differ in; nothing if they make the same results."""
-    if old is not None and new is not None:
-        yield from differing(old, new)
-    else:
-        was, now = (one.model_dump(mode="json") if one else {} for one in (old, new))
-        yield from differences(was, now)
 
 
 def has_finished(child: PlannedRun) -> bool:
@@ -250,7 +195,7 @@ def train_plan(
     measure: Callable[[PlannedRun, str], Iterable[ChildResult]],
     conclude: Callable[[PlanRecord], PlanRecord] = lambda record: record,
 ) -> PlanRecord:
-    """Train the runs of a plan, unless they are gone; record the results of each.
+    """Train the runs of a plan; record the results of each.
 
     Args:
         plan: The runs.
@@ -259,12 +204,10 @@ def train_plan(
         conclude: Completes the record of all results.
     """
     folder = folder_of(plan.run)
-    gone = gone_children(plan.children)
-    recorded = read_plan(folder).results
-    results = {one.name: [line for line in recorded if line.run == one.name] for one in gone}
+    results = dict[str, list[ChildResult]]()
     write_plan(folder, plan.record(results))
     with engines_kept():
-        for child, error in train([child for child in plan.children if child not in gone]):
+        for child, error in train(plan.children):
             results[child.name] = [*measure(child, error)]
             write_plan(folder, plan.record(results))
         ended = conclude(plan.record(results))

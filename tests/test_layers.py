@@ -72,7 +72,6 @@ ARROWS = {
         "network": {MODULES, "process"},
         "process": {MODULES},
         "clients": {MODULES, "network"},
-        "tracking": {MODULES},
         "project": {MODULES},
         "rendering": {MODULES},
         "dialects": {MODULES, "rendering"},

@@ -19,7 +19,6 @@ from ratchet.adapters.process.clock import phases
 from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.process.terminal import hanging, say, table_width, write_json
 from ratchet.adapters.tinker.engines import engine_begun
-from ratchet.adapters.tracking.wandb import unsynced_folder
 from ratchet.flows.checkpoints.forks import fork_run, replay_run
 from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Run, Verbose
@@ -43,6 +42,7 @@ from ratchet.tasks.spending.budgets import check_grant, check_larger, grant, rea
 from ratchet.tasks.storage.manifest import REPLAY, parent_of, recipe_of
 from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of, name_run
+from ratchet.tasks.tracking.trackers import unsynced_folder
 
 if TYPE_CHECKING:
     from ratchet.flows.opening.flow_runs import RunSummary
@@ -422,24 +422,23 @@ def find_replaced(run: str, if_exists: IfExists) -> list[RunFolder]:
     return _from(existing, 0) if if_exists is IfExists.DELETE else []
 
 
-def find_replaced_from(run: str, names: Sequence[str], stage: str) -> list[RunFolder]:
+def find_replaced_from(whole: str, names: Sequence[str], stage: str) -> list[RunFolder]:
     """Return what is to be deleted before a stage and those after it are trained anew.
 
-    RunError if the stage before it is not there, which would be trained anew as well.
+    RunError if one before it is not there, which would be trained anew as well.
     """
     if stage not in names:
         named = f"the stages are {', '.join(names)}" if names else "the recipe has no stages"
         raise RunError(f"--from {stage}: {named}{did_you_mean(stage, names)}")
-    if not has_plan(folder := folder_of(run)):
-        raise RunError(f"--from {stage}: there is no run {run} of stages; name one by --run")
+    if not has_plan(folder := folder_of(whole)):
+        raise RunError(f"--from {stage}: there is no run {whole} of stages; name one by --run")
     first = names.index(stage)
-    before = [folder_of(name) for name in read_plan(folder).runs[:first]]
-    if before and not before[-1].exists():
-        there = max((at + 1 for at, one in enumerate(before) if one.exists()), default=0)
-        raise RunError(
-            f"--from {stage}: the run {before[there].path} of an earlier stage is not there; put "
-            f"it back, or give --from {names[there]}, which trains it anew"
-        )
+    for name, run in zip(names[:first], read_plan(folder).runs, strict=False):
+        if not folder_of(run).exists():
+            raise RunError(
+                f"--from {stage}: the run {folder_of(run).path} of an earlier stage is not there; "
+                f"put it back, or give --from {name}, which trains it anew"
+            )
     return _from(folder, first)
 
 

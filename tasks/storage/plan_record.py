@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ratchet.tasks.storage.files import is_written, read_json, write_json
-from ratchet.tasks.storage.run_folder import RunError, RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 
 Table = tuple[Sequence[str], list[list[object]]]
 """Names of columns, and rows; None where there is nothing."""
@@ -78,11 +78,6 @@ def read_plan(run: RunFolder) -> PlanRecord:
     if not has_plan(run):
         return PlanRecord({}, (), "")
     values = read_json(run.stages)
-    if "measure" not in values:
-        raise RunError(
-            f"{run.stages} is the record of another version; remove that file and repeat the "
-            "command that made it, which trains no finished run again"
-        )
     return PlanRecord(**{**values, "results": [ChildResult(**row) for row in values["results"]]})
 
 

@@ -29,8 +29,6 @@ from prefect.runtime import flow_run
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.redaction import public
-from ratchet.adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
-from ratchet.adapters.tracking.wandb import WandbTracker
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import spent_seconds
@@ -43,7 +41,9 @@ from ratchet.tasks.settings.run import Tracking
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.plan_record import read_plan
 from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.recorded_step import RecordedStep
 from ratchet.tasks.tracking.run_tracking import publish_beside
+from ratchet.tasks.tracking.trackers import Tracker, TrackerFailed, WandbTracker
 
 UI_NAME = "Prefect's UI"
 HELD_OUT = "held-out"
@@ -87,7 +87,7 @@ class PrefectPages(Tracker):
             self._show(0.0, "starting")
         return max(0, done - 1)
 
-    def send(self, step: TrackedStep) -> None:
+    def send(self, step: RecordedStep) -> None:
         """Show the progress, unless a later step is done, and from time to time the rest."""
         made, facts = step.number + 1, read_facts(self._run)
         if made != facts.done:
@@ -330,9 +330,8 @@ def tracker_openers(
     run: RunFolder, run_id: str, recipe: Mapping[str, Any], chosen: Tracking
 ) -> dict[str, Callable[[], Tracker]]:
     """Map the trackers of a run, Prefect's pages and a chosen other one, to what opens them."""
-    pages, folder, config = PrefectPages(run), run.tracking, public(flatten(recipe))
+    pages, config = PrefectPages(run), public(flatten(recipe))
     openers: dict[str, Callable[[], Tracker]] = {UI_NAME: lambda: pages}
     if chosen.project is not None:
-        tracked = TrackedRun(name=run.name, id=run_id, config=config, folder=folder)
-        openers["W&B"] = partial(WandbTracker, chosen.project, chosen.rollouts, tracked)
+        openers["W&B"] = partial(WandbTracker, chosen, run, run_id, config)
     return openers

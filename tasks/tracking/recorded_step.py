@@ -12,7 +12,6 @@ import numpy as np
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.tinker.token_texts import Decode, find_decoder
-from ratchet.adapters.tracking.tracker import Row, SavedWeights
 from ratchet.tasks.algorithm.preferences import (
     CHOSEN,
     REJECTED,
@@ -21,7 +20,7 @@ from ratchet.tasks.algorithm.preferences import (
     Side,
     find_preference,
 )
-from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.metrics import DATUM_LOGPROBS
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import Metrics, read_metrics_from
@@ -37,6 +36,9 @@ SPLIT_BY_SAMPLING = {"sampled": "test", "greedy": "greedy"}
 
 LONGEST_TEXT = 2000
 """Letters of an example, an answer, a text or an error in a table."""
+
+Row = Mapping[str, str | float | None]
+"""Row of a table."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,13 @@ class RecordedStep:
         found |= given_tables(self.run, self.number)
         return {name: [*map(_cut, _spread(rows, most))] for name, rows in found.items() if rows}
 
-    def weights(self) -> list[SavedWeights]:
-        """Return the checkpoints with a training state that the step has made."""
+    def weights(self) -> dict[str, Checkpoint]:
+        """Map policies to the checkpoints with a training state that the step has made."""
         made = {
-            p: Ledger(self.run.checkpoints(p)).find(self.number + 1) for p in self.run.policies()
+            name: Ledger(self.run.checkpoints(name)).find(self.number + 1)
+            for name in self.run.policies()
         }
-        return [
-            SavedWeights("" if name == POLICY else name, saved.step, saved.sampler, saved.state)
-            for name, saved in made.items()
-            if saved is not None and saved.state is not None
-        ]
+        return {name: one for name, one in made.items() if one is not None and one.state}
 
     @property
     def _evaluation(self) -> Path:

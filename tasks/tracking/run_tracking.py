@@ -9,11 +9,11 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-from ratchet.adapters.tracking.tracker import Tracker, TrackerFailed
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.reports.facts import BROKEN
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.tracking.recorded_step import RecordedStep
+from ratchet.tasks.tracking.trackers import Tracker, TrackerFailed
 
 LAST_SECONDS = 60.0
 """Seconds for which a run that has ended waits until its trackers have it all."""

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tracking.wandb import offline_folders
 from ratchet.flows.cli.training import _closing_lines
 from ratchet.flows.train import train
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.settings.run import Tracking
 from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.tracking.trackers import offline_folders
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.servers.engine_server import Address
 from tests.support.wandb_files import artifacts, config, history

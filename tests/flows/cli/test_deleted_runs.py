@@ -13,11 +13,10 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.cli import training
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.plan import StagesRecipe
-from ratchet.flows.stages import stages
 from ratchet.tasks.comparison.promotions import Promotion, record_promotion
 from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.manifest import read_manifest
-from ratchet.tasks.storage.plan_record import PlanRecord, read_plan, write_plan
+from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
 from ratchet.tasks.storage.run_folder import folder_of, runs_root
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
@@ -184,25 +183,14 @@ def test_what_is_trained_anew_is_deleted_and_the_stages_before_it_stay(
     assert folder_of("st").path.exists() == bool(left)
 
 
-@pytest.mark.usefixtures("project", "no_flow")
-def test_a_stage_is_found_by_its_number_whichever_runs_before_it_are_gone() -> None:
-    shutil.rmtree(folder_of(STAGES[0]).path)
-    with pytest.raises(Begun):
-        ratchet("train st.yaml --run st --from pairs")
-    assert [path.name for path in runs_root().glob("st-*")] == STAGES[1:2]
-
-
 @pytest.mark.parametrize(
     ("gone", "line", "said"),
     [
         (STAGES[:1], "--from rewards", "st-1-texts of an earlier stage is not .* --from texts"),
         (STAGES[1:2], "--from pairs", "st-2-rewards of an earlier stage .* give --from rewards"),
         (STAGES[:2], "--from pairs", "st-1-texts of an earlier stage is not .* --from texts"),
-        (
-            STAGES[:1],
-            "--from pairs --set stages.pairs.start=texts@last",
-            "stage pairs needs the run .*st-1-texts, which is gone; .* or give --from texts",
-        ),
+        (STAGES[:1], "--from pairs", "st-1-texts of an earlier stage is not .* --from texts"),
+        (STAGES[:1], "--if-exists resume", "st-1-texts of stage texts is gone, .* --from texts"),
     ],
 )
 @pytest.mark.usefixtures("project")
@@ -214,24 +202,6 @@ def test_a_stage_is_not_trained_anew_unasked_since_its_run_is_gone(
     before = files()
     with pytest.raises(UserError, match=said):
         ratchet(f"train st.yaml --run st {line}")
-    assert files() == before
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("st.yaml --set stages.texts.recipe.seed=7", "differs in seed: 0 → 7; .* --from texts"),
-        ("played.yaml", "differs in evaluate.agent: null → 'hello', evaluate"),
-    ],
-)
-def test_another_recipe_of_a_stage_whose_run_is_gone_is_refused(
-    project: Path, line: str, said: str
-) -> None:
-    write_text(project / "played.yaml", json.dumps(VALUES))
-    shutil.rmtree(folder_of(STAGES[0]).path)
-    before = files()
-    with pytest.raises(UserError, match=f"st-1-texts of stage texts is gone, .* {said}"):
-        ratchet(f"train {line} --run st --if-exists resume")
     assert files() == before
 
 
@@ -254,16 +224,6 @@ def test_no_run_is_deleted_whose_checkpoint_has_a_name(run: str, line: str) -> N
     shutil.rmtree(folder_of(run).path)
     with pytest.raises(Begun):
         ratchet(line)
-
-
-def test_stages_whose_first_run_is_gone_go_on_without_it_and_keep_its_line(
-    run_shown: None, project: Path
-) -> None:
-    shutil.rmtree(folder_of(STAGES[0]).path)
-    before = files()
-    stages(UNPLAYED, run="st")
-    assert [one.stage for one in read_plan(folder_of("st")).results] == [*UNPLAYED.names()]
-    assert {*files()} - {*before} == {folder_of("st").report}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from ratchet.adapters.tracking.tracker import TrackedRun, TrackedStep, Tracker, TrackerFailed
-from ratchet.adapters.tracking.wandb import WandbTracker, offline_folders, unsynced_folder
+from ratchet.tasks.settings.run import Tracking
+from ratchet.tasks.tracking.recorded_step import RecordedStep
 from ratchet.tasks.tracking.run_tracking import RunTracking
+from ratchet.tasks.tracking.trackers import (
+    Tracker,
+    TrackerFailed,
+    WandbTracker,
+    offline_folders,
+    unsynced_folder,
+)
 from tests.support.processes import ROOT, wait_until
 from tests.support.runs.tracked_run import GrowingRun
 from tests.support.wandb_files import artifacts, config, history
@@ -34,7 +41,7 @@ class ListTracker(Tracker):
     def next_step(self) -> int:
         return max([self.had, *(number + 1 for number in self.sent)])
 
-    def send(self, step: TrackedStep) -> None:
+    def send(self, step: RecordedStep) -> None:
         if step.number in self.failures:
             self.failures.remove(step.number)
             raise TrackerFailed("the server is away")
@@ -52,13 +59,9 @@ def run(tmp_path: Path) -> GrowingRun:
     return GrowingRun(tmp_path / "fox")
 
 
-def tracked(run: GrowingRun) -> TrackedRun:
-    config = {"steps": STEPS, "rollouts.groups": 1}
-    return TrackedRun("fox", "0a1b2c", config, run.folder.tracking)
-
-
 def open_wandb(run: GrowingRun) -> dict[str, Callable[[], Any]]:
-    return {"W&B": partial(WandbTracker, "demo", 1, tracked(run))}
+    chosen, config = Tracking(project="demo", rollouts=1), {"steps": STEPS, "rollouts.groups": 1}
+    return {"W&B": partial(WandbTracker, chosen, run.folder, "0a1b2c", config)}
 
 
 def grow(run: GrowingRun, openers: Any, first: int, last: int, lag: int = 0) -> None:

@@ -1,22 +1,21 @@
-"""Weights & Biases: metrics, tables and checkpoints of a run, which stays one run of W&B's."""
+"""Trackers of experiments, and Weights & Biases: metrics, tables and checkpoints of a run."""
 
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ratchet.adapters.tracking.tracker import (
-    SavedWeights,
-    TrackedRun,
-    TrackedStep,
-    Tracker,
-    TrackerFailed,
-)
+from ratchet.adapters.calls import POLICY
+from ratchet.tasks.checkpoints import Checkpoint
+from ratchet.tasks.settings.run import Tracking
+from ratchet.tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # wandb is an extra
-    from wandb import Run
+if TYPE_CHECKING:
+    from wandb import Run  # an extra
+
+    from ratchet.tasks.tracking.recorded_step import RecordedStep  # loads slowly
 
 INIT_SECONDS, FINISH_SECONDS = 25, 30
 LONGEST_NAME = 128
@@ -42,19 +41,41 @@ NEXT_STEP = "next_step"
 """File of an offline folder with the first step that is not in it."""
 
 
+class TrackerFailed(Exception):
+    """Failure of a tracker: it may succeed later, and the run needs none of it."""
+
+
+class Tracker(Protocol):
+    """A tracker of experiments that has a run open; each method may raise TrackerFailed."""
+
+    def next_step(self) -> int:
+        """Return the first step that the tracker does not have."""
+        ...
+
+    def send(self, step: "RecordedStep") -> None:
+        """Send a step that the tracker does not have."""
+        ...
+
+    def close(self) -> None:
+        """Send what waits to be sent, all recorded steps having been given, and close the run."""
+        ...
+
+
 class WandbTracker(Tracker):
-    """The W&B run of a run.
+    """The W&B run of a run, which stays one run of W&B's by its id; `config` has no secrets.
 
     Without WANDB_API_KEY it is kept offline, for `wandb sync`; WANDB_MODE overrules that. Its
     newest offline folder has every step that is in no folder that was synced, so that one `wandb
     sync` sends the whole run; the others are removed.
     """
 
-    def __init__(self, project: str, rollouts: int, run: TrackedRun) -> None:
-        self._name, self._most, self._folder = run.name, rollouts, run.folder
-        self._id = run.id
+    def __init__(
+        self, chosen: Tracking, run: RunFolder, run_id: str, config: Mapping[str, object]
+    ) -> None:
+        self._name, self._folder = run.name, run.tracking
+        self._id, self._config, self._chosen = run_id, config, chosen
         with _failing():
-            self._run = _init(project, run)
+            self._run = self._init()
             for split in ("test", "greedy", "judged"):
                 self._run.define_metric(f"{split}/*", step_metric=f"{split}/checkpoint")
 
@@ -66,7 +87,7 @@ class WandbTracker(Tracker):
         with _failing():
             return max([self._run.step, *steps])
 
-    def send(self, step: TrackedStep) -> None:
+    def send(self, step: "RecordedStep") -> None:
         """Log a step, once its checkpoints are logged; W&B counts its own steps by the number."""
         import wandb
 
@@ -75,11 +96,11 @@ class WandbTracker(Tracker):
         values: dict[str, object] = {**step.metrics(), **scores}
         values |= {f"{split}/checkpoint": step.checkpoint for split in splits}
         with _failing():
-            for name, rows in step.tables(self._most).items():
+            for name, rows in step.tables(self._chosen.rollouts).items():
                 columns: list[Any] = [*rows[0]]
                 values[name] = wandb.Table(columns, [[*row.values()] for row in rows])
-            for weights in step.weights():
-                self._log_artifact(weights)
+            for policy, weights in step.weights().items():
+                self._log_artifact(policy, weights)
             self._note(step.number + 1)
             self._run.log(values, step=step.number, commit=True)
 
@@ -101,12 +122,35 @@ class WandbTracker(Tracker):
             unfinished.write_text(f"{next_step}")
             unfinished.replace(note)  # a kill leaves a whole note
 
-    def _log_artifact(self, weights: SavedWeights) -> None:
+    def _init(self) -> "Run":
+        import wandb
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        settings = {
+            name: value
+            for name, value in SETTINGS.items()
+            if f"WANDB_{name.upper()}" not in os.environ
+        }
+        wandb.setup(settings=wandb.Settings(**settings))  # it prints as that says
+        return wandb.init(
+            project=self._chosen.project,
+            id=self._id,
+            name=self._name,
+            resume="allow",
+            reinit="create_new",  # an agent in this process may have a W&B run of its own
+            config=dict(self._config),
+            dir=str(self._folder),
+            mode=None if "WANDB_MODE" in os.environ else mode,
+            settings=wandb.Settings(**settings),
+        )
+
+    def _log_artifact(self, policy: str, weights: Checkpoint) -> None:
         """Log a checkpoint by the service's addresses; no weights are copied."""
         import wandb
 
-        name = f"{self._name}.{weights.policy}" if weights.policy else self._name
-        addresses = {"sampler": weights.sampler, "state": weights.state}
+        name = self._name if policy == POLICY else f"{self._name}.{policy}"
+        addresses = {"sampler": weights.sampler, "state": str(weights.state)}
         artifact = wandb.Artifact(
             name[-LONGEST_NAME:], "model", metadata={"step": weights.step, **addresses}
         )
@@ -128,28 +172,6 @@ def unsynced_folder(folder: Path) -> Path | None:
 
 def _is_synced(folder: Path) -> bool:
     return any(folder.glob("*.wandb.synced"))
-
-
-def _init(project: str, run: TrackedRun) -> "Run":
-    import wandb
-
-    run.folder.mkdir(parents=True, exist_ok=True)
-    mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-    settings = {
-        name: value for name, value in SETTINGS.items() if f"WANDB_{name.upper()}" not in os.environ
-    }
-    wandb.setup(settings=wandb.Settings(**settings))  # it prints as that says
-    return wandb.init(
-        project=project,
-        id=run.id,
-        name=run.name,
-        resume="allow",
-        reinit="create_new",  # an agent in this process may have a W&B run of its own
-        config=dict(run.config),
-        dir=str(run.folder),
-        mode=None if "WANDB_MODE" in os.environ else mode,
-        settings=wandb.Settings(**settings),
-    )
 
 
 @contextmanager
