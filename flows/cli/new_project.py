@@ -35,14 +35,6 @@ PINS = EXAMPLES / "constraints.txt"
 """The versions that Ratchet was tested with."""
 
 
-class ProjectExists(UserError):
-    """Refusal to write over a file of the user's."""
-
-
-class NoKind(UserError):
-    """Refusal of a kind of project that there is not, or that lacks a package here."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """The facts of a kind of project, which its folder has; its files are filled in with them."""
@@ -141,7 +133,7 @@ def write_files(folder: Path, kind: Kind) -> list[Path]:
     taken = [str(path) for path in texts if os.path.lexists(path)]
     if taken:
         them = "them" if len(taken) > 1 else "it"
-        raise ProjectExists(
+        raise UserError(
             f"{', '.join(taken)} would be written over; move {them} away, or name another folder"
         )
     for path in texts:
@@ -152,16 +144,16 @@ def write_files(folder: Path, kind: Kind) -> list[Path]:
 
 
 def find_kind(kind: str) -> Kind:
-    """Return the kind of a name; NoKind if there is none, or a package of it is not installed."""
+    """Return the kind of a name; UserError if there is none, or it lacks a package here."""
     if kind not in PROJECT_KINDS:
-        raise NoKind(
+        raise UserError(
             f"there is no kind of project {kind!r}; there are: {', '.join(PROJECT_KINDS)}"
             f"{did_you_mean(kind, PROJECT_KINDS)}"
         )
     needs = PROJECT_KINDS[kind].needs or {}
     if missing := [package for module, package in needs.items() if find_spec(module) is None]:
         only = " on Python 3.11, the last that GEM has a release for" if kind == "gem" else ""
-        raise NoKind(
+        raise UserError(
             f"a project of the kind {kind} needs {' and '.join(missing)}, not installed here; give "
             f"`pip install --constraint {quote(str(PINS))} {' '.join(needs.values())}`{only}, and "
             "then this command again; nothing has been written"

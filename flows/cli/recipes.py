@@ -89,7 +89,6 @@ def dryrun(
     recipe = named_recipe(name, set_ or [], RunRecipe)
     if not isinstance(recipe, Recipe):
         assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
-        _refuse_unplayed(keep=keep, said=say_)
         described = describe_given(recipe, examples or EXAMPLES, online=online)
         _write_report(described, show, as_json=as_json)
         return
@@ -116,14 +115,6 @@ def dryrun(
         say(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
-
-
-def _refuse_unplayed(*, keep: bool, said: Path | None) -> None:
-    """Refuse (UserError) options that do nothing where nothing is played."""
-    if keep:
-        raise UserError("--keep does nothing with texts and pairs, which leave no file")
-    if said is not None:
-        raise UserError("--say does nothing with texts and pairs, which nobody plays")
 
 
 def _write_report(

@@ -1,16 +1,14 @@
 """The commands that read the files of runs, and train nothing."""
 
-import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Literal
 
 import typer
 
-from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import (
     say,
     show,
@@ -21,15 +19,12 @@ from ratchet.adapters.process.terminal import (
 from ratchet.flows.cli.commands import AsJson, Run
 from ratchet.tasks.recording.queries import Sought, answer_query, describe_found, read_range
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
-from ratchet.tasks.reports.costs import describe_costs
+from ratchet.tasks.reports.tables import describe_costs
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.files import check_output, is_written, write_bytes
 from ratchet.tasks.storage.manifest import read_manifest, readable_runs
 from ratchet.tasks.storage.plan_record import child_runs
-from ratchet.tasks.storage.run_folder import RunFolder, all_runs, folder_of, runs_root
-
-BEGIN_SECONDS, LOOK_SECONDS = 30, 0.5
-"""Seconds in which a run that has been started has its folder, and between two looks for it."""
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
 
 def writable(out: Path | None) -> Path | None:
@@ -57,29 +52,8 @@ def watch(run: Run) -> None:
         raise UserError(
             f"{run} is made of runs, which are watched by their names; begun are {', '.join(begun)}"
         )
-    if not folder.exists():
-        _wait_for(folder)
     read_manifest(folder)  # refuses a run that is not there, and another format
     watch_folder(folder)
-
-
-def _wait_for(run: RunFolder) -> None:
-    """Wait for the folder of a run that may have been started just now.
-
-    Nothing is waited for where the name may be misspelt.
-    """
-    others = [one.name for one in all_runs() if not _differ_in_numbers(one.name, run.name)]
-    if did_you_mean(run.name, others):
-        return
-    say(f"waiting up to {BEGIN_SECONDS} s for the run {run.name} to begin", sys.stderr)
-    until = time.monotonic() + BEGIN_SECONDS
-    while not run.exists() and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
-
-
-def _differ_in_numbers(one: str, other: str) -> bool:
-    """Return whether names are alike but for their numbers, such as a run's and the next one's."""
-    return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)
 
 
 def report(

@@ -38,7 +38,7 @@ from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from ratchet.tasks.reports.facts import ask_failures, describe_origin
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.settings.presets import describe_preset
-from ratchet.tasks.spending.budgets import check_grant, check_larger, grant, read_limits
+from ratchet.tasks.spending.budgets import check_grant, grant, read_limits
 from ratchet.tasks.storage.manifest import REPLAY, parent_of, recipe_of
 from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of, name_run
@@ -65,7 +65,6 @@ NewRun = Annotated[
 class IfExists(StrEnum):
     """Treatments of a run that exists, named as in the Tinker cookbook."""
 
-    ASK = "ask"
     RESUME = "resume"
     RAISE = "raise"
     DELETE = "delete"
@@ -81,8 +80,8 @@ def train(
         str | None, typer.Option(help="The run's name; by default the agent's name and the time.")
     ] = None,
     if_exists: Annotated[
-        IfExists, typer.Option(help="What to do where the run exists; only a terminal is asked.")
-    ] = IfExists.ASK,
+        IfExists, typer.Option(help="What to do where the run exists.")
+    ] = IfExists.RAISE,
     from_: Annotated[
         str | None,
         typer.Option("--from", help="First stage to train again; the stages before it are kept."),
@@ -127,8 +126,8 @@ def sweep(
     ] = None,
     run: Annotated[str | None, typer.Option(help="The sweep's name.")] = None,
     if_exists: Annotated[
-        IfExists, typer.Option(help="What to do where the sweep exists; only a terminal is asked.")
-    ] = IfExists.ASK,
+        IfExists, typer.Option(help="What to do where the sweep exists.")
+    ] = IfExists.RAISE,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -157,7 +156,6 @@ def resume(
         limits, granted = read_limits(budget), child_runs(folder) or [folder]
         for one in granted:
             check_grant(one, limits)  # refuses a run that is not there, too
-            check_larger(one, limits)
         for one in granted:
             grant(one, limits)
         if resume_waiting(run):
@@ -412,8 +410,6 @@ def find_replaced(run: str, if_exists: IfExists) -> list[RunFolder]:
     existing.check_writable()
     if not existing.exists() and not has_plan(existing):
         return []
-    if if_exists is IfExists.ASK:
-        if_exists = _ask(run) if sys.stdin.isatty() else IfExists.RAISE
     if if_exists is IfExists.RAISE:
         raise RunError(
             f"the run {existing.path} exists; continue it with --if-exists resume, start it afresh "
@@ -456,13 +452,3 @@ def delete_runs(runs: Sequence[RunFolder]) -> None:
 def _from(run: RunFolder, first: int) -> list[RunFolder]:
     """List the runs of the stages from number `first`, the last first, and then that of all."""
     return [*reversed(child_runs(run, first)), *([] if first else [run])]
-
-
-def _ask(run: str) -> IfExists:
-    """Ask what to do; Enter alone changes nothing."""
-    question = f"The run {run} exists. Resume it, delete it and start afresh, or stop?"
-    answers = {"resume": IfExists.RESUME, "delete": IfExists.DELETE, "stop": IfExists.RAISE}
-    while True:
-        answer = typer.prompt(f"{question} [resume/delete/stop]", default="stop", err=True)
-        if answer in answers:
-            return answers[answer]

@@ -20,7 +20,6 @@ from ratchet.tasks.given.measures import HeldOutMeasure
 from ratchet.tasks.given.texts import Texts
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.reports import plots
-from ratchet.tasks.reports.costs import COST_COLUMNS, rows_by_purpose
 from ratchet.tasks.reports.facts import (
     HeldOutScore,
     RecordedFailure,
@@ -36,6 +35,7 @@ from ratchet.tasks.reports.rollouts import (
     find_before_and_after,
     read_marked_rollouts,
 )
+from ratchet.tasks.reports.tables import COST_COLUMNS, rows_by_purpose
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written, write_text

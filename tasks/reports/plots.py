@@ -17,7 +17,6 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -26,10 +25,8 @@ from ratchet.tasks.storage.files import read_bytes
 
 SIZE = 4.2, 2.5
 """Width and height of a panel, in inches."""
-LEFT, RIGHT, ABOVE, BELOW = 0.55, 0.1, 0.3, 0.3
-"""Least margins of a panel, in inches."""
-LETTER, BEFORE_TICK = 0.085, 0.12
-"""Width of an axis' widest digit, and of the gap between numbers and axis, in inches.
+LEFT, RIGHT, ABOVE, BELOW = 0.75, 0.3, 0.3, 0.3
+"""Margins of a panel, in inches: eight letters stand left of its axis, and half of seven beyond it.
 
 Measuring the texts would take as long as drawing them.
 """
@@ -309,17 +306,17 @@ def _panel(
 ) -> Iterator[tuple[Axes, Callable[[], str]]]:
     """Yield the axes of a panel, and the function that writes it."""
     with mpl.rc_context(STYLE):
-        figure = Figure(size)
-        axes = figure.add_axes((0, 0, 1, 1), title=title)
+        figure, (wide, high) = Figure(size), size
+        inner = (wide - LEFT - RIGHT) / wide, (high - ABOVE - BELOW) / high
+        axes = figure.add_axes((LEFT / wide, BELOW / high, *inner), title=title)
         axes.margins(y=0.08)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6, steps=TICKS))
             axis.set_major_formatter(_short)
-        yield axes, partial(_write, figure, axes)
+        yield axes, partial(_write, figure)
 
 
-def _write(figure: Figure, axes: Axes) -> str:
-    _leave_margins(figure, axes)
+def _write(figure: Figure) -> str:
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=METADATA)
     text = file.getvalue()
@@ -327,23 +324,6 @@ def _write(figure: Figure, axes: Axes) -> str:
     for number, variable in VARIABLES.items():
         text = text.replace(number, variable)
     return text
-
-
-def _leave_margins(figure: Figure, axes: Axes) -> None:
-    """Leave room for the numbers of the axes, so that no number is cut off."""
-    wide, high = figure.get_size_inches()
-    below, beside = (_widest(axis) for axis in (axes.xaxis, axes.yaxis))
-    left = max(LEFT, below / 2, BEFORE_TICK + beside)
-    right = max(RIGHT, below / 2)
-    axes.set_position(
-        (left / wide, BELOW / high, (wide - left - right) / wide, (high - ABOVE - BELOW) / high)
-    )
-
-
-def _widest(axis: Axis) -> float:
-    """Return the width of the longest number of an axis, in inches."""
-    numbers = axis.get_major_formatter().format_ticks(axis.get_majorticklocs().tolist())
-    return LETTER * max(map(len, numbers), default=0)
 
 
 def _short(value: float, _: object = None) -> str:

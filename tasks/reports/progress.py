@@ -3,9 +3,8 @@
 Nothing here changes the run, so another process may look at it as well as the run's own.
 """
 
-from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, pairwise
@@ -24,7 +23,7 @@ from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, REWARD, Span
 from ratchet.tasks.recording.step_log import Metrics, why_untrained
 from ratchet.tasks.reports.facts import RunFacts, describe_ends, read_facts
 from ratchet.tasks.spending.work_log import granted_at
-from ratchet.tasks.storage.files import FileVersions, is_written, version_of
+from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import Manifest
 from ratchet.tasks.storage.names import BatchName, batch_name, parse_batch, shard_name
 from ratchet.tasks.storage.owners import read_openings
@@ -171,35 +170,17 @@ def _opened(run: RunFolder) -> list[datetime]:
     return [*opened, *granted_at(run)]
 
 
-class _Listing:
-    """Names of the batches with a file in a folder; the folder is listed when it has changed."""
-
-    def __init__(self, folder: Path, names: Callable[[], set[str]]) -> None:
-        self._folder, self._list = folder, names
-        self._version: FileVersions | None = None
-        self._names: set[str] = set()
-
-    def look(self) -> set[str]:
-        """Return the names; nobody changes the set."""
-        version = version_of([self._folder])
-        if version != self._version:
-            self._names, self._version = self._list(), version
-        return self._names
-
-
 class ProgressReader:
     """Reader of a run's progress; each look reads what was added since the last look."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self._batches: dict[Path, _Batch] = {}
-        self._begun = _Listing(run.journal("any").parent, run.begun_batches)
-        self._sealed = _Listing(run.spans("any").parent, run.sealed_batches)
         self._looked_at: set[str] = set()
         """Sealed batches that an earlier look has seen."""
         self._recent: dict[Path, list[_Sampled]] = {}
         self._seconds: list[float] = []
-        """Seconds of the steps that are done, in rising order."""
+        """Seconds of the steps that are done."""
         self._done, self._failure = -1, ""
 
     def look(self) -> Progress:
@@ -209,8 +190,8 @@ class ProgressReader:
         facts = read_facts(self.run)
         recipe, done, steps = facts.recipe, facts.done, facts.steps
         self._read_steps(facts)
-        sealed = self._sealed.look()
-        under_way = sorted(self._begun.look() - sealed)
+        sealed = self.run.sealed_batches()
+        under_way = sorted(self.run.begun_batches() - sealed)
         batches = self._read_journals([self.run.journal(batch) for batch in under_way])
         by_shard: dict[str, dict[int, _Batch]] = defaultdict(dict)
         for batch in batches:
@@ -231,17 +212,14 @@ class ProgressReader:
         )
 
     def _read_steps(self, facts: RunFacts) -> None:
-        """Read what the steps that have ended since took, and the last error of sealed batches.
+        """Read what the steps that have ended took, and the last error of sealed batches.
 
         The journals of these batches may not have been seen.
         """
-        if facts.done < self._done:  # another run of the name
-            self._done, self._seconds = -1, []
-        if facts.done > self._done:
+        if facts.done != self._done:
             if failed := facts.last_failure():
                 self._failure = _first_line(failed.error)
-            for seconds in step_seconds(self.run, range(max(self._done, 0), facts.done)):
-                insort(self._seconds, seconds)
+            self._seconds = step_seconds(self.run, range(facts.done))
             self._done = facts.done
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:

@@ -37,20 +37,13 @@ def measure_budget(run: RunFolder, budget: Budget, *, but_last: bool = False) ->
     limits = budget_of(run, budget).limits()
     if not limits:
         return BudgetSpent(0, "")
-    amounts = _amounts(run, but_last=but_last)
+    spent = sum_spent(run, but_last=but_last)
+    tokens = sum(count for kind, count in spent.items() if kind != "usd")
+    amounts = {"usd": spent.get("usd", 0.0), "tokens": tokens}
     shares = {name: amounts[name] / limit for name, limit in limits.items()}
     name = max(shares, key=shares.__getitem__)
     words = f"{_written(name, amounts[name])} of budget.{name} {_written(name, limits[name])}"
     return BudgetSpent(shares[name], words)
-
-
-def _amounts(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
-    """Return what a run's steps have spent, by the names of limits."""
-    spent = sum_spent(run, but_last=but_last)
-    return {
-        "usd": spent.get("usd", 0.0),
-        "tokens": sum(count for kind, count in spent.items() if kind != "usd"),
-    }
 
 
 def budget_of(run: RunFolder, budget: Budget) -> Budget:
@@ -68,17 +61,6 @@ def check_grant(run: RunFolder, limits: Mapping[str, float]) -> Budget:
 def grant(run: RunFolder, limits: Mapping[str, float]) -> None:
     """Give a run other limits from now on, unless its recipe may not have them (UserError)."""
     add_grant(run, check_grant(run, limits).limits())
-
-
-def check_larger(run: RunFolder, limits: Mapping[str, float]) -> None:
-    """Refuse (UserError) limits that a run has already reached."""
-    amounts = _amounts(run)
-    for name, limit in limits.items():
-        if amounts[name] >= limit:
-            raise UserError(
-                f"{run.name} has spent {_written(name, amounts[name])} already, so that a budget "
-                f"of {name}={limit:g} ends it at once; give more"
-            )
 
 
 def read_limits(given: Sequence[str]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.filling import fill
 from ratchet.adapters.places.place import Place
@@ -25,8 +26,6 @@ from ratchet.flows.cli.new_project import (
     AGENT,
     PROJECT_KINDS,
     Kind,
-    NoKind,
-    ProjectExists,
     write_project,
 )
 from ratchet.flows.recipe.loading import RecipeError, named_recipe
@@ -215,7 +214,9 @@ def test_a_project_without_an_agent_has_a_recipe_rows_and_a_test(
 
 
 def test_an_unknown_kind_gets_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(NoKind, match=r"no kind of project 'residents'; .* did you mean 'resident'"):
+    with pytest.raises(
+        UserError, match=r"no kind of project 'residents'; .* did you mean 'resident'"
+    ):
         write_project(tmp_path, "residents")
     assert [*tmp_path.iterdir()] == []
 
@@ -228,7 +229,7 @@ def test_a_kind_whose_package_is_missing_is_refused_before_anything_is_written(
     monkeypatch.setattr(sys, "path", apart)
     for module in PROJECT_KINDS[kind].needs or ():
         monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(NoKind, match="not installed here; give `pip install") as refused:
+    with pytest.raises(UserError, match="not installed here; give `pip install") as refused:
         write_project(tmp_path, kind)
     assert [*tmp_path.iterdir()] == []
     [pins] = re.findall("--constraint ([^ ]+)", str(refused.value))
@@ -239,12 +240,12 @@ def test_a_file_of_the_user_s_is_not_written_over(tmp_path: Path) -> None:
     own = tmp_path / "agents" / f"{AGENT}.py"
     own.parent.mkdir()
     own.write_text("mine")
-    with pytest.raises(ProjectExists, match=rf"agents/{AGENT}\.py would be written over; move it"):
+    with pytest.raises(UserError, match=rf"agents/{AGENT}\.py would be written over; move it"):
         write_project(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own]
     assert own.read_text() == "mine"
     (tmp_path / "prefect.yaml").write_text("mine")
-    with pytest.raises(ProjectExists, match=r"prefect\.yaml would be written over; move them"):
+    with pytest.raises(UserError, match=r"prefect\.yaml would be written over; move them"):
         write_project(tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,7 +52,7 @@ class Said(NamedTuple):
 def ratchet(
     resumed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> "Ratchet":
-    """The console script, in this process, where nobody sits at a terminal."""
+    """The console script, in this process."""
     monkeypatch.chdir(resumed)
     monkeypatch.setenv("RATCHET_RUNS", str(resumed / "runs"))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -84,30 +83,6 @@ def alone(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def answering(project: Path, answer: str, *arguments: str) -> tuple[int, str]:
-    """The exit code and the output of a command at a terminal, whose user types `answer`."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "ratchet.flows.cli.main", *arguments],
-        cwd=project,
-        env=environment(project),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        said = b""
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # the other side is closed: the process has ended
-                break
-            said += part
-    os.close(ours)
-    return process.returncode, said.decode()
-
-
 def metrics(project: Path, run: str) -> list[str]:
     path = project / "runs" / run / "metrics.jsonl"
     return path.read_text().splitlines() if path.exists() else []
@@ -131,22 +106,14 @@ def test_a_run_whose_agent_ended_the_process_is_resumed(resumed: Path) -> None:
     assert len(metrics(resumed, "one")) == 2
 
 
-def test_a_run_that_exists_is_refused_where_nobody_can_be_asked(ratchet: Ratchet) -> None:
+def test_a_run_that_exists_is_refused_unless_it_is_told_what_to_do(ratchet: Ratchet) -> None:
     for told in ([], ["--if-exists", "raise"]):
         said = ratchet("train", "faulty", "--run", "one", *told)
         assert said.code == 2
         assert "exists; continue it with --if-exists resume, start it afresh with" in said.stderr
 
 
-@pytest.mark.parametrize(("answer", "code"), [("", 2), ("what?\nresume", 0)])
-def test_at_a_terminal_the_user_is_asked(resumed: Path, answer: str, code: int) -> None:
-    ended, said = answering(resumed, answer, "train", "faulty", "--run", "one")
-    assert ended == code, said
-    assert said.count("[resume/delete/stop]") == answer.count("\n") + 1
-    assert ("held-out reward" in said) == (code == 0)
-
-
-def test_told_to_resume_it_asks_nothing_and_refuses_another_recipe(ratchet: Ratchet) -> None:
+def test_told_to_resume_it_refuses_another_recipe(ratchet: Ratchet) -> None:
     train = ("train", "faulty", "--run", "one", "--if-exists", "resume", "--set", "seed=5")
     said = ratchet(*train)
     assert said.code == 2

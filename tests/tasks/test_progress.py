@@ -269,19 +269,3 @@ def test_of_all_facts_of_a_run_only_the_newest_are_kept(run: RunFolder) -> None:
     assert read_facts(run).done == 2
     gc.collect()
     assert before() is None
-
-
-def test_a_run_of_the_same_name_is_timed_anew(run: RunFolder) -> None:
-    reader, updates = ProgressReader(run), [run.update("policy", step) for step in range(2)]
-    begun = run.shard("train-00000").stat().st_mtime
-    updates[0].parent.mkdir()
-    for step, update in enumerate(updates):
-        record_metrics(run.metrics, step, {"reward/mean": 0.5})
-        update.touch()
-        ended_at = begun + 60 * (step + 1)
-        os.utime(update, (ended_at, ended_at))
-    assert reader.look().seconds_left is None, "it is done"
-    run.metrics.unlink()
-    record_metrics(run.metrics, 0, {"reward/mean": 0.5})
-    os.utime(updates[0], (begun + 7, begun + 7))
-    assert reader.look().seconds_left == pytest.approx((7, 7))

@@ -12,7 +12,7 @@ from ratchet.adapters.tinker.costs import prices_of
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.recording.spans import OURS
-from ratchet.tasks.reports.costs import describe_costs
+from ratchet.tasks.reports.tables import describe_costs
 from ratchet.tasks.spending.ledger import REPEATED, TOKEN_KINDS, UNANSWERED, USED, read_ledger
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
