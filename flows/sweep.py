@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from ratchet.adapters.errors import UserError, counted
 from ratchet.flows.opening.flow_runs import completed, name_of_run
-from ratchet.flows.recipe.loading import RecipeError, changed_recipe, count_steps, named_recipe
+from ratchet.flows.recipe.loading import RecipeError, changed_recipe, named_recipe
 from ratchet.flows.recipe.plan import (
     Plan,
     PlannedRun,
@@ -67,8 +67,7 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> PlanSummary:
     select = selected(recipe, plan.children[0].recipe)
 
     def conclude(record: PlanRecord) -> PlanRecord:
-        results = choose(record.results, select)
-        return replace(record, results=results, note=describe_draws(plan.children, results))
+        return replace(record, results=choose(record.results, select))
 
     record = train_plan(plan, partial(train_children, recipe), partial(measure, select), conclude)
     return completed(PlanSummary(run=plan.run, results=record.results, outcome=describe(record)))
@@ -137,21 +136,6 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
         )
     best = (min if select == "loss" else max)(known, key=lambda one: one.measured or 0.0)
     return [replace(one, chosen=one is best) for one in results]
-
-
-def describe_draws(children: Sequence[PlannedRun], results: Sequence[ChildResult]) -> str:
-    """Say that runs were measured on different held-out examples, if their seeds drew them."""
-    ended = [child for child, one in zip(children, results, strict=True) if not one.error]
-    seeds = {child.recipe.seed for child in ended}
-    fixed = ended[0].recipe.evaluation.seed if ended else None
-    drawn = (count_steps(one.recipe).draws_held_out(folder_of(one.name)) for one in ended)
-    if len(seeds) < 2 or fixed is not None or not any(drawn):
-        return ""
-    return (
-        f"The runs have {len(seeds)} seeds, each of which has drawn held-out examples of its own, "
-        "so that their measures differ by these as well; give evaluation.seed, and all runs have "
-        "the same."
-    )
 
 
 def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:

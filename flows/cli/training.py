@@ -299,7 +299,7 @@ def train_runs(
         return
     record = read_plan(folder)
     table = fitted(*record.table(), table_width(), ["run", "starts at", "held-out", "error"])
-    said = [summary.outcome, table, record.note, f"report  {folder.report}"]
+    said = [summary.outcome, table, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
     say(f"{lines}\nserve   ratchet serve {summary.result}")
 

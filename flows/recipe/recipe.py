@@ -281,9 +281,6 @@ class Recipe(RunRecipe):
         found = headline(scores) if select == "reward" else scores[select].finished
         return found.mean, found.interval
 
-    def draws_held_out(self, run: RunFolder) -> bool:
-        return self.evaluation.examples < len(self.held_out_split().examples())
-
     def scored_by(self) -> Iterator[str]:
         if self.algorithm.kl.coefficient > 0:
             yield f"algorithm.kl.coefficient {self.algorithm.kl.coefficient:g}"

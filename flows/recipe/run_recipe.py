@@ -250,11 +250,6 @@ class RunRecipe(FlowRecipe, ABC):
         found = read_measure(run.measure(step))
         return found.value, found.interval
 
-    def draws_held_out(self, run: RunFolder) -> bool:
-        """Return whether a finished run was measured on some of its held-out examples."""
-        measured = read_measure(run.measure(run.steps_of(self.steps)))
-        return self.evaluation.examples <= measured.examples
-
     def scored_by(self) -> Iterator[str]:
         """Yield the keys by which a sampler of the service scores what it has not sampled."""
         yield from ()

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -44,13 +43,6 @@ ALL_EQUAL = "in each group all rewards are equal"
 ALIKE = "; every rollout was told the same, so that this says nothing of the program"
 SAMPLED = ("response_token_ids", "logprobs")
 """Columns of an answered call that are trained."""
-
-
-class SpanLine(TypedDict):
-    """Span in the list of spans; further columns are for people."""
-
-    prompt: int | None
-    kept_how: str | None
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def describe_dryrun(
     alike = ALIKE if told and len(rollouts) > 1 else ""
     parts = {
         "program": _describe_program(spans, played),
-        "spans": _list_spans(spans, played.read_context),
+        "spans": _list_spans(spans),
         "kept tokens": _describe_kept(spans, learned),
         "rewards": _list_rewards(rollouts),
         "datums": "\n".join(f"{one}{alike if one.endswith(ALL_EQUAL) else ''}" for one in datums),
@@ -208,33 +200,18 @@ def read_kept_tokens(trajectories: Path) -> list[KeptTokens]:
     return [KeptTokens(**row) for row in rows.to_pylist(maps_as_pydicts="strict")]
 
 
-def _list_spans(spans: Sequence[Path], read_context: int | None) -> str:
+def _list_spans(spans: Sequence[Path]) -> str:
     """List the spans, a line each, and below them the errors, whole."""
-    rows: list[SpanLine] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    rows = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
     shown = [
         [" ".join(value.split()) if isinstance(value, str) else value for value in row.values()]
         for row in rows[:MOST_SPANS]
     ]
     left = len(rows) - len(shown)
     more = f"\n… and {left} more; `--keep` leaves all of them for `ratchet sql`" if left else ""
-    below = [
-        _warn_of_long_prompts(rows, read_context),
-        *(hanging(str(one)) for one in read_failures(spans)),
-    ]
+    below = [hanging(str(one)) for one in read_failures(spans)]
     table = fitted([*rows[0]], shown, min(terminal_width(), WIDTH), [*rows[0]][-1:])
-    return "\n\n".join([table + more, *filter(None, below)])
-
-
-def _warn_of_long_prompts(rows: Sequence[SpanLine], read_context: int | None) -> str:
-    """Say that prompts are longer than what the model has read; empty if no prompt is."""
-    # A prompt of a role that no policy answers says nothing of kept tokens: another model read it.
-    longest = max((row["prompt"] or 0 for row in rows if row["kept_how"]), default=0)
-    if read_context is None or longest <= read_context:
-        return ""
-    return (
-        f"prompts of up to {longest} tokens are beyond the {read_context} that the model has read; "
-        "what it answers to them is noise"
-    )
+    return "\n\n".join([table + more, *below])
 
 
 def _list_rewards(rollouts: Sequence[Transcript]) -> str:

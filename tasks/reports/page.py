@@ -134,7 +134,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     The page of stages or of a sweep shows their runs, with a table.
     """
     records = [read_plan(run) for run in runs]
-    tables = [(*record.table(), record.note) for record in records if record.results]
+    tables = [record.table() for record in records if record.results]
     shown = dict.fromkeys(one for run in runs for one in child_runs(run) or [run])
     chosen = {name for record in records for name in record.chosen()}
     return write_text(path, render_report([*shown], chosen=chosen, tables=tables))

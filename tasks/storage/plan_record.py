@@ -32,16 +32,12 @@ class ChildResult:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """Record of a run of several runs; `measure` names what the results' `measured` holds.
-
-    The `note` tells readers of the results what they must know.
-    """
+    """Record of a run of several runs; `measure` names what the results' `measured` holds."""
 
     recipe: dict[str, Any]
     runs: Sequence[str]
     measure: str
     results: Sequence[ChildResult] = ()
-    note: str = ""
 
     def chosen(self) -> list[str]:
         """Return the name of the run that was chosen, if one was."""

@@ -153,8 +153,7 @@ def publish_stages(run: RunFolder) -> None:
     write_run_report(run)
 
     def describe() -> str:
-        record = read_plan(run)
-        return f"{markdown_table(*record.table())}\n{record.note}\n\n[report]({run.report})"
+        return f"{markdown_table(*read_plan(run).table())}\n[report]({run.report})"
 
     words = f"What the runs of {run.name} have come to"
     publish_beside(UI_NAME, partial(_create_markdown, run, "stages", describe, words))

@@ -157,14 +157,6 @@ def test_what_models_and_users_wrote_is_shown_and_never_run() -> None:
     assert not any(name.startswith("on") for _, found in read.elements for name in found)
 
 
-def test_what_the_reader_of_a_sweep_has_to_know_stands_below_its_table(tmp_path: Path) -> None:
-    swept = RunFolder(record_run("hello").path.with_name("swept"))
-    results = [ChildResult("hello", 1, measured=0.5)]
-    write_plan(swept, PlanRecord({}, ["hello"], "reward", results, "Their <seeds> differ."))
-    read = PageReader(write_report([swept], tmp_path / "page.html").read_text())
-    assert "Their <seeds> differ." in read.text.partition("runs of the sweep")[2]
-
-
 def test_the_run_that_a_sweep_has_chosen_is_named_so_and_drawn_by_thicker_lines(
     tmp_path: Path,
 ) -> None:

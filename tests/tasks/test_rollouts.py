@@ -11,10 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.tasks.reports.dryruns import Played, describe_dryrun
 from ratchet.tasks.storage.batches import ShardBatch
-from ratchet.tasks.storage.run_folder import RunFolder
-from tests.support.credited import credited
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.servers.engine_server import TINY
 
@@ -97,13 +94,6 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
         if said.name == "ratchet.adapters.rendering.chat"
     ]
     assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
-    text = describe_dryrun(
-        [RunFolder(tmp_path).spans(BATCH)],
-        {},
-        credited("centred"),
-        Played(str(TINY), served.context, served.read_context),
-    )
-    assert f"prompts of up to {prompt} tokens are beyond the 2048 that the model has read" in text
 
 
 def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:

@@ -107,7 +107,7 @@ def watched(run: RunFolder) -> str:
 
 def tried(run: RunFolder) -> str:
     batches = run.sealed("train-00001")
-    return "\n\n".join([_list_spans(batches, None), _show_best(read_transcripts(batches))])
+    return "\n\n".join([_list_spans(batches), _show_best(read_transcripts(batches))])
 
 
 RENDERED = {

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ratchet.flows.recipe.loading import changed_recipe, recipe_options, swept_r
 from ratchet.flows.recipe.plan import SweepRecipe, as_overrides, name_child
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.stages import PlanSummary
-from ratchet.flows.sweep import check_sweep, choose, describe_draws, sweep
+from ratchet.flows.sweep import check_sweep, choose, sweep
 from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.reports.page import write_report
 from ratchet.tasks.storage.files import write_text
@@ -232,29 +231,6 @@ def test_runs_are_not_measured_alike_where_held_out_examples_are_measured_otherw
     recipe = changed_recipe(base, (), RunRecipe)
     other = changed_recipe(base, as_overrides(values), RunRecipe)
     assert other.measured_by("reward") != recipe.measured_by("reward")
-
-
-def test_seeds_that_have_drawn_other_held_out_examples_are_told(no_tinker: None) -> None:
-    def told(values: dict[str, Any], failed: Sequence[str] = ()) -> str:
-        children = check_sweep(made(**values), "x").children
-        names = [child.name for child in children]
-        results = [
-            ChildResult(name, 2, error="lost")
-            if name in failed
-            else ChildResult(name, 2, measured=0.5)
-            for name in names
-        ]
-        return describe_draws(children, results)
-
-    seeds = {"grid": {"seed": [0, 1], "optimizer.learning_rate": [0.1, 0.2]}}
-    assert "have 2 seeds, each of which has drawn held-out examples of its own" in told(seeds)
-    assert told(seeds, failed=["x-seed1-lr0.1", "x-seed1-lr0.2"]) == ""
-    assert told({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}) == ""
-    assert "give evaluation.seed, and all runs have the same" in told(seeds)
-    same = BASE["evaluation"] | {"seed": 3}
-    assert told(seeds | {"base": BASE | {"evaluation": same}}) == ""
-    all_of_hello = BASE["evaluation"] | {"examples": 128}
-    assert told(seeds | {"base": BASE | {"evaluation": all_of_hello}}) == ""
 
 
 def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equal_ones() -> None:
