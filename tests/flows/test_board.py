@@ -18,7 +18,6 @@ from ratchet.adapters.network.app_server import AppServer
 from ratchet.flows.server.board import COOKIE, SentHeaders, board_app
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
-from ratchet.tasks.reports.page import render_report
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.tasks.test_journal import NOON
@@ -197,22 +196,6 @@ def test_curves_of_the_ticked_runs_are_drawn_over_each_other(board: TestClient) 
     assert "2 runs" in shown(board, "/compare?run=one&run=two&sort=newest")
 
 
-def test_a_ticked_run_stays_ticked_on_other_pages(board: TestClient) -> None:
-    record_run("oldest")
-    for number in range(50):
-        begin_run(f"later-{number}")
-    page = board.get("/?run=oldest").text
-    assert len(names_of(board, "/?run=oldest")) == 50
-    assert re.findall("<bdi>(.*?)</bdi>", page.split('class="legend"')[1].split("</p>")[0]) == [
-        "oldest"
-    ]
-    assert '<input type="hidden" name="run" value="oldest">' in page
-    assert names_of(board, "/?run=oldest&page=2") == ["oldest"]
-    assert (
-        'value="oldest" aria-label="tick oldest" checked' in board.get("/?run=oldest&page=2").text
-    )
-
-
 def test_a_damaged_or_half_written_run_is_a_row_that_says_so(board: TestClient, runs: Path) -> None:
     record_run("sound")
     for name in ("half", "older", "deep", "metrics", "scores"):
@@ -341,17 +324,6 @@ def test_a_page_is_loaded_again_while_its_run_trains(board: TestClient) -> None:
         assert "2 of 2 steps" in shown(board, "/runs/hello")
     for path in paths:
         assert refresh not in board.get(path).text, path
-
-
-def test_a_page_of_the_board_is_the_report_in_a_frame(board: TestClient) -> None:
-    run = record_run("hello")
-    report = render_report([run]).split("<body>")[1].split("</body>")[0].strip()
-    page = board.get("/runs/hello").text
-    head, _, body = report.partition("</h1>")
-    assert head == "<h1>hello"
-    assert body in page
-    assert "<bdi>hello</bdi>" in page
-    assert "<h1>" not in page, "the name stands once"
 
 
 def test_no_run_is_locked_or_changed_by_being_looked_at(board: TestClient, runs: Path) -> None:

@@ -19,10 +19,6 @@ from ratchet.tasks.storage.run_folder import RunError
 from tests.support.processes import run
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = (
-    *("train", "resume", "fork", "replay", "evaluate", "dryrun", "serve"),
-    *("runs", "report", "sql", "keys", "engine", "init", "server", "deploy", "worker"),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -46,36 +42,12 @@ def test_every_training_deployment_has_a_recipe_whose_dataset_is_there(name: str
     assert (ROOT / recipe.dataset.path).exists()
 
 
-def test_the_published_gsm8k_experiment_has_its_published_values() -> None:
-    recipe = named_recipe("gsm8k-llama")
-    rollouts, optimizer = recipe.rollouts, recipe.optimizer
-    assert recipe.agent == named_recipe("gsm8k").agent == "gsm8k"
-    assert (recipe.dataset.path, recipe.model.base) == (
-        "hub:openai/gsm8k/main",
-        "meta-llama/Llama-3.2-3B",
-    )
-    assert (rollouts.groups, rollouts.group_size, rollouts.lag, rollouts.max_tokens) == (
-        *(96, 8, 1),
-        2048,
-    )
-    assert (optimizer.learning_rate, optimizer.grad_clip_norm) == (1e-5, 1.0)
-    assert (recipe.model.lora_rank, recipe.seed) == (32, 42)
-    problems = 7473
-    assert (recipe.steps - 1) * rollouts.groups < problems <= recipe.steps * rollouts.groups
-
-
 def test_an_entry_of_a_table_is_put_over_the_deployment_s_by_its_name() -> None:
     overrides = ["roles.answerer=openai/gpt-4o-mini", "roles.search=policy"]
     roles = named_recipe("twenty_questions", overrides).roles
     assert (roles["answerer"], roles["search"]) == ("openai/gpt-4o-mini", "policy")
     settings = ["algorithm.loss=ppo", "algorithm.loss_settings.clip_low_threshold=0.8"]
     assert named_recipe("hello", settings).algorithm.loss_settings == {"clip_low_threshold": 0.8}
-
-
-def test_values_are_put_over_the_deployments() -> None:
-    recipe = named_recipe("hello", ["rollouts.groups=3", "steps=2", "algorithm.loss=ppo"])
-    assert (recipe.rollouts.groups, recipe.steps, recipe.algorithm.loss) == (3, 2, "ppo")
-    assert recipe.rollouts.group_size == named_recipe("hello").rollouts.group_size
 
 
 @pytest.mark.parametrize(
@@ -135,40 +107,17 @@ def test_the_keys_of_a_section_are_listed_alone() -> None:
     assert keys_of() == keys_of("train")
 
 
-def test_the_listed_keys_carry_their_explanations() -> None:
-    assert "optimizer.learning_rate (float" in recipe_options()
-    assert "Step size" in recipe_options()
-
-
-def test_errors_are_one_line_without_a_stack_trace() -> None:
-    said = ratchet("train", "hello", "--set", "seeds=1")
-    assert said.returncode == 2
-    assert said.stderr.startswith("ratchet: a recipe has no key 'seeds'; did you mean 'seed'?")
-    assert said.stderr.count("\n") == 1
-
-
 def test_the_version_is_that_of_the_package() -> None:
     said = ratchet("--version")
     assert (said.returncode, said.stdout) == (0, f"ratchet {version('ratchet-rl')}\n")
 
 
-def test_runs_are_listed(tmp_path: Path) -> None:
-    said = ratchet("runs", RATCHET_RUNS=str(tmp_path / "runs"), HOME=str(tmp_path))
-    assert (said.returncode, said.stderr) == (0, "")
-    assert "holds no runs yet" in said.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("resume", "old"), ("fork", "old", "--at", "1"), ("replay", "old"), ("serve", "old")],
-    ids=lambda arguments: arguments[0],
-)
 def test_a_run_of_an_older_format_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
     write_text(tmp_path / "old" / "manifest.json", '{"recipe": {"agent": "hello", "steps": 2}}')
-    said = CliRunner().invoke(app, arguments)
+    said = CliRunner().invoke(app, ["resume", "old"])
     assert isinstance(said.exception, RunError)
     assert "was written by an older Ratchet, in format 1" in str(said.exception)
     listed = CliRunner().invoke(app, ["runs"]).output
@@ -192,11 +141,6 @@ def test_prefect_is_set_up_before_a_command_imports_it(
     monkeypatch.setattr("ratchet.flows.cli.training.recipe_of", load)
     with pytest.raises(RunError, match="Prefect logs INFO"):
         app([*command.split(), "--verbose"], standalone_mode=False)
-
-
-def test_help_names_every_command() -> None:
-    said = ratchet("--help").stdout
-    assert all(name in said for name in COMMANDS)
 
 
 def test_no_flow_imports_the_hub_s_client_before_a_local_model_has_it_offline() -> None:

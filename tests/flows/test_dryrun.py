@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.recipes import OfflineError, shrink, take_offline
+from ratchet.flows.cli.recipes import OfflineError, take_offline
 from ratchet.tasks.datums import build_datums
 from ratchet.tasks.reports.dryruns import (
     KeptTokens,
@@ -70,21 +70,6 @@ def test_a_dry_run_shows_what_is_recorded_and_leaves_nothing(
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(flow_run_filter=tagged)
     assert any(run.name.startswith("dryruns/hello-") for run in runs)
-
-
-@pytest.mark.usefixtures("prefect_server", "no_tinker")
-def test_a_dry_run_as_json_has_the_reward_or_the_error_of_each_rollout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    said = CliRunner().invoke(app, ["dryrun", "hello", "--examples", "1", "--json"])
-    assert said.exit_code == 0, said.output
-    record = json.loads(said.stdout)
-    assert [*record] == ["rollouts", "failed", "rewards", "errors", "report", "whole"]
-    assert (record["rollouts"], record["failed"], record["errors"]) == (2, 0, {})
-    assert [*record["rewards"]] == ["train-00000-0000-00", "train-00000-0000-01"]
-    assert "# datums" in record["report"]
 
 
 @pytest.mark.usefixtures("prefect_server", "tiny_chat")
@@ -208,12 +193,6 @@ def test_a_kept_dry_run_ends_with_the_query_that_lists_its_failures(
         assert [*row] == ["run", "rollout_id", "error_type", "error_message"]
         assert row["error_type"] == "KeyError"
         assert re.fullmatch(r"'no such column' at .*failing\.py:3", row["error_message"])
-
-
-def test_a_shrunk_recipe_is_small_and_logs_nowhere() -> None:
-    recipe = shrink(small_recipe(tracking={"project": "p"}, steps=9), 3)
-    assert (recipe.steps, recipe.rollouts.groups, recipe.rollouts.group_size) == (1, 3, 2)
-    assert recipe.tracking.project is None
 
 
 def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:

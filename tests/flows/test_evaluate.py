@@ -44,10 +44,6 @@ async def ask_the_oracle(
     return float(bool(await duel.answer(example["identity"], **roles["oracle"])))
 
 
-async def praise(example: dict[str, Any], **_: str) -> dict[str, float]:
-    return {one["id"]: 0.5 for one in example["rollouts"]}
-
-
 def foretell(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
     return "I am silent."
 
@@ -244,38 +240,11 @@ def test_an_evaluation_that_nobody_answered_is_played_when_its_run_goes_on(runs:
     assert first.read_bytes() == sound
 
 
-def test_a_judge_is_shown_the_games_that_were_played_again(runs: Path) -> None:
-    judge = {"agent": f"{__name__}:praise", "sees": "rollout", "role": "examiner"}
-    recipe = mended(evaluation={"examples": 4, "greedy": False, "judge": judge})
-    (runs / "broken").write_text("test-00000-0001")
-    scores = evaluate(recipe, model="base").scores
-    assert (scores["judged"].failed, scores["judged"].finished.examples) == (1, 3)
-    (runs / "broken").unlink()
-    scores = evaluate(recipe, model="base", redo_failed=True).scores
-    assert (scores["judged"].failed, scores["judged"].finished.examples) == (0, 4)
-
-
 @pytest.mark.usefixtures("runs")
 def test_an_evaluation_whose_agent_asks_no_model_is_no_result() -> None:
     recipe = small_recipe(agent="tests.flows.test_train:ask_nobody")
     with pytest.raises(StepStopped, match="none has a call of the evaluated model that was"):
         evaluate(recipe, model="base")
-
-
-def test_a_run_whose_baseline_failed_goes_on_with_a_baseline_when_its_agent_is_mended(
-    runs: Path,
-) -> None:
-    (runs / "broken").write_text("test-00000 greedy-00000")
-    with pytest.raises(StepStopped, match="So there is nothing to score"):
-        train(mended(), run="one")
-    run = RunFolder(runs / "one")
-    assert run.evaluations() == []
-    (runs / "broken").unlink()
-    train(mended(), run="one")
-    train(mended(), run="other")
-    others = RunFolder(runs / "other").evaluations()
-    assert [read_evaluation(path) for path in run.evaluations()] == [*map(read_evaluation, others)]
-    assert [score.failed for score in read_evaluation(others[0]).values()] == [0, 0]
 
 
 @pytest.mark.usefixtures("runs")
@@ -285,20 +254,11 @@ def test_who_is_evaluated_is_said_in_one_way() -> None:
         EvalTarget.find(recipe, "one", None, "base")
     with pytest.raises(RunError, match="there is no run at"):
         EvalTarget.find(recipe, None, None, "none@3")
+    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
+        EvalTarget.find(recipe, None, None, None)
     with pytest.raises(RunError, match="RUN@STEP does, such as one@10"):
         CheckpointName.parse("one@last")
     assert CheckpointName.parse("one@3") == CheckpointName("one", "", 3)
-
-
-def test_a_run_of_an_older_format_is_not_evaluated(runs: Path) -> None:
-    recipe = small_recipe().model_dump(mode="json")
-    write_text(runs / "old" / "manifest.json", json.dumps({"recipe": recipe}))
-    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
-        EvalTarget.find(small_recipe(), "old", None, None)
-    with pytest.raises(RunError, match="written by an older Ratchet, in format 1"):
-        EvalTarget.find(small_recipe(), None, None, "old@1")
-    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
-        EvalTarget.find(small_recipe(), None, None, None)
 
 
 def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:

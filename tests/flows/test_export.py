@@ -21,7 +21,7 @@ from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.checkpoints.serving import serve_model
 from ratchet.flows.cli.commands import app
 from ratchet.flows.export import ExportForm, export
-from ratchet.tasks.reports.exports import Exported, ExportRefused, Parity
+from ratchet.tasks.reports.exports import ExportRefused, Parity
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
@@ -180,14 +180,6 @@ def test_bfloat16_that_rounds_away_the_training_is_refused() -> None:
         Parity(9, written=1e-6, base=0.05, tolerance=1e-4, rounded=0.08).check()
     with pytest.raises(ExportRefused, match="give a larger --tolerance"):
         Parity(9, written=float("nan"), base=0.05, tolerance=1e-4).check()
-
-
-def test_a_small_rank_without_a_head_needs_no_notes() -> None:
-    parity = Parity(9, written=1e-6, base=0.5, tolerance=1e-4)
-    plain = Exported(
-        "r@1", "peft", "b", "", 16, head=False, tied=True, renderer="", thinking=None, parity=parity
-    )
-    assert list(plain.notes()) == []
 
 
 @pytest.mark.usefixtures("whole")

@@ -403,13 +403,6 @@ def test_a_full_disk_is_a_sentence_with_its_remedy(
     assert fetching.left() == ({"tiny.gguf"} if too_large == "prepared" else set())
 
 
-def test_a_cache_that_cannot_be_written_is_a_sentence(fetching: Fetching) -> None:
-    fetching.cache.write_text("")
-    refused = fetching.fetch()
-    assert refused.returncode == 1
-    assert "mend that, or give another XDG_CACHE_HOME" in refused.stderr.splitlines()[-1]
-
-
 def test_a_python_without_pip_is_told_what_installs_it(fetching: Fetching, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()

@@ -1,7 +1,6 @@
 """The project that `ratchet init` writes, and whose recipes a command finds first."""
 
 import asyncio
-import json
 import os
 import re
 import shlex
@@ -30,7 +29,6 @@ from ratchet.flows.cli.new_project import (
 )
 from ratchet.flows.recipe.loading import RecipeError, named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
-from ratchet.flows.server.prefect_server import POOL
 from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door
 from tests.support.servers.prefect_api import prefect_api
@@ -98,13 +96,6 @@ def test_the_project_s_test_passes_without_anything_of_ours() -> None:
     assert "passed" in ran.stdout
 
 
-def test_the_deployment_names_a_flow_of_the_wheel_and_the_pool(kind: Kind) -> None:
-    [deployment] = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
-    assert deployment["name"] == kind.name
-    assert deployment["entrypoint"] == "ratchet.flows.train.train"
-    assert deployment["work_pool"]["name"] == POOL
-
-
 @of_own_agents
 def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> None:
     text = Path("README.md").read_text()
@@ -131,22 +122,6 @@ def test_the_readme_of_a_program_is_a_screen_whose_commands_and_files_exist(kind
     files = {file for file in re.findall(r"`([a-z]+[/.][\w/.-]+)`", text) if "RUN" not in file}
     assert {f"datasets/{kind.dataset}", "prefect.yaml", "say.jsonl"} <= files
     assert all(Path(file).exists() for file in files)
-
-
-@of_programs
-def test_a_program_is_of_one_version(kind: Kind) -> None:
-    [pins] = Path("program").iterdir()
-    if pins.name == "package.json":
-        versions = json.loads(pins.read_text())["dependencies"].values()
-    else:
-        versions = [line.split("==")[1] for line in pins.read_text().splitlines()]
-    assert all(re.fullmatch(r"[\d.]+", version) for version in versions)
-    assert pins.name in kind.install or "npm install" in kind.install
-
-
-@of_programs
-def test_the_words_of_a_program_show_no_key(kind: Kind) -> None:
-    assert "_API_KEY" not in named_recipe(kind.name).agent
 
 
 def test_a_key_among_the_words_of_a_command_is_warned_of_once(
@@ -282,18 +257,6 @@ def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path
             created = api.post(f"/deployments/{deployed['id']}/create_flow_run", json={})
             assert created.status_code == 201, created.text
             api.delete(f"/flow_runs/{created.json()['id']}")
-
-
-def test_init_says_what_it_has_written(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["init", str(tmp_path / "mine")])
-    assert said.exit_code == 0
-    assert str(tmp_path / "mine" / "prefect.yaml") in said.output.splitlines()
-    assert f"`ratchet dryrun {AGENT}`" in said.output
-    said = CliRunner().invoke(app, ["init", "--kind", "command", str(tmp_path / "other")])
-    assert said.exit_code == 0
-    assert "command:python3" in (tmp_path / "other" / "prefect.yaml").read_text()
-    said = CliRunner().invoke(app, ["init", "--kind", "codex", str(tmp_path / "program")])
-    assert "`npm install --prefix program` in " in said.output
 
 
 def test_a_folder_without_deployments_is_not_deployed(

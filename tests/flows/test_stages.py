@@ -16,19 +16,15 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.binding import read_bound
 from ratchet.flows.checkpoints.names import best_step
 from ratchet.flows.cli.training import delete_runs, find_replaced_from
-from ratchet.flows.recipe.loading import changed_recipe, recipe_options
+from ratchet.flows.recipe.loading import changed_recipe
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.stages import check_stages, stages
 from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.page import write_report
-from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.storage.owners import last_owner
 from ratchet.tasks.storage.plan_record import (
-    ChildResult,
-    PlanRecord,
     child_runs,
     read_plan,
-    write_plan,
 )
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
@@ -207,18 +203,3 @@ def test_a_run_without_stages_is_not_taken_for_one_that_has_them(whole: RunFolde
         check_stages(RECIPE, NAMES[0])
     with pytest.raises(UserError, match="there is no run nobody of stages"):
         find_replaced_from("nobody", RECIPE.names(), "texts")
-
-
-def test_the_table_of_stages_fits_100_columns_and_says_held_out_once(tmp_path: Path) -> None:
-    held_out = "held-out accuracy 0.93 → 0.98 in 13 steps"
-    result = ChildResult("st1-2-rewards", 5, "rewards", "st1-1-texts@5", held_out, 0.96, (0.9, 1.0))
-    record = PlanRecord({}, ["st1-2-rewards"], "agent's reward", [result])
-    write_plan(RunFolder(tmp_path), record)
-    table = fitted(*read_plan(RunFolder(tmp_path)).table(), 100, ["held-out"])
-    assert "  accuracy 0.93 → 0.98  " in table
-    assert max(map(len, table.splitlines())) <= 100
-
-
-def test_every_key_of_a_stage_is_listed() -> None:
-    listed = recipe_options("stages")
-    assert all(f"stages.NAME.{key} (" in listed for key in ("name", "flow", "start", "recipe"))

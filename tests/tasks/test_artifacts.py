@@ -145,11 +145,6 @@ def test_the_table_of_metrics_has_the_eight_columns_that_one_reads(run: RunFolde
     assert metric_rows(run)[4]["KL"] == 0.25
 
 
-def test_a_column_of_which_no_step_has_a_value_is_left_out(run: RunFolder) -> None:
-    assert [*metric_rows(run)[0]] == ["step", "reward", "tokens", "seconds"]
-    assert metric_rows(RunFolder(run.path / "new")) == []
-
-
 def test_evaluations_lead_with_the_reward_and_shorten_the_paths_of_weights(run: RunFolder) -> None:
     path = "tinker://0c9f7f3e-58a1-4d0f-9d9a-0d5a2c5d8f11:train:0/sampler_weights/00004-1-e0d234"
     Ledger(run.checkpoints(POLICY)).add(Checkpoint(4, sampler=path, state=None))

@@ -56,6 +56,7 @@ def test_a_game_has_its_example_how_it_went_and_what_was_said(spans: Path) -> No
     assert (won["index"], won["answer"], won["category"]) == (12, "cat", "animal")
     assert "split" not in read_games([spans], ["answer"])[0]
     assert (won["reward"], won["correct"], won["error"]) == (1.0, True, None)
+    assert read_games([spans], threshold=1.5)[0]["correct"] is False
     assert (won["turn_index"], won["num_tool_calls"]) == (2, 1)
     turns: Any = won["interactions"]
     said = [(turn["role"], turn["question"], turn["response"]) for turn in turns]
@@ -90,10 +91,6 @@ def test_a_refused_call_is_told_with_its_game_and_makes_none(tmp_path: Path) -> 
     (game,) = read_games([write_table(spans_table(rows), tmp_path / "spans.parquet")])
     told = "context_length_exceeded: 9 tokens, and 8 are the limit"
     assert game["refused"] == [{"role": "policy", "why": told}]
-
-
-def test_a_game_is_correct_from_the_threshold_on(spans: Path) -> None:
-    assert read_games([spans], threshold=1.5)[0]["correct"] is False
 
 
 def test_games_are_written_a_line_each(spans: Path, tmp_path: Path) -> None:

@@ -69,10 +69,6 @@ def call(number: int, kind: str, tokens: int = 0) -> Span:
     return span | {**answer, "gen_ai_usage_output_tokens": tokens} if kind == "llm" else span
 
 
-def test_a_run_that_is_not_there_yet_is_starting(tmp_path: Path) -> None:
-    assert ProgressReader(RunFolder(tmp_path / "new")).look().doing == "starting"
-
-
 def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_they_come(
     run: RunFolder, journal: Journal
 ) -> None:

@@ -15,7 +15,7 @@ from ratchet.flows.cli.commands import app
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
-from ratchet.tasks.reports.board.runs import count, list_runs, runs_table
+from ratchet.tasks.reports.board.runs import list_runs, runs_table
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.manifest import bind_run, write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -120,15 +120,6 @@ def test_dollars_have_a_column_if_a_price_is_known_and_minutes_none_if_steps_ove
     assert dict(zip(names, lagging, strict=True))["min"] == "-"
 
 
-def test_a_table_that_goes_to_no_terminal_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    name = "a-run-with-a-name-that-is-long" * 5
-    make_run(name, steps=1, done=1)
-    assert name in CliRunner().invoke(app, ["runs"]).stdout
-    monkeypatch.setenv("COLUMNS", "80")
-    assert name not in CliRunner().invoke(app, ["runs"]).stdout
-
-
 def test_runs_are_listed_for_programs(runs: Path) -> None:
     evaluate(make_run("a", steps=4, done=2), 2, 1.0, 0.0)
     (runs / "b").mkdir()
@@ -202,15 +193,6 @@ def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> Non
     assert "train-00001.0.parquet is damaged" in runs_table(100)
 
 
-def test_a_run_that_was_stopped_at_a_step_whose_rollouts_failed_says_their_error() -> None:
-    run = make_run("broken", steps=4, done=1)
-    sealed(run.spans("train-00001.0"), rollout(0, ended(None, "KeyError"), step=1))
-    run.journal("train-00001.0").parent.mkdir()
-    run.journal("train-00001.0").touch()
-    _, _, error = runs_table(100).partition("\n\n")
-    assert error.startswith("broken, the last error in train-00001-0000-00:\n")
-
-
 def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
     make_run("sound", steps=4, done=1)
     damaged = make_run("damaged", steps=4, done=1)
@@ -219,14 +201,3 @@ def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
     assert [line.split()[0] for line in listed.splitlines()[1:]] == ["damaged", "sound"]
     assert listed.splitlines()[1].split()[-3:].count("damaged") == 1
     assert said.startswith("damaged: line 1 of ")
-
-
-def test_nothing_that_a_terminal_obeys_is_in_the_table(runs: Path) -> None:
-    write_manifest(RunFolder(runs / "a\x1b[2Jb"), RECIPE | {"steps": 1}, FINGERPRINT)
-    assert "\x1b" not in runs_table(100)
-
-
-def test_counts_are_written_in_few_letters() -> None:
-    assert [count(n) for n in (0, 940, 93_840, 1_230_000, 4.2e9)] == [
-        *("0", "940", "93.8k", "1.2M", "4.2G")
-    ]

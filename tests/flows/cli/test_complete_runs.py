@@ -1,6 +1,5 @@
 """A run that has all that it is to have: `resume` says what it has come to, and opens nothing."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ratchet.adapters.process.clock import EVALUATION, phases
+from ratchet.adapters.process.clock import phases
 from ratchet.flows.cli import training
 from ratchet.flows.cli.commands import app
 from ratchet.flows.opening.checks import is_complete
@@ -50,12 +49,6 @@ def test_a_complete_run_is_resumed_without_an_engine_or_a_server(
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
-def test_what_a_run_has_come_to_is_written_for_programs(run: RunFolder) -> None:
-    summary = json.loads(call("resume", "run", "--json").stdout)
-    assert (summary["run"], summary["steps"], summary["measure"]) == ("run", 2, "reward")
-    assert summary["before"] is not None
-
-
 @pytest.mark.parametrize(
     "lost", [lambda run: run.evaluation("00000"), lambda run: run.metrics], ids=["scores", "steps"]
 )
@@ -70,14 +63,3 @@ def test_a_run_that_lacks_something_is_not_complete(
 def test_a_run_whose_tracker_may_be_behind_is_not_complete(run: RunFolder) -> None:
     tracked = RECIPE.tracking.model_copy(update={"project": "mine"})
     assert not is_complete(run, RECIPE.model_copy(update={"tracking": tracked}))
-
-
-def test_a_run_that_goes_on_divides_the_time_of_its_command(run: RunFolder) -> None:
-    run.evaluation("00000").unlink()
-    phases()._seconds[EVALUATION] = 2.0  # a phase of less than half a second is not told
-    said = call("resume", "run")
-    assert run.evaluation("00000").exists()
-    [time] = re.findall(r"^time .*", said.stdout, re.M)
-    total, *parts = map(int, re.findall(r"(\d+) s\b", time))
-    assert sum(parts) == total
-    assert "s to start, " in time

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID, uuid4
 
@@ -15,18 +14,14 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed
-from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.loading import changed_recipe
 from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.server import deployed_runs
 from ratchet.flows.server.deployed_runs import cancel_deployed, choose_deployment, train_deployed
 from ratchet.flows.sweep import check_sweep, sweep
-from ratchet.tasks.storage.files import write_text
-from ratchet.tasks.storage.plan_record import PlanRecord, has_plan, write_plan
-from ratchet.tasks.storage.run_folder import RunError, folder_of
+from ratchet.tasks.storage.run_folder import RunError
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
 
@@ -67,28 +62,6 @@ def test_runs_at_once_need_a_server() -> None:
         pytest.raises(UserError, match=r"at_once 2 needs workers .* none is set; start `ratchet s"),
     ):
         check_sweep(recipe, "x")
-
-
-@pytest.mark.usefixtures("no_tinker")
-def test_nothing_is_deleted_of_a_sweep_that_workers_cannot_train(
-    root: Path, tmp_path: Path
-) -> None:
-    base = small_recipe().model_dump_json()
-    file = write_text(tmp_path / "base.yaml", base)
-    write_plan(folder_of("x"), PlanRecord({}, (), ""))
-    words = ["sweep", str(file), "--set", "seed=1,2", "--run", "x", "--if-exists", "delete"]
-    with (
-        temporary_settings({PREFECT_API_URL: None}),
-        pytest.raises(UserError, match="needs workers of a Prefect server"),
-    ):
-        CliRunner().invoke(app, [*words, "--at-once", "2"], catch_exceptions=False)
-    assert has_plan(folder_of("x"))
-
-
-def test_a_deployment_of_runs_in_turn_does_nothing() -> None:
-    values = {"flow": "sweep", "base": "hello", "grid": {"steps": [1, 2]}, "deployment": "a/b"}
-    with pytest.raises(UserError, match="deployment a/b does nothing where the runs are trained"):
-        changed_recipe(values, (), SweepRecipe)
 
 
 def test_a_flow_without_a_deployment_is_refused(flow: str, deploy: Deploy) -> None:
@@ -195,27 +168,6 @@ def test_a_flow_run_of_the_same_name_with_other_parameters_is_refused(
     begin(flow, runs[0], "another")
     with pytest.raises(UserError, match=f"flow run {runs[0]} .* is under way with other param"):
         train(flow, runs)
-
-
-@pytest.mark.usefixtures("root", "no_tinker")
-def test_nothing_is_deleted_of_a_sweep_whose_run_workers_train_otherwise(
-    flow: str, deploy: Deploy, tmp_path: Path
-) -> None:
-    deploy(flow, of="train")
-    begin_worker(flow)
-    with get_client(sync_client=True) as client:
-        id = choose_deployment("train", 2, flow, None).id
-        other = {
-            "run": f"{flow}-seed1",
-            "recipe": small_recipe(seed=1, steps=9).model_dump(mode="json"),
-        }
-        client.create_flow_run_from_deployment(id, name=f"{flow}-seed1", parameters=other)
-    file = write_text(tmp_path / "base.yaml", small_recipe().model_dump_json())
-    write_plan(folder_of(flow), PlanRecord({}, (), ""))
-    line = f"sweep {file} --set seed=1,2 --run {flow} --if-exists delete --at-once 2"
-    with pytest.raises(UserError, match=f"flow run {flow}-seed1 .* with other parameters"):
-        CliRunner().invoke(app, [*line.split(), "--deployment", flow], catch_exceptions=False)
-    assert has_plan(folder_of(flow))
 
 
 def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 
 from ratchet.adapters.errors import UserError
-from ratchet.flows.recipe.loading import changed_recipe, recipe_options, swept_recipe
+from ratchet.flows.recipe.loading import changed_recipe, swept_recipe
 from ratchet.flows.recipe.plan import SweepRecipe, as_overrides, name_child
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.stages import PlanSummary
@@ -241,8 +241,3 @@ def test_the_best_has_the_highest_reward_or_the_lowest_loss_and_the_first_of_equ
     assert [one.run for one in chosen["loss"] if one.chosen] == ["run4"]
     with pytest.raises(RunError, match=r"each run has failed \(1\), a since it broke; mend"):
         choose([ChildResult("a", 0, error="it broke")], "reward")
-
-
-def test_every_key_of_a_sweep_is_listed() -> None:
-    listed = recipe_options("sweep")
-    assert all(f"{key} (" in listed for key in ("base", "replay", "grid", "listed", "select"))

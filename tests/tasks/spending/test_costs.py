@@ -13,7 +13,7 @@ from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.recording.spans import OURS
 from ratchet.tasks.reports.tables import describe_costs
-from ratchet.tasks.spending.ledger import REPEATED, TOKEN_KINDS, UNANSWERED, USED, read_ledger
+from ratchet.tasks.spending.ledger import TOKEN_KINDS, USED, read_ledger
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
@@ -63,36 +63,19 @@ def test_the_ledger_of_a_run_has_the_tokens_of_its_files(whole: RunFolder) -> No
     assert read_ledger(whole).tokens(answered=False) == dict.fromkeys(TOKEN_KINDS, 0)
 
 
-def test_every_purpose_of_a_run_has_its_rows(whole: RunFolder) -> None:
-    rows = read_ledger(whole).rows
-    assert {(row.purpose, row.role, row.use) for row in rows} == {
-        ("evaluation", "policy", USED),
-        ("references", "policy", USED),
-        ("rollouts", "policy", USED),
-        ("updates", "policy", USED),
-    }
-    assert [row.step for row in rows if row.purpose == "updates"] == [0, 1]
-    assert all(row.tokens["trained"] for row in rows if row.purpose == "updates")
-
-
-@pytest.mark.parametrize("killed", [dying_in_update(1), dying_in_batch("train-00001.0")])
+@pytest.mark.parametrize(
+    ("killed", "purpose"),
+    [(dying_in_update(1), "updates"), (dying_in_batch("train-00001.0"), "rollouts")],
+)
 def test_a_run_whose_engine_died_has_used_the_tokens_of_one_that_nothing_disturbed(
-    killed: AbstractContextManager[None], whole: RunFolder, tmp_path: Path
+    killed: AbstractContextManager[None], purpose: str, whole: RunFolder, tmp_path: Path
 ) -> None:
     run = die_and_go_on(kept_near(), killed, tmp_path)
     used, of_whole = used_by(run), used_by(whole)
     again = [used.pop(("updates", 1)), of_whole.pop(("updates", 1))]
     assert used == of_whole
     assert again[0] >= again[1]  # the weights that were made again are compared with those before
-    assert {row.use for row in read_ledger(run).rows} - {USED}
-
-
-def test_an_update_that_was_made_again_is_repeated_or_was_not_answered(
-    prefect_server: None, no_tinker: None, tmp_path: Path
-) -> None:
-    run = die_and_go_on(small_recipe(), dying_in_update(1), tmp_path)
-    uses = {row.use for row in read_ledger(run).rows if row.purpose == "updates"}
-    assert uses & {REPEATED, UNANSWERED}
+    assert {row.use for row in read_ledger(run).rows if row.purpose == purpose} - {USED}
 
 
 def test_a_failed_rollouts_tokens_are_told_apart(root: Path) -> None:
