@@ -142,6 +142,7 @@ OUTSIDE_A_RUN = {
     "tasks/recording/journal.py",  # is part of the seam: it syncs each span
     "tasks/examples/reading.py",  # reads data sets
     "tasks/examples/rows.py",  # likewise
+    "tasks/tracking/trackers.py",  # reads the folders of W&B
 }
 
 OWN_LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop"}

@@ -1,7 +1,6 @@
 """Trackers of experiments, and Weights & Biases: metrics, tables and checkpoints of a run."""
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ratchet.adapters.calls import POLICY
 from ratchet.tasks.checkpoints import Checkpoint
 from ratchet.tasks.settings.run import Tracking
+from ratchet.tasks.storage.files import remove_folder, write_text
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -110,17 +110,14 @@ class WandbTracker(Tracker):
             *earlier, _ = offline_folders(self._folder, self._id)
             for folder in earlier:
                 if not _is_synced(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_folder(folder)
         with _failing():
             self._run.finish()
 
     def _note(self, next_step: int) -> None:
         """Note what the offline folder has before it has it: a step is never sent twice."""
         if self._run.offline:
-            note = Path(self._run.settings.sync_dir) / NEXT_STEP
-            unfinished = note.with_suffix(".new")
-            unfinished.write_text(f"{next_step}")
-            unfinished.replace(note)  # a kill leaves a whole note
+            write_text(Path(self._run.settings.sync_dir) / NEXT_STEP, f"{next_step}")
 
     def _init(self) -> "Run":
         import wandb
