@@ -194,8 +194,8 @@ programs: $(READY) ## install finished programs (Codex, Claude Code, aider and s
 
 FUZZ ?= 10000
 
-fuzz: $(READY) ## send the door 10,000 requests by its document, and as many by its clients' types (FUZZ=n)
-	FUZZ=$(FUZZ) $(BIN)/python -m pytest --log-cli-level=INFO tests/adapters/door/test_door_fuzz.py
+fuzz: $(READY) ## send the door 10,000 requests by its document (FUZZ=n)
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/adapters/door/test_door_fuzz.py
 
 INSPECT := .venv-inspect/bin/inspect
 INSPECT_READY := .venv-inspect/.ready

@@ -4,43 +4,64 @@ import asyncio
 import hmac
 import json
 import logging
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from itertools import product
-from typing import Self
+from typing import Protocol, Self
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ratchet.adapters.calls import CallId, Completion, Refused
+from ratchet.adapters.calls import PATHS, CallId, Completion, JsonObject, Refused
 from ratchet.adapters.calls import Request as ChatRequest
-from ratchet.adapters.dialects import openai_chat
+from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from ratchet.adapters.dialects.fields import bad_request, refuse_constant
 from ratchet.adapters.dialects.google_generate import GenerateContent
-from ratchet.adapters.dialects.table import (
-    DIALECTS,
-    GOOGLE,
-    VERBS,
-    Dialect,
-    dialect_of,
-    name_response,
-    refusal_of,
-    write_failure,
-    write_refusal,
-    write_response,
-)
 from ratchet.adapters.door.format_checks import FormatChecks
 from ratchet.adapters.door.role_calls import KeptCalls, RequestMeta, chat_of
 from ratchet.adapters.network.addresses import Listener
 from ratchet.adapters.network.app_server import ANY_PORT, AppServer
 from ratchet.adapters.process.event_loop import run_aside
+from ratchet.adapters.redaction import redact
 from ratchet.adapters.rendering.chat import Chat, check_length
 
+
+class Dialect(Protocol):
+    """A dialect's functions.
+
+    `read` reads a parsed body. It raises Refused for a field that neither API nor model takes.
+    `answer` writes the body of an answer from its completions, as many as the request's `answers`,
+    with the token ids, if asked for, where vLLM has them. `stream` writes the same answer as the
+    lines of a stream, and `write_error` the body of a refusal.
+
+    While an answer is sampled its stream has the lines of `wait`, by the request, the answer's id
+    and how often the client was told before; `stream` is then given how often it was told in all,
+    and `write_late_error` ends the stream with a refusal. A dialect takes `*_` or `**_` where what
+    it writes depends on none of these.
+    """
+
+    read: Callable[..., ChatRequest]
+    answer: Callable[..., JsonObject]
+    stream: Callable[..., Iterator[str]]
+    write_error: Callable[[Refused], JsonObject]
+    wait: Callable[..., str]
+    write_late_error: Callable[..., str]
+
+
+LONGEST_CAUSE = 300
+
+*OTHERS, GOOGLE = PATHS
+MODULES: tuple[Dialect, ...] = (openai_chat, openai_responses, anthropic_messages)
+DIALECTS: dict[str, Dialect] = dict(zip(OTHERS, MODULES, strict=True))
+VERBS = ("generateContent", "streamGenerateContent", "countTokens")
+OF_GOOGLE = re.compile(rf"{GOOGLE}/(?P<model>[^/]+):(?P<verb>{'|'.join(VERBS)})$")
 WORD_SECONDS = 10.0
 """Seconds after which a client whose answer is streamed is told that it is being sampled."""
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
@@ -255,6 +276,63 @@ class ChatApi(ABC):
         paths += f", POST …/v1beta{GOOGLE}/NAME:VERB with {', '.join(VERBS)}"
         text = f"There is no {route} here: only {paths}, GET …/v1/models and …/v1/models/NAME."
         return await write_refusal(request, Refused(404, text, code="unknown_url"))
+
+
+def dialect_of(request: Request) -> Dialect:
+    """Return the dialect of a request: by its path, or else by its headers."""
+    asked = request.url.path.removesuffix("/count_tokens")
+    if named := OF_GOOGLE.search(asked):
+        streams = named["verb"] == "streamGenerateContent"
+        return GenerateContent(named["model"], streams, request.query_params.get("alt") == "sse")
+    for path, dialect in DIALECTS.items():
+        if asked.endswith(path):
+            return dialect
+    if "x-goog-api-key" in request.headers:
+        return GenerateContent("")
+    return anthropic_messages if "anthropic-version" in request.headers else openai_chat
+
+
+def write_response(dialect: Dialect, completions: list[Completion], chat: Chat) -> Response:
+    """Write the answer, as a stream if the client asked for one; all of it is recorded by now."""
+    first, *others = completions
+    headers = name_response(first.response_id)
+    if first.request.fields.get("stream"):
+        lines = "".join(dialect.stream(first, chat, *others))
+        return Response(lines, headers=headers, media_type="text/event-stream")
+    return JSONResponse(dialect.answer(first, chat, *others), headers=headers)
+
+
+def name_response(name: str) -> dict[str, str]:
+    """Return the headers in which clients of each dialect read the id of an answer."""
+    return {"x-request-id": name, "request-id": name}
+
+
+async def write_refusal(request: Request, error: Exception) -> Response:
+    """Write a Refused. Clients retry after any 5xx unless a header tells them not to."""
+    assert isinstance(error, Refused)
+    headers = {} if error.retryable else {"x-should-retry": "false"}
+    return JSONResponse(dialect_of(request).write_error(error), error.status, headers=headers)
+
+
+async def write_failure(request: Request, error: Exception) -> Response:
+    """Write the refusal of a request on which the endpoint itself failed; the server logs it."""
+    return await write_refusal(request, refusal_of(error))
+
+
+def refusal_of(error: Exception) -> Refused:
+    """Return an error as a refusal, with its cause if nobody foresaw it."""
+    if isinstance(error, Refused):
+        return error
+    text = (
+        f"The endpoint failed: {_describe(error)}. The traceback is in the log of process "
+        f"{os.getpid()}."
+    )
+    return Refused(500, text, code="internal_error")
+
+
+def _describe(error: Exception) -> str:
+    """Return an error's type and the beginning of its words, without this process's secrets."""
+    return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_CAUSE]
 
 
 async def _wait_for(

@@ -14,10 +14,12 @@ ANOTHER = f"{POLICY}:"
 """The prefix of the name of a policy that is not the main one."""
 CHECKPOINT = "checkpoint:"
 """The prefix of the name of a policy that is not trained: `base`, or RUN@STEP."""
-ROLE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+NAME = r"[a-z][a-z0-9_]*"
+ROLE_NAME = re.compile(NAME)
 EARLIER = re.compile(r"(?P<how>earlier|pool):(?P<every>[1-9]\d{0,5})")
 WHO = re.compile(
-    rf"{POLICY}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|{EARLIER.pattern}|(?!{FUNCTION})[^/\s]+/\S+"
+    rf"{POLICY}|{ANOTHER}(?!{POLICY}$){NAME}|{FUNCTION}[\w.]+:\w+|{CHECKPOINT}\S+|{EARLIER.pattern}"
+    rf"|(?!{FUNCTION}|{ANOTHER})[^/\s]+/\S+"
 )
 
 
@@ -82,13 +84,11 @@ def check_role(role: str, who: str) -> None:
             f"the role {POLICY} is the model that is trained, and cannot be answered by {who!r}; "
             "give that a role of its own"
         )
-    if who.startswith(ANOTHER):
-        _check_policy_name(role, who.removeprefix(ANOTHER))
-    elif not WHO.fullmatch(who):
+    if not WHO.fullmatch(who):
         raise ValueError(
             f"the role {role} is answered by {who!r}; give {POLICY}, {ANOTHER}name for another "
-            f"policy, {CHECKPOINT}RUN@STEP for one that is not trained, earlier:N or pool:N for "
-            f"the policy as it was every N steps, "
+            f"policy (in lower case), {CHECKPOINT}RUN@STEP for one that is not trained, "
+            "earlier:N or pool:N for the policy as it was every N steps, "
             f"{FUNCTION}package.module:name, or a LiteLLM model as provider/model"
         )
 
@@ -120,12 +120,3 @@ def earlier_of(who: str) -> EarlierSelf | None:
 def is_untrained(who: str) -> bool:
     """Return whether a policy answers that is not trained by it."""
     return checkpoint_of(who) is not None or earlier_of(who) is not None
-
-
-def _check_policy_name(role: str, policy: str) -> None:
-    if policy == POLICY or not ROLE_NAME.fullmatch(policy):
-        raise ValueError(
-            f"the role {role} is answered by {ANOTHER + policy!r}, and {policy!r} cannot name "
-            "another policy: give lower-case letters, digits and underscores, a letter first, "
-            f"such as {ANOTHER}{role}; or {POLICY}, which is the main one"
-        )

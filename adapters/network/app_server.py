@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.network.addresses import Certificate, Listener
+from ratchet.adapters.network.addresses import Listener
 from ratchet.adapters.process.event_loop import run_event_loop
 from ratchet.durable.connections import bounded_protocol
 from ratchet.durable.process import collect_garbage
@@ -47,7 +47,7 @@ class AppServer:
             ssl_certfile=tls and tls.certificate,
             ssl_keyfile=tls and tls.key,
         )
-        _load(config, tls)
+        config.load()  # here, since an error in the server's thread would reach nobody
         self._socket = _bind(listener)
         self.port: int = self._socket.getsockname()[1]
         self.url = listener.url(self.port)
@@ -90,17 +90,6 @@ class _Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self.answering.set()
-
-
-def _load(config: uvicorn.Config, tls: Certificate | None) -> None:
-    """Load the certificate here, since an error in the server's thread would reach nobody."""
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        if tls is None:
-            raise
-        text = f"the certificate {tls.certificate} with the key {tls.key} cannot be loaded"
-        raise UserError(f"{text} ({error}); give a PEM certificate and its own key") from error
 
 
 def _bind(listener: Listener) -> socket.socket:

@@ -7,19 +7,45 @@ it takes to give back the server's places for models.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
 
+import httpx
+import numpy as np
+from tinker.proto import tinker_public_pb2 as pb
+
 from ratchet.adapters.errors import EngineDied, ServiceError
 from ratchet.adapters.process.child import ChildProcess, tell_status
 from ratchet.adapters.tinker.engines import TinkerServer
-from ratchet.adapters.wires.older_server import UNLOADING_SECONDS
-from ratchet.adapters.wires.older_wire import OlderWire, ask_wire
+from ratchet.adapters.wires.bridge import SDK_OF, Codec
+from ratchet.adapters.wires.older_server import (
+    API,
+    KEY_REFUSED,
+    NO_ROUTE,
+    PROTOBUF,
+    UNKNOWN_ROUTE,
+    UNLOADING_SECONDS,
+)
+from ratchet.durable.wire.datums import to_json
+from ratchet.durable.wire.tensors import encode_tensor
 
 BRIDGE_STARTING_SECONDS = 120.0
+ASKING_SECONDS = 30.0
+NOBODY = "ratchet-asks"
+"""Name of a session and a model that no server has, so that the calls change nothing."""
+CREATION = {
+    "session_id": NOBODY,
+    "model_seq_id": 0,
+    "path": f"tinker://{NOBODY}:train:0/weights/none",
+    "optimizer": True,
+}
+"""A training client that is to be created by loading."""
+UNDERSTOOD = (200, 201, 202, 400, 404, 409)
+"""Answers to a call that was understood, even if no such model is there."""
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +57,22 @@ def bridged(server: TinkerServer) -> Iterator[TinkerServer]:
     The SDK's own service, which has no URL here, is not asked, nor one whose key the SDK finds by
     itself. httpx.HTTPError if a server does not answer.
     """
-    wire = ask_wire(server.url, server.key) if server.url and server.key else None
-    if wire is None:
+    datums = ask_wire(server.url, server.key) if server.url and server.key else None
+    if datums is None:
         yield server
         return
-    log.info("%s speaks the wire of the SDK %s: a bridge translates", server.url, wire.sdk)
-    with running_bridge(server, wire) as bridge:
+    log.info("%s speaks the wire of the SDK %s: a bridge translates", server.url, SDK_OF[datums])
+    with running_bridge(server, datums) as bridge:
         yield bridge
 
 
 @contextmanager
-def running_bridge(server: TinkerServer, wire: OlderWire) -> Iterator[TinkerServer]:
+def running_bridge(server: TinkerServer, datums: Codec) -> Iterator[TinkerServer]:
     """Yield a bridge before a server of an older wire, which ends with this block."""
     child = ChildProcess([sys.executable, "-P", "-m", "ratchet.adapters.wires.program"])
     died: Future[None] = Future()
     try:
-        child.tell(json.dumps([server.url, server.key, wire.datums]).encode())
+        child.tell(json.dumps([server.url, server.key, datums]).encode())
         url = (child.hear(BRIDGE_STARTING_SECONDS) or b"").decode().strip()
         if not url:
             raise ServiceError(
@@ -54,7 +80,7 @@ def running_bridge(server: TinkerServer, wire: OlderWire) -> Iterator[TinkerServ
                 "start the same run again"
             )
         Thread(target=_watch, args=(child, died), daemon=True).start()
-        yield TinkerServer(url, server.key, died, None, wire.sdk)
+        yield TinkerServer(url, server.key, died, None, SDK_OF[datums])
     finally:
         died.cancel()
         child.end(2 * UNLOADING_SECONDS)
@@ -69,3 +95,49 @@ def _watch(child: ChildProcess, died: Future[None]) -> None:
                 f"{tell_status(code)}; start the same run again and it continues"
             )
         )
+
+
+def ask_wire(url: str, key: str) -> Codec | None:
+    """Return the form of datums of a wire older than the SDK's; None for a server of the SDK's.
+
+    A server of the SDK's wire creates a training client by loading: asked for one of weights that
+    are nowhere, it refuses the weights, or later the result. An older one misses a `model_id`. A
+    server that refuses the key is not asked further, since the SDK is told so as well.
+    httpx.HTTPError if it does not answer, ServiceError if it reads no datums.
+    """
+    kept = httpx.Limits(max_keepalive_connections=0)  # a server that fails closes its connection
+    key_of = {"X-API-Key": key}
+    with httpx.Client(base_url=url, headers=key_of, timeout=ASKING_SECONDS, limits=kept) as client:
+        created = client.post(f"{API}load_weights", json=CREATION)
+        if created.status_code in KEY_REFUSED or not _is_older(created):
+            return None
+        return _ask_codec(client, url)
+
+
+def _is_older(answer: httpx.Response) -> bool:
+    if answer.status_code in NO_ROUTE:
+        return answer.status_code == 405 or answer.text == UNKNOWN_ROUTE
+    return answer.status_code >= 400 and bool(re.search(r"\bmodel_id\b", answer.text))
+
+
+def _ask_codec(client: httpx.Client, url: str) -> Codec:
+    """Send a loss of a model that is nowhere, in both forms; return the one that is understood."""
+    tokens = np.zeros(1, np.int32).tobytes()
+    message = pb.ForwardBackwardRequest(model_id=NOBODY, seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = tokens
+    for name, values in {"target_tokens": np.zeros(1, int), "weights": np.ones(1)}.items():
+        datum.loss_fn_inputs[name].CopyFrom(encode_tensor(values))
+    path = f"{API}forward_backward"
+    sent = client.post(
+        path, content=message.SerializeToString(), headers={"Content-Type": PROTOBUF}
+    )
+    if sent.status_code in UNDERSTOOD:
+        return "protobuf"
+    written = client.post(path, json=to_json(message))
+    if written.status_code in UNDERSTOOD:
+        return "json"
+    raise ServiceError(
+        f"the server at {url} reads datums neither in protobuf ({sent.status_code}) nor in JSON "
+        f"({written.status_code}: {written.text[:200]}); it serves no training, or another API"
+    )

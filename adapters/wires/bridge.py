@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 import aiohttp
@@ -14,24 +14,19 @@ from starlette.types import Receive, Scope, Send
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.wires.older_server import (
+    API,
     JSON_HEADERS,
+    NO_ROUTE,
     POLL_SECONDS,
+    PROTOBUF,
     UNREADABLE,
     Answer,
+    CallRefused,
     LoadedModels,
     OlderServer,
-    Promise,
     failed,
     not_yet,
     passed,
-)
-from ratchet.adapters.wires.older_wire import (
-    API,
-    NO_ROUTE,
-    PROTOBUF,
-    CallRefused,
-    OlderWire,
-    without_newer,
 )
 from ratchet.durable.wire.datums import check_older, to_json
 from ratchet.durable.wire.tensors import Malformed, parse
@@ -57,13 +52,65 @@ OLDER_CONFIG = {
 """What the SDK shall leave to itself, since an older server has no calls for it."""
 
 Call = Callable[[bytes, Mapping[str, str]], Awaitable[Response]]
+Codec = Literal["protobuf", "json"]
+"""The form of datums in a wire from before a training client was created by loading."""
+SDK_OF: Mapping[Codec, str] = {"protobuf": "0.25", "json": "0.24"}
+"""The newest SDK that certainly speaks a wire of this form."""
+Says = Callable[[Any], bool]
+"""Whether a field's value asks for something that no server does of itself."""
+
+
+def never(_: Any) -> bool:
+    """Tell that a field can be left out: it is a label, or asks for less than is given."""
+    return False
+
+
+def other_than_adam(config: Any) -> bool:
+    return config not in (None, {"type": "adamw"})
+
+
+NEWER: Mapping[str, Mapping[str, Says]] = {
+    "create_session": {"display_name": never},
+    "create_model": {"optimizer_config": other_than_adam},
+    "load_weights": {"optimizer_config": other_than_adam},
+    "optim_step": {"optimizer_params": bool},
+    "save_weights": {"user_metadata": bool},
+    "save_weights_for_sampler": {
+        "user_metadata": bool,
+        "kind": lambda kind: kind not in (None, "snapshot"),
+    },
+    "asample": {
+        "topk_sample_logprobs": bool,
+        "target_prompt_logprobs": bool,
+        "prompt_alt_tokens_k": bool,
+        "prompt_logprobs_last_n": never,  # an older server scores all tokens
+        "record_stability_info": bool,
+    },
+}
+"""Call → its fields that came after SDK 0.25, and what each asks for."""
+
+
+def without_newer(call: str, body: Mapping[str, Any], form: Codec) -> dict[str, Any]:
+    """Return a call's body without the newer fields; CallRefused for one that asks for something.
+
+    A server may ignore what it does not know, so what it would be asked for is refused here.
+    """
+    newer = NEWER.get(call, {})
+    for name, asks in newer.items():
+        if name in body and asks(body[name]):
+            raise CallRefused(
+                f"{call} asks for {name} {body[name]!r:.100}, which the wire of this server (SDK "
+                f"{SDK_OF[form]}) does not have; leave it out of the recipe, or use a server of a "
+                "newer wire (docs/servers.md)"
+            )
+    return {name: value for name, value in body.items() if name not in newer}
 
 
 class Bridge:
     """An ASGI application for the clients of one key, whose bodies it bounds."""
 
-    def __init__(self, url: str, key: str, wire: OlderWire) -> None:
-        self._url, self._key, self._wire = url, key.encode(), wire
+    def __init__(self, url: str, key: str, datums: Codec) -> None:
+        self._url, self._key, self._form = url, key.encode(), datums
         self._server = OlderServer(url, key)
         self._models = LoadedModels(self._server)
         self._calls: dict[str, Call] = {
@@ -130,7 +177,7 @@ class Bridge:
 
     async def _send(self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
         """Send a call without the fields that the server does not know, with its own ids."""
-        older = self._models.renamed(without_newer(call, body, self._wire))
+        older = self._models.renamed(without_newer(call, body, self._form))
         content = json.dumps(older).encode()
         return await self._server.pass_on("POST", API + call, content, {**headers, **JSON_HEADERS})
 
@@ -143,12 +190,12 @@ class Bridge:
         return JSONResponse({"sample_cancel_enabled": False})
 
     async def _create_model(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        asked = without_newer("create_model", _read(body), self._wire)
+        asked = without_newer("create_model", _read(body), self._form)
         return passed(await self._models.create(asked, {**headers, **JSON_HEADERS}))
 
     async def _load_weights(self, body: bytes, headers: Mapping[str, str]) -> Response:
         """Have a new training client created and loaded; a live one is loaded as it is."""
-        asked = without_newer("load_weights", _read(body), self._wire)
+        asked = without_newer("load_weights", _read(body), self._form)
         if asked.get("session_id") is None:
             return passed(await self._send("load_weights", asked, headers))
         model_id = self._models.load(asked)
@@ -161,7 +208,7 @@ class Bridge:
         if message.seq_id:
             message.seq_id += known.ahead
         call, sent = "forward_backward", {**headers, "Content-Type": PROTOBUF}
-        if self._wire.datums == "json":
+        if self._form == "json":
             content, sent = json.dumps(to_json(message)).encode(), {**headers, **JSON_HEADERS}
             call = "forward" if message.forward_only else call
         else:
@@ -169,7 +216,7 @@ class Bridge:
             content = message.SerializeToString()
         answer = await self._server.pass_on("POST", API + call, content, sent)
         if answer.is_success:
-            self._server.promise(str(answer.json()["request_id"]), Promise())
+            self._server.promise(str(answer.json()["request_id"]), None)
         return passed(answer)
 
     async def _sample(self, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -184,7 +231,7 @@ class Bridge:
         request_id = str(promised["request_id"])
         if asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs"):
             length = sum(len(chunk.get("tokens", ())) for chunk in asked["prompt"]["chunks"])
-            self._server.promise(request_id, Promise(length))
+            self._server.promise(request_id, length)
         ids = [f"{request_id}:{number}" for number in range(asked.get("num_samples", 1))]
         return JSONResponse({"sample_sequence_ids": ids, **promised})
 

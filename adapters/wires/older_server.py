@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 from tinker.proto import tinker_public_pb2 as pb
 from yarl import URL
 
-from ratchet.adapters.wires.older_wire import API, KEY_REFUSED, PROTOBUF, UNKNOWN_ROUTE, CallRefused
 from ratchet.durable.wire.results import (
     add_loss,
     complete_prompt,
@@ -29,6 +28,12 @@ from ratchet.durable.wire.results import (
 )
 from ratchet.durable.wire.tensors import parse
 
+API = "/api/v1/"
+PROTOBUF = "application/x-protobuf"
+KEY_REFUSED = (401, 403)
+NO_ROUTE = (404, 405)
+UNKNOWN_ROUTE = '{"detail":"Not Found"}'
+"""Answer of a FastAPI server that has no such call at all."""
 CALL_SECONDS = 120.0
 POLL_SECONDS = 40.0
 """Below the 45 s after which the SDK gives up a poll."""
@@ -47,12 +52,13 @@ LOADING = 1
 UNLOADING_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Promise:
-    """A result that the server has promised: of datums, or of a prompt of so many tokens."""
+class CallRefused(Exception):
+    """A call that an older server cannot carry out, or one that it has refused for good."""
 
-    prompt: int | None = None
-    """Tokens of a prompt whose log-probabilities were asked for."""
+    def __init__(self, text: str, category: str = "user") -> None:
+        super().__init__(text)
+        self.category = category
+        """Whom the SDK blames: the user, the server, or nobody (unknown)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,9 @@ class OlderServer:
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url.rstrip("/"), key
         self._client: aiohttp.ClientSession | None = None
-        self._promises: OrderedDict[str, Promise] = OrderedDict()
+        self._promises: OrderedDict[str, int | None] = OrderedDict()
+        """Tokens of the prompts whose log-probabilities are promised; None for results of datums.
+        """
         self._failures: Counter[str] = Counter()
 
     async def close(self) -> None:
@@ -156,8 +164,8 @@ class OlderServer:
             if answer.status_code not in (200, 408):
                 raise CallRefused(f"{found.get('detail', found)}", "server")
 
-    def promise(self, request_id: str, promised: Promise) -> None:
-        self._promises[request_id] = promised
+    def promise(self, request_id: str, prompt: int | None) -> None:
+        self._promises[request_id] = prompt
         while len(self._promises) > MOST_PROMISES:
             self._promises.popitem(last=False)
 
@@ -176,14 +184,15 @@ class OlderServer:
         return self._read_refusal(request_id, answer)
 
     def _read(self, request_id: str, answer: Answer) -> Response:
-        promised, body = self._promises.get(request_id), answer.body
+        prompt, body = self._promises.get(request_id), answer.body
         try:
             if PROTOBUF in answer.media:
-                return Response(_mended(body, promised), media_type=PROTOBUF)
+                known = request_id in self._promises
+                return Response(_mended(body, prompt) if known else body, media_type=PROTOBUF)
             found = json.loads(body)
             if "sequences" in found:
                 message = sample_from_json(found)
-                return Response(_completed(message, promised), media_type=PROTOBUF)
+                return Response(_completed(message, prompt), media_type=PROTOBUF)
             if "loss_fn_outputs" in found:
                 losses = losses_from_json(found)
                 add_loss(losses)
@@ -225,20 +234,18 @@ def _proxy_of(url: str) -> str | None:
     return None if proxy_bypass(place.netloc) else getproxies().get(place.scheme)
 
 
-def _mended(body: bytes, promised: Promise | None) -> bytes:
+def _mended(body: bytes, prompt: int | None) -> bytes:
     """Complete an answer in protobuf, which lacks a metric or a place."""
-    if promised is None:
-        return body
-    if promised.prompt is not None:
-        return _completed(parse(pb.SampleResponse(), body), promised)
+    if prompt is not None:
+        return _completed(parse(pb.SampleResponse(), body), prompt)
     losses = parse(pb.ForwardBackwardOutput(), body)
     add_loss(losses)
     return losses.SerializeToString()
 
 
-def _completed(message: Any, promised: Promise | None) -> bytes:
-    if promised is not None and promised.prompt is not None:
-        complete_prompt(message, promised.prompt)
+def _completed(message: Any, prompt: int | None) -> bytes:
+    if prompt is not None:
+        complete_prompt(message, prompt)
     return message.SerializeToString()
 
 
@@ -263,10 +270,6 @@ def said(answer: Answer) -> str:
         detail = text
     if text == UNKNOWN_ROUTE:
         return f"this server has no call {answer.path}"
-    if isinstance(detail, list):  # of FastAPI, a problem each
-        places = [".".join(str(part) for part in one.get("loc", ())) for one in detail]
-        problems = zip(places, (one.get("msg", "") for one in detail), strict=True)
-        detail = "; ".join(f"{place}: {text}" for place, text in problems)
     return str(detail or answer.reason)[:2000]
 
 

@@ -22,13 +22,12 @@ if __name__ == "__main__":
 from ratchet.adapters.network.app_server import AppServer  # noqa: E402
 from ratchet.adapters.wires.bridge import Bridge  # noqa: E402
 from ratchet.adapters.wires.older_server import UNLOADING_SECONDS  # noqa: E402
-from ratchet.adapters.wires.older_wire import OlderWire  # noqa: E402
 
 
 def main() -> None:
     """Serve until standard input ends, whatever ends the run; then give back what it has taken."""
     url, key, datums = json.loads(sys.stdin.readline())
-    bridge = Bridge(url, key, OlderWire(datums))
+    bridge = Bridge(url, key, datums)
     server = AppServer(bridge)
     server.start()
     print(server.url, flush=True)  # noqa: T201

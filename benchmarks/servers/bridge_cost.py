@@ -27,7 +27,7 @@ from benchmarks.interruptions import killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from ratchet.adapters.tinker.bridges import running_bridge
 from ratchet.adapters.tinker.engines import TinkerServer, running_engine
-from ratchet.adapters.wires.older_wire import API, PROTOBUF, OlderWire
+from ratchet.adapters.wires.older_server import API, PROTOBUF
 from ratchet.durable.wire.datums import to_json
 from ratchet.durable.wire.tensors import encode_tensor
 from ratchet.tasks.recording.step_log import read_metrics
@@ -181,8 +181,8 @@ def report(calls: int, rounds: int, steps: int, folder: Path) -> None:
         engine = opened.enter_context(running_engine(BASE, folder / "engine"))
         plain = opened.enter_context(older(str(engine.url), datums="json"))
         stand_in = TinkerServer(plain.url, engine.key, Future(), None)
-        protobuf = opened.enter_context(running_bridge(engine, OlderWire("protobuf")))
-        in_json = opened.enter_context(running_bridge(stand_in, OlderWire("json")))
+        protobuf = opened.enter_context(running_bridge(engine, "protobuf"))
+        in_json = opened.enter_context(running_bridge(stand_in, "json"))
         pairs = {
             "protobuf": (Caller(engine), Caller(protobuf)),
             "JSON": (Caller(stand_in, in_json=True), Caller(in_json)),

@@ -1,6 +1,6 @@
 import hashlib
 
-from ratchet.adapters.calls import CallId, Refused
+from ratchet.adapters.calls import CallId
 
 
 def test_a_seed_is_31_bits_of_a_hash_of_run_rollout_role_and_call() -> None:
@@ -25,10 +25,3 @@ def test_a_held_out_rollout_has_the_same_seeds_whichever_checkpoint_plays_it() -
     trained = ("train-00000-0000-00", "train-00001-0000-00")
     assert len({CallId(name, 0, "policy", 0).seed(7) for name in (*others, names[0])}) == 4
     assert len({CallId(name, 0, "policy", 0).seed(7) for name in trained}) == 2
-
-
-def test_only_status_503_is_retryable() -> None:
-    assert [Refused(status, "").retryable for status in (400, 401, 404, 410, 500, 503)] == [
-        *[False] * 5,
-        True,
-    ]

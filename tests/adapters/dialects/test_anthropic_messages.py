@@ -1,28 +1,20 @@
 """The door's messages endpoint, called by Anthropic's client."""
 
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from anthropic.types import TextBlock, ToolUseBlock
-from pydantic import BaseModel
+from anthropic.types import TextBlock
 
-from ratchet.adapters.calls import Choice, Format
 from ratchet.adapters.dialects.anthropic_messages import read
-from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import ASK, CALL, CHAT, TOKENS, Opened
 
 HELLO = {"role": "user", "content": "hello"}
 USE = {"type": "tool_use", "id": "u", "name": "look", "input": {"at": "x"}}
 TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
-SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
-
-
-class Verdict(BaseModel):
-    yes: bool
 
 
 @pytest.fixture
@@ -37,11 +29,6 @@ def ask(client: anthropic.Anthropic, **fields: Any) -> Any:
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 9, "messages": [HELLO], **fields}
-
-
-def test_token_ids_of_a_stream_are_refused(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="ask for token ids without stream"):
-        ask(client, stream=True, extra_body=TOKENS)
 
 
 def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Anthropic) -> None:
@@ -68,35 +55,6 @@ def test_stop_reasons(opened: Opened, client: anthropic.Anthropic) -> None:
     assert opened.sampler.asked[-1].max_tokens == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
-    opened: Opened, client: anthropic.Anthropic, stream: bool
-) -> None:
-    messages: list[Any] = [*ASK]
-    for turn in range(4):
-        opened.say("It is a cat.<|im_end|>" if turn % 2 else f"Let me see.{CALL}")
-        if stream:
-            asked = {"model": "m", "max_tokens": 100, "messages": messages, "tools": [TOOL]}
-            with client.messages.stream(**asked) as streaming:
-                answer = streaming.get_final_message()
-        else:
-            answer = ask(client, messages=messages, tools=[TOOL])
-        messages.append({"role": "assistant", "content": answer.content})
-        if turn % 2:
-            messages.append(HELLO)
-            continue
-        assert answer.stop_reason == "tool_use"
-        call = answer.content[1]
-        assert isinstance(call, ToolUseBlock)
-        assert (call.name, call.input) == ("look", {"at": "x"})
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": "a cat"}
-        messages.append({"role": "user", "content": [result]})
-    assert [span.kept_how for span in opened.spans] == ["new", *["messages"] * 3]
-    for earlier, later in pairwise(opened.spans):
-        whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
-        assert later.prompt_token_ids[: len(whole)] == whole
-
-
 def test_a_stream_holds_the_same_answer_token_by_token(
     opened: Opened, client: anthropic.Anthropic
 ) -> None:
@@ -112,15 +70,6 @@ def test_a_stream_holds_the_same_answer_token_by_token(
         assert said == CHAT.pieces(whole)
     assert pieces[-2].delta.stop_reason == "tool_use"
     assert pieces[-2].usage.output_tokens == len(opened.spans[0].response_token_ids)
-
-
-def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
-    opened: Opened, client: anthropic.Anthropic
-) -> None:
-    opened.say('{"yes": true}<|im_end|>')
-    asked: Any = {"model": "m", "max_tokens": 100, "messages": ASK, "output_format": Verdict}
-    assert client.messages.parse(**asked).parsed_output == Verdict(yes=True)
-    assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
 
 
 def test_both_key_headers_and_both_base_urls_work(opened: Opened) -> None:
@@ -155,14 +104,6 @@ def test_count_tokens_makes_no_call(opened: Opened, client: anthropic.Anthropic)
     assert counted.input_tokens == len(opened.spans[0].prompt_token_ids)
     with pytest.raises(anthropic.BadRequestError):
         client.messages.count_tokens(model="m", messages=[])
-
-
-def test_a_retry_gets_the_same_answer(opened: Opened, client: anthropic.Anthropic) -> None:
-    first, again = (
-        ask(client, extra_headers={"x-stainless-retry-count": str(count)}) for count in (0, 1)
-    )
-    assert first == again
-    assert len(opened.spans) == 1
 
 
 def test_blocks_become_messages() -> None:
@@ -206,21 +147,3 @@ def test_tools_of_the_api_that_the_client_runs_become_functions_and_others_are_l
     parameters: Any = request.tools[0]["function"].get("parameters")
     assert "command" in parameters["properties"]
     assert request.left_out == ["web_search_20250305"]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "choice"),
-    [
-        ({"type": "auto"}, Choice()),
-        ({"type": "none"}, Choice("none")),
-        ({"type": "any", "disable_parallel_tool_use": True}, Choice("required", parallel=False)),
-        ({"type": "tool", "name": "look"}, Choice("required", ("look",))),
-    ],
-)
-def test_tool_choice_is_read(chosen: dict[str, Any], choice: Choice) -> None:
-    assert read(body(tools=[TOOL], tool_choice=chosen)).choice == choice
-
-
-def test_output_format_is_read_from_both_fields() -> None:
-    assert read(body(output_format=SCHEMA)).format == Format({"type": "object"})
-    assert read(body(output_config={"format": SCHEMA})).format == Format({"type": "object"})

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yaml import safe_load
 
-from ratchet.adapters.calls import Message, Refused, Request, Sampling
+from ratchet.adapters.calls import Choice, Format, Message, Refused, Request, Sampling
 from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from ratchet.adapters.dialects.fields import Api, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
 from ratchet.adapters.dialects.instructions import choice_outcome, instruction_of
-from ratchet.adapters.dialects.table import DIALECTS, Dialect
+from ratchet.adapters.door.chat_api import DIALECTS, Dialect
 from ratchet.adapters.door.door import choose_sampling
 from ratchet.adapters.door.format_checks import find_error
 from ratchet.adapters.door.role_calls import KeptCalls, request_sha
@@ -235,3 +235,82 @@ def test_a_tool_s_schema_has_no_nulls_but_those_that_are_values(path: str) -> No
     said = "input" if path == "/responses" else "messages"
     [read] = DIALECTS[path].read({"model": "m", said: SAID, "tools": [tool]}).tools
     assert read == {"type": "function", "function": {"name": "look", "parameters": PLAIN}}
+
+
+NAMED = {"type": "function", "function": {"name": "look"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+EYES = {"type": "function", "name": "look", "namespace": "eyes"}
+LOOKS = Choice("required", ("look",))
+CHOICES: dict[str, list[tuple[Any, Choice]]] = {
+    "/chat/completions": [
+        ("auto", Choice()),
+        ("none", Choice("none")),
+        ("required", Choice("required")),
+        (NAMED, LOOKS),
+        (ALLOWED, Choice("auto", ("look",))),
+    ],
+    "/responses": [
+        ("required", Choice("required")),
+        ({"type": "function", "name": "look"}, LOOKS),
+        ({"type": "custom", "name": "edit"}, Choice("required", ("edit",))),
+        ({"type": "shell"}, Choice("required", ("shell",))),
+        (EYES, Choice("required", ("eyes__look",))),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]}, LOOKS),
+    ],
+    "/messages": [
+        ({"type": "auto"}, Choice()),
+        ({"type": "none"}, Choice("none")),
+        ({"type": "any", "disable_parallel_tool_use": True}, Choice("required", parallel=False)),
+        ({"type": "tool", "name": "look"}, LOOKS),
+    ],
+}
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+OFFERED: dict[str, list[Any]] = {
+    "/chat/completions": [{"type": "function", "function": LOOK}],
+    "/responses": [
+        LOOK,
+        {"type": "custom", "name": "edit"},
+        {"type": "namespace", "name": "eyes", "tools": [LOOK]},
+        {"type": "shell"},
+    ],
+    "/messages": [{"name": "look", "input_schema": {"type": "object"}}],
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_tool_choice_is_read_and_the_model_is_shown_all_tools(path: str) -> None:
+    for sent, choice in CHOICES[path]:
+        body = {**WHOLE[path], "tools": OFFERED[path], "tool_choice": sent}
+        request = DIALECTS[path].read(body)
+        assert request.choice == choice, sent
+        assert len(request.tools) == len(OFFERED[path])
+        assert request.may_call_tools is (choice.mode != "none")
+
+
+def test_parallel_calls_are_turned_off_without_a_choice() -> None:
+    body = {**WHOLE["/chat/completions"], "parallel_tool_calls": False}
+    assert openai_chat.read(body).choice == Choice(parallel=False)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FITS = {"type": "json_schema", "schema": SCHEMA}
+ANY = {"type": "json_object"}
+FORMATS: list[tuple[str, dict[str, Any], Format | None]] = [
+    (
+        "/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        Format(SCHEMA),
+    ),
+    ("/chat/completions", {"response_format": ANY}, Format()),
+    ("/chat/completions", {"response_format": {"type": "text"}}, None),
+    ("/responses", {"text": {"format": FITS}}, Format(SCHEMA)),
+    ("/responses", {"text": {"format": ANY}}, Format()),
+    ("/responses", {"text": {"verbosity": "low"}}, None),
+    ("/messages", {"output_format": FITS}, Format(SCHEMA)),
+    ("/messages", {"output_config": {"format": FITS}}, Format(SCHEMA)),
+]
+
+
+def test_the_format_of_an_answer_is_read_from_every_field() -> None:
+    for path, fields, form in FORMATS:
+        assert DIALECTS[path].read({**WHOLE[path], **fields}).format == form, fields

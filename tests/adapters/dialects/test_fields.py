@@ -16,7 +16,7 @@ from ratchet.adapters.calls import Refused
 from ratchet.adapters.clients.litellm import PASSED_FIELDS
 from ratchet.adapters.dialects.fields import RULES, Api, Fate, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
-from ratchet.adapters.dialects.table import DIALECTS
+from ratchet.adapters.door.chat_api import DIALECTS
 from tests.support.door.opened_door import ASK, Opened
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"

@@ -1,9 +1,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from ratchet.adapters.calls import Choice, Format
 from ratchet.adapters.dialects.openai_chat import read, to_chat_fields
 
 HELLO = {"role": "user", "content": "hello"}
@@ -42,33 +39,6 @@ def test_content_parts_become_text_and_developer_becomes_system() -> None:
 
 NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "choice"),
-    [
-        ({}, Choice()),
-        ({"tool_choice": "auto"}, Choice()),
-        ({"tool_choice": "none"}, Choice("none")),
-        ({"tool_choice": "required"}, Choice("required")),
-        ({"tool_choice": NAMED}, Choice("required", ("f",))),
-        ({"tool_choice": ALLOWED}, Choice("auto", ("f",))),
-        ({"parallel_tool_calls": False}, Choice(parallel=False)),
-    ],
-)
-def test_tool_choice_is_read(fields: dict[str, Any], choice: Choice) -> None:
-    request = read(body(tools=[TOOL], **fields))
-    assert request.tools == [TOOL], "the model is shown them all, so that its prompts go on"
-    assert request.choice == choice
-    assert request.may_call_tools is (choice.mode != "none")
-
-
-def test_response_format_is_read() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    assert read(body(response_format=named)).format == Format(schema)
-    assert read(body(response_format={"type": "json_object"})).format == Format()
-    assert read(body(response_format={"type": "text"})).format is None
 
 
 def test_a_request_is_written_back_as_chat_fields() -> None:

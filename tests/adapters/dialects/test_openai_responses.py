@@ -1,15 +1,11 @@
 """The door's responses endpoint, called by OpenAI's client."""
 
 import json
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from typing import Any
 
-import openai
 import pytest
-from openai.types.responses import ResponseFunctionToolCall
-from pydantic import BaseModel
 
-from ratchet.adapters.calls import Choice, Format
 from ratchet.adapters.dialects.openai_responses import Offered, read, write_call
 from ratchet.adapters.rendering.messages import create_tool_call
 from ratchet.tasks.recording.spans import call_span
@@ -25,10 +21,6 @@ EDIT: Any = {
     "format": {"type": "grammar", "syntax": "lark", "definition": "start: patch"},
 }
 NAMES = ("reasoning_text", "output_text")
-
-
-class Verdict(BaseModel):
-    yes: bool
 
 
 def ask(opened: Opened, **fields: Any) -> Any:
@@ -63,34 +55,6 @@ def test_an_answer_cut_at_max_output_tokens_is_incomplete(opened: Opened) -> Non
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
     assert list(ask(opened, stream=True))[-1].type == "response.incomplete"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_with_tools_keeps_the_tokens_of_its_turns(
-    opened: Opened, stream: bool
-) -> None:
-    items: list[Any] = [*ASK]
-    for turn in range(4):
-        opened.say("It is a cat.<|im_end|>" if turn % 2 else f"Let me see.{CALL}")
-        if stream:
-            asked = {"model": "m", "input": items, "tools": [TOOL]}
-            with opened.client.responses.stream(**asked) as streaming:
-                answer = streaming.get_final_response()
-        else:
-            answer = ask(opened, input=items, tools=[TOOL])
-        items += answer.output
-        if turn % 2:
-            items.append(HELLO)
-            continue
-        call = answer.output[1]
-        assert isinstance(call, ResponseFunctionToolCall)
-        assert (call.name, call.arguments) == ("look", '{"at": "x"}')
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "a cat"}
-        items.append(result)
-    assert [span.kept_how for span in opened.spans] == ["new", *["messages"] * 3]
-    for earlier, later in pairwise(opened.spans):
-        whole = [*earlier.prompt_token_ids, *earlier.response_token_ids]
-        assert later.prompt_token_ids[: len(whole)] == whole
 
 
 def test_two_tool_calls_of_one_answer_are_one_message(opened: Opened) -> None:
@@ -237,22 +201,6 @@ def test_the_model_reads_of_a_namespace_once_and_of_a_custom_tool_s_grammar() ->
     )
 
 
-def test_parse_returns_the_client_s_type_and_the_span_records_a_valid_format(
-    opened: Opened,
-) -> None:
-    opened.say('{"yes": true}<|im_end|>')
-    answer = opened.client.responses.parse(model="m", input=ASK, text_format=Verdict)
-    assert answer.output_parsed == Verdict(yes=True)
-    assert call_span(opened.spans[0])["attributes"]["format"]["valid"] is True
-
-
-def test_previous_response_id_is_refused_in_openai_s_format(opened: Opened) -> None:
-    with pytest.raises(openai.BadRequestError, match="send all items as input") as refused:
-        ask(opened, previous_response_id="resp_1")
-    assert refused.value.param == "previous_response_id"
-    assert opened.spans == []
-
-
 def test_store_is_answered_with_false_and_recorded_as_sent(opened: Opened) -> None:
     answer = ask(opened, store=True, metadata={"a": "b"})
     assert (answer.store, answer.metadata) == (False, {"a": "b"})
@@ -289,34 +237,3 @@ def test_items_become_messages() -> None:
         turn,
     ]
     assert request.fields == {"user": "u"}
-
-
-@pytest.mark.parametrize(
-    ("chosen", "choice"),
-    [
-        ("required", Choice("required")),
-        ({"type": "function", "name": "look"}, Choice("required", ("look",))),
-        ({"type": "custom", "name": "edit"}, Choice("required", ("edit",))),
-        ({"type": "shell"}, Choice("required", ("shell",))),
-        (
-            {"type": "function", "name": "look", "namespace": "eyes"},
-            Choice("required", ("eyes__look",)),
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"name": "look"}]},
-            Choice("required", ("look",)),
-        ),
-    ],
-)
-def test_tool_choice_is_read(chosen: Any, choice: Choice) -> None:
-    request = read(body(tools=[TOOL, EDIT, GROUP, {"type": "shell"}], tool_choice=chosen))
-    assert request.choice == choice
-    function = {"name": "look", "parameters": {"type": "object"}}
-    assert request.tools[0] == {"type": "function", "function": function}
-
-
-def test_text_format_is_read() -> None:
-    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
-    assert read(body(text={"format": form})).format == Format({"type": "object"})
-    assert read(body(text={"format": {"type": "json_object"}})).format == Format()
-    assert read(body(text={"verbosity": "low"})).format is None

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.adapters.calls import POLICY, Completion, Policy, Refused
+from ratchet.adapters.calls import POLICY, Completion, Policy
 from ratchet.adapters.door.batches import (
     CHANGES,
     Attempt,
@@ -315,21 +315,6 @@ def test_every_rollout_ends_once_and_only_the_latest_attempt_records(
     assert sorted(ended) == batch.rollouts
 
 
-@pytest.mark.parametrize("state", AttemptState)
-@pytest.mark.parametrize("new", AttemptState)
-def test_an_attempt_changes_its_state_as_the_table_says(
-    state: AttemptState, new: AttemptState
-) -> None:
-    attempt = Attempt(DueRollout("train-00000-0000-00", {}), 0, state)
-    if new in CHANGES[state]:
-        attempt.change(new)
-        assert attempt.state is new
-    else:
-        with pytest.raises(Refused, match=f"attempt 0, is {state}") as refused:
-            attempt.change(new)
-        assert (refused.value.status, attempt.state) == (410, state)
-
-
 def test_the_table_begins_with_playing_and_ends_every_attempt() -> None:
     assert CHANGES.keys() == set(AttemptState)
     assert set().union(*CHANGES.values()) == set(AttemptState) - {AttemptState.PLAYING}
@@ -468,22 +453,14 @@ def test_a_token_is_checked_before_the_body_is_read(
     "body",
     [
         b"{",
-        b"[1]",
         b"{}",
-        b'{"outcome": {"reward": 1.0}}',
-        b'{"seconds": 1.0}',
-        b'{"outcome": {"reward": 1.0}, "seconds": "1"}',
-        b'{"outcome": {"reward": 1.0}, "seconds": true}',
         b'{"outcome": {"reward": 1.0}, "seconds": NaN}',
-        b'{"outcome": {"reward": 1.0}, "seconds": -1.0}',
         b'{"outcome": {"reward": 1.0}, "seconds": 1e300}',
         b'{"outcome": {"reward": 1.0}, "seconds": 1.0, "steps": 3}',
         b'{"outcome": {"reward": NaN}, "seconds": 1.0}',
         b'{"outcome": {"reward": 1%s}, "seconds": 1.0}' % (b"0" * 400),
-        b'{"outcome": {"reward": {"policy": ["a"]}}, "seconds": 1.0}',
         b'{"outcome": {"reward": 1.0, "failed": "KeyError", "message": "no"}, "seconds": 1.0}',
         b'{"outcome": {"failed": "KeyError"}, "seconds": 1.0}',
-        b'{"outcome": {"failed": 3, "message": "no"}, "seconds": 1.0}',
         b'{"outcome": {"failed": "KeyError", "message": "\\ud800"}, "seconds": 1.0}',
         b'{"outcome": ' + b"[" * 100_000,
     ],

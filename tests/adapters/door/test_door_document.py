@@ -7,7 +7,7 @@ from schemathesis.specs.openapi.checks import ignored_auth, unsupported_method
 from starlette.routing import Route
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.dialects.table import GOOGLE
+from ratchet.adapters.door.chat_api import GOOGLE
 from tests.support.door.opened_door import ASK, TOKENS, TOOLS, Opened
 from tests.support.door.requests_from_document import CHECKS, DOCUMENT, operations
 

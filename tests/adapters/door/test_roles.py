@@ -368,10 +368,10 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
             "answered by 'function:tests.adapters.door.test_roles'; give",
         ),
         ("policy", "policy:other", "cannot be answered by 'policy:other'; give that a role of its"),
-        ("judge", "policy:", "and '' cannot name another policy: give lower-case letters"),
-        ("judge", "policy:policy", "cannot name .* such as policy:judge; or policy, which"),
-        ("judge", "policy:Bad Name", "'policy:Bad Name', and 'Bad Name' cannot name another"),
-        ("judge", "policy:a/b", "and 'a/b' cannot name another policy"),
+        *(
+            ("judge", f"policy:{name}", f"answered by 'policy:{name}'; give policy, policy:name")
+            for name in ("", "policy", "Bad Name", "a/b")
+        ),
     ],
 )
 def test_a_role_that_nobody_can_answer_is_refused(role: str, who: str, message: str) -> None:

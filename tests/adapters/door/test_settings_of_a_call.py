@@ -66,35 +66,6 @@ def test_tokens_are_counted_as_the_call_would_be_rendered(opened: Opened) -> Non
     assert counts[1] - counts[0] == len(CHAT.encode("<think>\n\n</think>\n\n"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"chat_template_kwargs": {"preserve": True}}, "chat_template_kwargs.preserve"),
-        ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking"),
-        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"reasoning_effort": 3}, "reasoning_effort"),
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-    ],
-)
-def test_a_setting_that_cannot_be_had_is_refused_by_its_name(
-    opened: Opened, fields: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        opened.ask(extra_body=fields)
-    assert refused.value.param == name
-
-
-@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-3", "minimax-m2", "hy3"])
-def test_a_format_of_any_rules_for_system_messages_answers_in_json(name: str) -> None:
-    with Door(chat_of(name), {}, run_seed=7) as door, opened_batch(door) as opened:
-        opened.ask(response_format={"type": "json_object"})
-        (span,) = opened.spans
-        asked = chat_of(name).text(span.prompt_token_ids)
-        assert "Answer with nothing but a JSON object." in asked
-
-
 def test_a_format_without_a_switch_refuses_one_by_its_name() -> None:
     chat = Chat(tokenizer_of("llama-3"), "llama-3", 400)
     refused = pytest.raises(openai.BadRequestError, match="llama-3 cannot turn thinking off")

@@ -28,8 +28,6 @@ DATED = "{{ strftime_now('%Y') if strftime_now is defined else 'no date' }}" + F
 NUMBERED = FOREIGN.replace("{{- '<|start|>'", "{{- messages | length ~ '<|start|>'")
 """A template in which what follows an answer depends on the messages before it."""
 
-STRICT = "{{- raise_exception('no system') if messages[0]['role'] == 'system' }}" + FOREIGN
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -107,14 +105,6 @@ def test_tools_are_given_to_the_template(tokenizer: PreTrainedTokenizerFast) -> 
     chat = chat_of(tokenizer, "{{ tools | tojson if tools else '' }}" + FOREIGN)
     tool: Tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     assert '"name": "look"' in chat.text(chat.render(ASKED, [tool]))
-
-
-def test_messages_that_a_template_refuses_are_a_refused_call(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    system: list[Message] = [{"role": "system", "content": "be"}, *ASKED]
-    with pytest.raises(Refused, match=r"the renderer jinja:.* takes no such messages: no system"):
-        chat_of(tokenizer, STRICT).render(system, [])
 
 
 @pytest.mark.parametrize("template", ["{% for %}", "{{ raise_exception('never') }}", "{{ 1 / 0 }}"])

@@ -16,7 +16,7 @@ import pytest
 import tinker
 
 from ratchet.adapters.errors import EngineDied, ServiceError
-from ratchet.adapters.tinker.bridges import bridged
+from ratchet.adapters.tinker.bridges import ask_wire, bridged
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import (
     Service,
@@ -25,7 +25,6 @@ from ratchet.adapters.tinker.service import (
     open_session,
     server_at,
 )
-from ratchet.adapters.wires.older_wire import OlderWire, ask_wire
 from tests.support.servers.engine_server import Address
 from tests.support.servers.older_server import OlderServer, older
 
@@ -91,7 +90,7 @@ def test_a_server_is_asked_which_wire_it_speaks(address: Address) -> None:
     assert ask_wire(address.url, address.key) is None
     for codec in CODECS:
         with older(address.url, datums=codec) as server:
-            assert ask_wire(server.url, address.key) == OlderWire(codec)
+            assert ask_wire(server.url, address.key) == codec
 
 
 def test_a_server_of_the_sdks_wire_is_asked_directly(address: Address) -> None:
