@@ -38,7 +38,7 @@ from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from ratchet.tasks.reports.facts import ask_failures, describe_origin
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.settings.presets import describe_preset
-from ratchet.tasks.spending.budgets import check_grant, grant, read_limits
+from ratchet.tasks.spending.ledger import check_grant, grant, read_limits
 from ratchet.tasks.storage.manifest import REPLAY, parent_of, recipe_of
 from ratchet.tasks.storage.plan_record import child_runs, has_plan, read_plan
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of, name_run

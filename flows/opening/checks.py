@@ -14,7 +14,7 @@ from ratchet.flows.recipe.loading import check_binding, count_steps, training_co
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
-from ratchet.tasks.spending.budgets import budget_of, check_priced
+from ratchet.tasks.spending.ledger import budget_of, check_priced
 from ratchet.tasks.storage.files import check_output
 from ratchet.tasks.storage.manifest import REPLAY, parent_of, read_manifest
 from ratchet.tasks.storage.plan_record import has_plan

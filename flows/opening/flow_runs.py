@@ -22,8 +22,14 @@ from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.reports.facts import LOSS, Measure, read_facts
 from ratchet.tasks.settings.run import Budget
-from ratchet.tasks.spending.budgets import BudgetReached, budget_of, grant, missing_price
-from ratchet.tasks.spending.ledger import TOKEN_KINDS, sum_spent
+from ratchet.tasks.spending.ledger import (
+    TOKEN_KINDS,
+    BudgetReached,
+    budget_of,
+    grant,
+    missing_price,
+    sum_spent,
+)
 from ratchet.tasks.spending.work_log import granted_at
 from ratchet.tasks.storage.manifest import recipe_of
 from ratchet.tasks.storage.run_folder import RunFolder, name_run

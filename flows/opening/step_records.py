@@ -21,7 +21,7 @@ from ratchet.tasks.recording.step_log import Metrics, record_metrics
 from ratchet.tasks.reports.facts import LOSS, ask_failures, read_facts
 from ratchet.tasks.reports.progress import describe_step
 from ratchet.tasks.settings.run import MEASURED, Stop
-from ratchet.tasks.spending.budgets import WARNED_AT, measure_budget
+from ratchet.tasks.spending.ledger import WARNED_AT, measure_budget
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import REPLAY, parent_of
 from ratchet.tasks.storage.run_folder import RunFolder

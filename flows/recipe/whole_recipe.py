@@ -12,8 +12,7 @@ from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.given.given import choose_first, choose_units
 from ratchet.tasks.given.tallies import Tally
 from ratchet.tasks.settings.given import TEST, TRAIN
-from ratchet.tasks.spending.budgets import missing_price
-from ratchet.tasks.spending.ledger import TOKEN_KINDS, read_ledger
+from ratchet.tasks.spending.ledger import TOKEN_KINDS, missing_price, read_ledger
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import arrays, read_table
 from ratchet.tasks.updates import MOST_SCORED

@@ -27,7 +27,7 @@ from ratchet.tasks.recording.step_log import (
 )
 from ratchet.tasks.recording.views import UNREADABLE, Views
 from ratchet.tasks.settings.run import Budget
-from ratchet.tasks.spending.budgets import measure_budget
+from ratchet.tasks.spending.ledger import measure_budget
 from ratchet.tasks.storage.dotted_keys import Json, flatten
 from ratchet.tasks.storage.files import (
     Damaged,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.interruptions.workloads import WORKLOADS
-from ratchet.flows.recipe.loading import named_recipe
-from ratchet.flows.recipe.plan import StagesRecipe
-from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import with_faults
 from tests.support.runs.staged import VALUES
 from tests.support.servers.prefect_team import (
-    RUNNING_SECONDS,
     open_team,
     read_log,
     retry,
     run_deployment,
-    wait_for_end,
 )
 
 pytestmark = pytest.mark.story
@@ -71,48 +64,6 @@ def test_retry_of_a_failed_second_stage_does_not_touch_the_first(
     }
     keys = {one["key"] for one in api.post("/artifacts/filter", json={}).json()}
     assert "story-stages" in keys
-
-
-def test_retry_of_a_failed_preference_model_does_not_train_the_texts_again(
-    team: tuple[httpx.Client, Path], tmp_path: Path
-) -> None:
-    """The pairs of the second stage are away when it begins."""
-    api, runs = team
-    pairs, away = tmp_path / "pairs.jsonl", tmp_path / "away.jsonl"
-    shutil.copy(ROOT / "datasets" / "hello_comparisons.jsonl", pairs)
-    given = [*WORKLOADS["rlhf"], f"stages.preferences.recipe.dataset.path={pairs}"]
-    recipe = named_recipe("hello-rlhf", given, StagesRecipe).model_dump(mode="json")
-    deployment = api.get("/deployments/name/stages/hello-stages").json()["id"]
-    asked = {"parameters": {"recipe": recipe, "run": "rlhf"}, "state": {"type": "SCHEDULED"}}
-    created = api.post(f"/deployments/{deployment}/create_flow_run", json=asked).json()
-    first = runs / "rlhf-1-texts"
-    wait_until("the texts are learnt", (first / "metrics.jsonl").exists, RUNNING_SECONDS)
-    pairs.rename(away)
-    failed = wait_for_end(api, created["id"])
-    assert failed["state"]["type"] == "FAILED", read_log(api, failed["id"])
-    assert f"{pairs} does not exist" in failed["state"]["message"]
-    before, scored = _files(first), len(_subflows(api, failed))
-
-    away.rename(pairs)
-    done = retry(api, failed)
-    assert (done["state"]["type"], done["run_count"]) == ("COMPLETED", 2), read_log(api, done["id"])
-    assert _files(first) == before
-    begun = [one["name"] for one in _subflows(api, done)]
-    assert begun.count("rlhf-1-texts") == 1
-    assert len(begun) > scored
-    assert len((runs / "rlhf-3-rewards" / "metrics.jsonl").read_text().splitlines()) == 5
-
-
-def test_a_misspelt_key_of_a_stage_is_refused_when_the_run_is_created(
-    team: tuple[httpx.Client, Path],
-) -> None:
-    api, _ = team
-    deployment = api.get("/deployments/name/stages/hello-stages").json()["id"]
-    recipe = json.loads(json.dumps(VALUES))
-    recipe["stages"][0]["stat"] = "best"
-    asked = {"parameters": {"recipe": recipe}}
-    refused = api.post(f"/deployments/{deployment}/create_flow_run", json=asked)
-    assert (refused.status_code, "stat" in refused.text) == (409, True)
 
 
 def _subflows(api: httpx.Client, flow_run: dict[str, Any]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from ratchet.flows.evaluate import evaluate
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
-from ratchet.tasks.spending.budgets import BudgetReached, grant
+from ratchet.tasks.spending.ledger import BudgetReached, grant
 from ratchet.tasks.storage.files import read_json
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.small_recipe import small_recipe

@@ -30,8 +30,16 @@ from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.settings.run import Budget
-from ratchet.tasks.spending.budgets import BudgetReached, grant, measure_budget, read_limits
-from ratchet.tasks.spending.ledger import REPEATED, TOKEN_KINDS, read_ledger, sum_spent
+from ratchet.tasks.spending.ledger import (
+    REPEATED,
+    TOKEN_KINDS,
+    BudgetReached,
+    grant,
+    measure_budget,
+    read_ledger,
+    read_limits,
+    sum_spent,
+)
 from ratchet.tasks.spending.work_log import read_grant
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
