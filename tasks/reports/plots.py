@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import cycle
 from math import ceil, floor, log10
 from pathlib import Path
@@ -76,15 +76,6 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": RULE,
 }
 METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-
-KEPT_DRAWINGS = 64
-"""Drawings that are kept: what a run shows when it ends has most of them twice."""
-Points = tuple[tuple[float, float], ...]
-Series = tuple[str, float, str, Points]
-"""Colour, width, dashes, and the values by step."""
-RewardCurve = tuple[str, float, Points, tuple[tuple[float, float, tuple[float, ...], str], ...]]
-"""Colour and width, the rewards of a run's steps, and its scores: where, reward, interval and way
-of sampling."""
 
 
 @dataclass(frozen=True)
@@ -219,40 +210,25 @@ def _time_parts(run: RunCurves) -> list[float]:
 def _draw_reward(
     runs: Sequence[RunCurves], label: str, scale: Callable[[RunCurves], Sequence[float]]
 ) -> str:
-    rewards = []
-    for colour, width, run in _lines(runs):
-        along = scale(run)
-        points = tuple(
-            (along[step], row["reward/mean"])
-            for step, row in enumerate(run.metrics)
-            if "reward/mean" in row
-        )
-        scores = tuple(
-            (along[score.step], score.reward, tuple(score.interval or ()), score.played)
-            for score in run.scores
-            if score.step < len(along)
-        )
-        rewards.append((colour, width, points, scores))
-    return _draw_points(label, tuple(rewards))
-
-
-@lru_cache(maxsize=KEPT_DRAWINGS)
-def _draw_points(label: str, rewards: Sequence[RewardCurve]) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
-        for colour, width, points, scores in rewards:
-            axes.plot(*_columns(points), color=colour, linewidth=width, marker=".")
-            for along, reward, bounds, played in scores:
+        for colour, width, run in _lines(runs):
+            along = scale(run)
+            steps = [step for step, row in enumerate(run.metrics) if "reward/mean" in row]
+            rewards = [run.metrics[step]["reward/mean"] for step in steps]
+            places = [along[step] for step in steps]
+            axes.plot(places, rewards, color=colour, linewidth=width, marker=".")
+            for score in (score for score in run.scores if score.step < len(along)):
                 axes.errorbar(
-                    along,
-                    reward,
-                    [[abs(reward - bound)] for bound in bounds] or None,
+                    along[score.step],
+                    score.reward,
+                    [[abs(score.reward - bound)] for bound in score.interval or ()] or None,
                     color=colour,
                     marker="o",
                     markersize=5,
                     elinewidth=0.9,
                     capsize=2,
-                    fillstyle=MARKERS.get(played, "bottom"),
+                    fillstyle=MARKERS.get(score.played, "bottom"),
                 )
         return svg()
 
@@ -261,17 +237,12 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     series = _series(runs, panel)
     if not any(any(values.values()) for *_, values in series):
         return None
-    return _draw_series(panel, tuple((*line, tuple(values.items())) for *line, values in series))
-
-
-@lru_cache(maxsize=KEPT_DRAWINGS)
-def _draw_series(panel: Panel, series: Sequence[Series]) -> str:
     with _panel(panel.title) as (axes, svg):
-        for colour, width, dashes, points in series:
+        for colour, width, dashes, values in series:
             style = {"color": colour, "linewidth": width, "linestyle": dashes}
-            axes.plot(*_columns(points), **style, marker=".")
+            axes.plot([*values], [*values.values()], **style, marker=".")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        found = [value for *_, points in series for _, value in points]
+        found = [value for *_, values in series for value in values.values()]
         if panel.logarithmic and min(found) > 0:
             axes.set_yscale("log")
             axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))
@@ -331,8 +302,3 @@ def _short(value: float, _: object = None) -> str:
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g}M"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    pairs = [*points]
-    return [x for x, _ in pairs], [y for _, y in pairs]

@@ -52,16 +52,14 @@ _Sampled = tuple[datetime, int]
 class Progress:
     """State of a run: `done` of its `steps` are trained, and `doing` describes the next one.
 
-    `share` of the rollouts of the next step have ended. `measure` describes the last step's reward
-    or loss; `held_out` describes the last evaluation. `seconds_left` is a range, by the quicker and
-    the slower quarter of the steps so far; None before the first has ended. `failure` is a
-    rollout's last error.
+    `measure` describes the last step's reward or loss; `held_out` describes the last evaluation.
+    `seconds_left` is a range, by the quicker and the slower quarter of the steps so far; None
+    before the first has ended. `failure` is a rollout's last error.
     """
 
     done: int
     steps: int
     doing: str = "starting"
-    share: float = 0.0
     measure: str = ""
     held_out: str = ""
     in_flight: int = 0
@@ -197,12 +195,10 @@ class ProgressReader:
         for batch in batches:
             by_shard[batch.name.shard][batch.name.number] = batch
         played = [_count_rollouts(self.run, under_way, recipe) for under_way in by_shard.values()]
-        ended, rollouts = _total(s for s in played if s.trained and s.name.step == done)
         return Progress(
             done,
             steps,
             _describe(self.run, played, done, steps),
-            ended / (rollouts or 1),
             describe_measure(facts.metrics[-1]) if done else "",
             facts.held_out.last,
             sum(len(batch.in_flight) for batch in batches),

@@ -241,13 +241,6 @@ def test_an_evaluation_that_nobody_answered_is_played_when_its_run_goes_on(runs:
 
 
 @pytest.mark.usefixtures("runs")
-def test_an_evaluation_whose_agent_asks_no_model_is_no_result() -> None:
-    recipe = small_recipe(agent="tests.flows.test_train:ask_nobody")
-    with pytest.raises(StepStopped, match="none has a call of the evaluated model that was"):
-        evaluate(recipe, model="base")
-
-
-@pytest.mark.usefixtures("runs")
 def test_who_is_evaluated_is_said_in_one_way() -> None:
     recipe = small_recipe()
     with pytest.raises(UserError, match="--model RUN@STEP is a run's checkpoint"):

@@ -79,7 +79,7 @@ def test_rollouts_that_have_ended_and_calls_without_an_answer_are_counted_as_the
     append_now(journal, call(0, "llm", tokens=60))
     append_now(journal, rollout(0))
     now = reader.look()
-    assert (now.doing, now.in_flight, now.share) == ("step 1 of 2: 1 of 8 rollouts", 1, 1 / 8)
+    assert (now.doing, now.in_flight) == ("step 1 of 2: 1 of 8 rollouts", 1)
     assert now.tokens_per_second == 2, "60 tokens in the last 30 s"
 
 
