@@ -123,7 +123,7 @@ class LimitMet(Exception):
 class LimitedChild:
     """A child that runs a module of ours by `answer_questions`, with limited memory.
 
-    It is for what a user's few lines can make endless or huge, such as a schema or a query: no
+    It is for what a client's few lines can make endless or huge, such as a schema: no
     thread can be stopped, and no library holds its own limits in every function. The process
     starts with the first question and after each death.
     """

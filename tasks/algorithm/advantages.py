@@ -12,7 +12,6 @@ from ratchet.tasks.algorithm.own_functions import OwnFunctionError, find_own, is
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
-    NotedSettings,
     Number,
     Option,
     Settings,
@@ -335,25 +334,16 @@ def check_advantage(name: str, settings: Settings) -> None:
     row = find_advantage(name)
     complete_settings(f"the advantage {name}", settings, row.settings)
     if row.settings is ANY and is_as_bound(name):
-        noted = NotedSettings(settings)
         group = {f"rollout {place}": [Earned(place, place)] for place in (0.0, 1.0)}
-        estimate_advantages({"group": group}, name, noted)
-        noted.refuse_ignored(f"the advantage {name}")
+        estimate_advantages({"group": group}, name, settings)
 
 
 def _estimate_own(name: str, row: Advantage, groups: Groups, settings: Settings) -> Advantages:
     """Call a function of the project; OwnFunctionError unless each call gets a finite number."""
-    try:
-        estimated = row.estimate(groups, settings)
-        wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
-        found = {rollout: len(values) for rollout, values in estimated.items()}
-        finite = all(isfinite(value) for values in estimated.values() for value in values)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise OwnFunctionError(
-            f"the advantage {name} raises {error!r}; mend it, or give "
-            "algorithm.advantage_settings what it reads"
-        ) from error
-    if found != wanted or not finite:
+    estimated = row.estimate(groups, settings)
+    wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
+    found = {rollout: len(values) for rollout, values in estimated.items()}
+    if found != wanted or not all(map(isfinite, chain.from_iterable(estimated.values()))):
         raise OwnFunctionError(
             f"the advantage {name} does not return a finite number for each call of each rollout; "
             "return an object of lists, by the names of the rollouts"

@@ -34,7 +34,6 @@ from ratchet.tasks.algorithm.preferences import PREFERENCES
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
-    NotedSettings,
     Number,
     Option,
     Settings,
@@ -280,27 +279,13 @@ def _weigh(
     settings: Settings,
 ) -> weighted_losses.LossAndDerivative:
     """Call a function of the project; OwnFunctionError unless each token has two numbers."""
-    try:
-        returned = function(log_p, tokens, settings)
-        count = len(returned)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise OwnFunctionError(
-            f"the loss {name} raises {error!r}; mend it, or give algorithm.loss_settings what it "
-            "reads"
-        ) from error
-    if count != 2:
-        raise OwnFunctionError(
-            f"the loss {name} returns {count} values, and not two arrays; return the loss of each "
-            "token, and its derivative"
-        )
-    loss, derivative = map(np.asarray, returned)
-    if loss.shape != log_p.shape or derivative.shape != log_p.shape:
+    loss, derivative = map(np.asarray, function(log_p, tokens, settings))
+    if not loss.shape == derivative.shape == log_p.shape or not np.isfinite(derivative).all():
         raise OwnFunctionError(
             f"the loss {name} returns arrays of shape {loss.shape} and {derivative.shape} for "
-            f"{log_p.shape} log-probabilities; return the loss of each, and its derivative"
+            f"{log_p.shape} log-probabilities, or a derivative that is not finite; return the loss "
+            "of each token, and its derivative"
         )
-    if not np.isfinite(derivative).all():
-        raise OwnFunctionError(f"the loss {name} has a derivative that is not finite; bound it")
     return loss, derivative
 
 
@@ -319,9 +304,7 @@ def check_loss(name: str, settings: Settings) -> None:
     row = find_loss(name)
     complete_settings(f"the loss {name}", settings, row.settings)
     if row.settings is ANY and row.weighted is not None and is_as_bound(name):
-        noted = NotedSettings(settings)
-        row.weighted(*_trial(-1.0, 2.0), noted)
-        noted.refuse_ignored(f"the loss {name}")
+        row.weighted(*_trial(-1.0, 2.0), settings)
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

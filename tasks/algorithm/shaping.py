@@ -7,16 +7,13 @@ The query reads the table `rewards`, which has a row for each role of a rollout 
 nor trained.
 """
 
-import atexit
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import isfinite
 
 import duckdb
 
-from ratchet.adapters.errors import UserError, counted
-from ratchet.adapters.process.child import LimitedChild, LimitMet, answer_questions
+from ratchet.adapters.errors import UserError
 
 TABLE = """
     create table rewards (
@@ -24,16 +21,7 @@ TABLE = """
         calls bigint, truncated boolean
     )
 """
-RESULT = ("rollout_id", "role", "reward")
-NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)|\"NULL\")$")
-"""Types of DuckDB that a reward may have."""
-
-LONGEST_QUERY = 10.0
-"""Bound on the processor time of a query, in seconds."""
-QUERY_MEMORY = 1536 * 1024 * 1024
-"""Bound on the memory of the process that runs queries, in bytes; DuckDB's own is lower."""
-LONGEST_ERROR, LONGEST_RETURNED_NAME = 1000, 300
-"""Letters of an error, and of a name that a query returns."""
+SELECTED = "select rollout_id, role, reward::double from ({}\n)"
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
     "memory_limit": "1GiB",
@@ -92,81 +80,19 @@ def shape_rewards(
     return by_name
 
 
-def _run(query: str, rewards: Sequence[RoleReward]) -> Sequence[tuple[str, str, float | None]]:
-    """Run the query in a child, where it can read nothing else, in bounded time and memory."""
-    try:
-        answer = _child.ask([query, [astuple(reward) for reward in rewards]], LONGEST_QUERY)
-    except LimitMet as met:
-        remedy = "make less" if "memory" in met.took else "end sooner"
-        raise ShapingError(
-            f"algorithm.rewards takes more than {met.took}; let it {remedy}"
-        ) from None
-    if isinstance(answer, str):
-        raise ShapingError(answer)
-    return [(rollout, role, reward) for rollout, role, reward in answer]
-
-
-_child = LimitedChild("ratchet.tasks.algorithm.shaping", QUERY_MEMORY)
-atexit.register(_child.close)
-
-
-def _answer(question: tuple[str, Sequence[Sequence[object]]]) -> object:
-    """Run a query over the rows of `rewards`; return its rows, or why there are no rows."""
-    query, given = question
+def _run(query: str, rewards: Sequence[RoleReward]) -> list[tuple[str, str, float | None]]:
+    """Run the query over the rows of `rewards`, beside which it can read nothing."""
     try:
         with duckdb.connect(config=CONFIG) as connection:
-            _fill(connection, given)
-            found = connection.execute(_only_statement(connection, query))
-            _check_columns({name: str(kind) for name, kind, *_ in found.description or ()})
-            # A role of a rollout has one row, so whatever is wrong shows in one row too many.
-            names = [column[0] for column in found.description or ()]
-            rows = [dict(zip(names, r, strict=True)) for r in found.fetchmany(len(given) + 1)]
-    except ShapingError as error:
-        return str(error)
-    except (duckdb.Error, ValueError, MemoryError) as error:
-        return f"algorithm.rewards cannot be run: {str(error)[:LONGEST_ERROR]}"
-    return [
-        (
-            *(str(row[name])[:LONGEST_RETURNED_NAME] for name in ("rollout_id", "role")),
-            None if row["reward"] is None else float(row["reward"]),
-        )
-        for row in rows
-    ]
-
-
-def _only_statement(connection: "duckdb.DuckDBPyConnection", query: str) -> "duckdb.Statement":
-    statements = connection.extract_statements(query)
-    if len(statements) != 1:
+            connection.execute(TABLE)
+            if rewards:
+                columns = [list(column) for column in zip(*map(astuple, rewards), strict=True)]
+                unnested = ", ".join("unnest(?)" for _ in columns)
+                connection.execute(f"insert into rewards select {unnested}", columns)
+            connection.execute("set enable_external_access = false")
+            return connection.execute(SELECTED.format(query.strip().rstrip(";"))).fetchall()
+    except duckdb.Error as error:
         raise ShapingError(
-            f"algorithm.rewards cannot be run: it has {counted(len(statements), 'statement')}; "
-            "give one SELECT"
-        )
-    return statements[0]
-
-
-def _check_columns(types: Mapping[str, str]) -> None:
-    if sorted(types) != sorted(RESULT):
-        raise ShapingError(
-            f"algorithm.rewards returns {', '.join(types) or 'nothing'}; it must return "
-            f"{', '.join(RESULT)}"
-        )
-    if not NUMBER.match(types["reward"]):
-        raise ShapingError(
-            f"algorithm.rewards returns {types['reward']} as reward; it must return a number, as "
-            "`::double` makes one"
-        )
-
-
-def _fill(connection: "duckdb.DuckDBPyConnection", given: Sequence[Sequence[object]]) -> None:
-    """Make the table `rewards`; a query can read nothing else, and change no setting."""
-    connection.execute(TABLE)
-    if given:
-        columns = [list(column) for column in zip(*given, strict=True)]
-        unnested = ", ".join("unnest(?)" for _ in columns)
-        connection.execute(f"insert into rewards select {unnested}", columns)
-    connection.execute("set enable_external_access = false")
-    connection.execute("set lock_configuration = true")
-
-
-if __name__ == "__main__":
-    answer_questions(_answer, QUERY_MEMORY)
+            f"algorithm.rewards cannot be run: {error}; give one SELECT that returns rollout_id, "
+            "role and the number reward"
+        ) from error

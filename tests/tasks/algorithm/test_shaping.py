@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from ratchet.tasks.algorithm.shaping import ShapingError, check_query
+from ratchet.tasks.algorithm.shaping import check_query
 from tests.support.credited import build, credited, rewards_by_group
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.trajectory_rows import table
@@ -59,19 +59,14 @@ def test_a_null_reward_leaves_a_rollout_out() -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("select reward from rewards", "returns reward; it must return rollout_id, role, reward"),
+        ("select reward from rewards", 'column "rollout_id" not found'),
         ("select rollout_id, role, rewart as reward from rewards", 'column "rewart" not found'),
-        ("select * from read_csv('/etc/passwd')", "cannot be run"),
-        ("copy rewards to 'stolen.csv'", "cannot be run"),
-        ("select 1; select 2", "cannot be run: it has 2 statements; give one SELECT"),
-        ("select rollout_id, role, 'good' as reward from rewards", "returns VARCHAR as reward"),
-        (
-            "select rollout_id, role, [reward] as reward from rewards",
-            r"returns DOUBLE\[\] as reward",
-        ),
-        ("select rollout_id, role, reward > 0 as reward from rewards", "returns BOOLEAN as reward"),
-        ("", "cannot be run: it has 0 statements"),
-        ("select list(i) from range(1000000000000) t(i)", "cannot be run: Out of Memory"),
+        ("select * from read_csv('/etc/passwd')", "file system operations are disabled"),
+        ("from given", "given does not exist"),
+        ("set memory_limit = '100GB'", "syntax error"),
+        ("select 1; select 2", "syntax error"),
+        ("", "syntax error"),
+        ("select list(i) from range(1000000000000) t(i)", "give one SELECT that returns"),
     ],
 )
 def test_a_query_that_cannot_be_run_is_refused_with_the_recipe(query: str, said: str) -> None:
@@ -82,6 +77,7 @@ def test_a_query_that_cannot_be_run_is_refused_with_the_recipe(query: str, said:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
+        ("select rollout_id, role, 'good' as reward from rewards", "Could not convert"),
         ("select rollout_id, role, random() as reward from rewards", "other rewards each time"),
         ("select 'nobody' as rollout_id, role, reward from rewards", "of nobody a reward"),
         (
@@ -99,86 +95,6 @@ def test_a_query_that_gives_other_rewards_than_a_step_s_is_refused(query: str, s
     check_query(query)
     with pytest.raises(ValueError, match=said):
         shaped(query)
-
-
-def test_a_query_that_does_not_end_is_refused_with_the_recipe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
-    endless = "with recursive r(n) as (select 1 union all select n + 1 from r)"
-    rows = "select 'a' as rollout_id, 'policy' as role, max(n) as reward from r"
-    with pytest.raises(ValueError, match=r"takes more than 0.5 s of processor time; let it end"):
-        small_recipe(algorithm={"rewards": f"{endless} {rows}"})
-
-
-@pytest.mark.parametrize(
-    "reward",
-    [
-        "levenshtein(repeat('a', 3000000), repeat('b', 3000000))::double",
-        "list_aggregate([md5(repeat(i::varchar, 100000)) for i in range(10000000)], 'min')::double",
-        "(select count(*) from generate_series(1, 1000000) a, generate_series(1, 1000000) b)",
-    ],
-)
-def test_a_single_call_of_a_function_ends_in_time_as_well(
-    monkeypatch: pytest.MonkeyPatch, reward: str
-) -> None:
-    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
-    with pytest.raises(ShapingError, match=r"takes more than 0.5 s of processor time"):
-        check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
-    assert shaped(SOFT_OVERLONG) == {"00": 1.0, "01": -0.5, "02": 0.0}
-
-
-def test_a_query_that_is_planned_without_end_is_refused_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 0.5)
-    nested = [
-        f"t{i} as not materialized (from t{i - 1} union all from t{i - 1})" for i in range(1, 31)
-    ]
-    with pytest.raises(ShapingError, match="takes more than"):
-        check_query(", ".join(["with t0 as (from rewards)", *nested]) + " from t30")
-
-
-def test_a_query_that_sleeps_is_ended_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.adapters.process.child.LONGEST_WAIT", 2)
-    with pytest.raises(ShapingError, match="takes more than 2 s; let it end sooner"):
-        check_query("select 'a' as rollout_id, 'policy' as role, sleep_ms(100000) as reward")
-
-
-@pytest.mark.parametrize(
-    "reward",
-    [
-        "length(repeat(repeat('ab', 30000), 40000))",
-        "length(format('{:>2000000000}', 'a'))",
-        "bit_count(repeat('1', 2000000000)::bit)",
-        "len(list_sort(range(400000000)))",
-        "len(list_transform(range(100000), lambda x: range(100000)))",
-    ],
-)
-def test_values_of_gigabytes_are_refused(reward: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ratchet.tasks.algorithm.shaping.LONGEST_QUERY", 2)
-    with pytest.raises(ShapingError, match=r"Out of Memory|takes more than|Invalid Input"):
-        check_query(f"select 'a' as rollout_id, 'policy' as role, {reward} as reward")
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "set memory_limit = '100GB'",
-        "pragma threads = 64",
-        "attach 'other.db'",
-        "install httpfs",
-        "export database 'all'",
-        "select * from glob('/etc/*')",
-        "select content from read_text('/etc/hostname')",
-        "select * from query('select * from read_text(''/etc/hostname'')')",
-        "select getenv('HOME') as rollout_id, 'policy' as role, 1 as reward",
-        "from given",
-    ],
-)
-def test_a_query_reads_nothing_else_and_changes_no_setting(query: str) -> None:
-    with pytest.raises(ShapingError, match="cannot be run"):
-        check_query(query)
 
 
 def test_a_reward_that_calls_have_is_not_shaped_in_vain() -> None:
