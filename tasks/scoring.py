@@ -18,8 +18,8 @@ import pyarrow as pa
 from ratchet.adapters.calls import Refused
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
+from ratchet.tasks.examples.reading import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
 from ratchet.tasks.examples.shards import read_shard
-from ratchet.tasks.examples.teachers import SYSTEM_ROLE, choose_teacher, fill_reads, read_before
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import verified
 from ratchet.tasks.storage.names import group_name

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, Literal, cast
 
 from ratchet.adapters.errors import listed
-from ratchet.flows.importing.trinity_file import MissingVariable, Translation, section
+from ratchet.flows.importing.trinity_file import MissingVariable, Translation, named_path
 from ratchet.tasks.algorithm.advantages import find_advantage
 from ratchet.tasks.algorithm.divergences import LOSS_ESTIMATORS
 from ratchet.tasks.algorithm.losses import advantage_factor, find_loss
@@ -338,7 +338,7 @@ def _translate_teacher(out: Translation, advantage: str) -> None:
         return
     given, key = out.file.get("algorithm.advantage_fn_args") or {}, "algorithm.teacher"
     reason = "algorithm.advantage_fn_args, or their defaults"
-    if len(models) == 1 and (model := section(TEACHERS, models[0]).get("model_path")):
+    if len(models) == 1 and (model := models[0].get("model_path")):
         out.give(f"{key}.models", [model], f"{TEACHERS}[0].model_path")
     else:
         said = f"{TEACHERS} names {len(models)} teachers, not one"
@@ -421,8 +421,8 @@ def translate_expert(out: Translation, name: str) -> None:
 def _translate_buffer(out: Translation, key: str) -> None:
     """Translate the auxiliary buffer that has the texts of an expert."""
     name = (out.file.get(SAMPLING) or {}).get("sft_dataset_name", "sft_dataset")
-    buffer = section(f"{BUFFERS}.{name}", section(BUFFERS, out.file.given.get(BUFFERS)).get(name))
-    layout = section(f"{BUFFERS}.{name}.format", buffer.get("format"))
+    buffer = (out.file.given.get(BUFFERS) or {}).get(name) or {}
+    layout = buffer.get("format") or {}
     try:
         path = out.file.resolve(f"{BUFFERS}.{name}.path", buffer.get("path"))
     except MissingVariable as missing:
@@ -441,8 +441,7 @@ def _translate_buffer(out: Translation, key: str) -> None:
             "algorithm.preset",
         )
         return
-    local = str(path).startswith((".", "/")) or str(path).count("/") != 1
-    out.give(f"{key}.path", str(path) if local else f"hub:{path}", f"{BUFFERS}.{name}.path")
+    out.give(f"{key}.path", named_path(path), f"{BUFFERS}.{name}.path")
     if column != "messages":
         out.give(
             f"{key}.columns", {"messages": str(column)}, f"{BUFFERS}.{name}.format.messages_key"

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any, cast
 
 from ratchet.adapters.errors import UserError, listed
-from ratchet.adapters.redaction import SECRET_VARIABLE, quote
+from ratchet.adapters.redaction import SECRET_VARIABLE
 from ratchet.adapters.yaml_text import YamlError, read_yaml
 from ratchet.flows.recipe.loading import changed_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
@@ -21,13 +20,6 @@ from ratchet.tasks.storage.files import read_bytes
 VERSION = "Trinity-RFT 0.6.0"
 EVALUATED = "buffer.explorer_input.eval_tasksets"
 ENVIRONMENT = re.compile(r"oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?", re.DOTALL)
-WORDS = (
-    *("clip_mode", "weight", "regularizer", "fnorm", "opmd_baseline", "std_cal_level"),
-    *("loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode", "sft_dataset_name"),
-)
-"""Arguments of Trinity's functions that are not numbers."""
-SHORTEST_VALUE = 4
-"""Letters of a variable from which on a refusal hides its value wherever it stands."""
 INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 
 
@@ -73,18 +65,15 @@ class Keys:
 
 @dataclass(frozen=True)
 class TrinityFile:
-    """The values of a file, by their whole keys, such as `buffer.batch_size`.
-
-    `read` are the variables of the environment that have been read.
-    """
+    """The values of a file, by their whole keys, such as `buffer.batch_size`."""
 
     given: Section
-    read: dict[str, str] = field(default_factory=dict[str, str])
 
     def get(self, key: str) -> Any:
         """Return the value of a key, or Trinity's default if it is translated."""
         if key in self.given:
-            return _shaped(key, self.resolve(key, self.given[key]))
+            value = self.resolve(key, self.given[key])
+            return without_nulls(value) if key.endswith("_args") else value
         return known_keys().defaults[key]
 
     def resolve(self, key: str, value: Json) -> Any:
@@ -99,7 +88,7 @@ class TrinityFile:
         return INTERPOLATION.sub(lambda found: self._variable(key, found.group(1)), value)
 
     def number(self, key: str) -> float:
-        return number(key, self.get(key))
+        return float(self.get(key))
 
     def first(self, *keys: str) -> str:
         """Return the first of the keys that has a value, or else the last."""
@@ -108,14 +97,6 @@ class TrinityFile:
     def reason(self, key: str) -> str:
         """Say where the value of a key comes from."""
         return key if key in self.given else f"Trinity's default of {key}"
-
-    def without_variables(self, text: str) -> str:
-        """Name each variable of the environment in the place of its value."""
-        for name, value in self.read.items():
-            text = text.replace(repr(value), f"${{oc.env:{name}}}")
-            if len(value) >= SHORTEST_VALUE:
-                text = text.replace(value, f"${{oc.env:{name}}}")
-        return text
 
     def _variable(self, key: str, expression: str) -> str:
         named = ENVIRONMENT.fullmatch(expression.strip())
@@ -130,12 +111,9 @@ class TrinityFile:
                 f"{key} reads the variable {variable}, which is named like a secret, and a recipe "
                 "holds none; write the value in its place if it is no secret"
             )
-        if (found := os.environ.get(variable)) is None:
-            if default is None:
-                raise MissingVariable(f"{key} needs the environment variable {variable} to be set")
-            return default.strip()
-        self.read[variable] = found.strip()
-        return self.read[variable]
+        if (found := os.environ.get(variable, default)) is None:
+            raise MissingVariable(f"{key} needs the environment variable {variable} to be set")
+        return found.strip()
 
 
 @cache
@@ -188,42 +166,17 @@ def trinity_file(name: str, values: Section) -> TrinityFile:
     return TrinityFile(dict(found))
 
 
-def number(key: str, value: object) -> float:
-    """Return a value as a number; ImportRefusal if it is not a finite one."""
-    try:
-        found = float(str(value)) if isinstance(value, str | int | float) else nan
-    except (ValueError, OverflowError):
-        found = nan
-    if not isfinite(found):
-        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a number")
-    return found
+def without_nulls(arguments: Section | None) -> Section:
+    """Return the arguments of a function that are given: a null counts as not given."""
+    return {name: one for name, one in (arguments or {}).items() if one is not None}
 
 
-def section(key: str, value: object) -> Section:
-    """Return a value as a section, empty for null; ImportRefusal if it has no keys."""
-    if value is not None and not isinstance(value, Mapping):
-        raise ImportRefusal(f"{key} is {quote(value, key)}, and should have keys")
-    return cast(Section, value or {})
-
-
-def _shaped(key: str, value: Any) -> Any:
-    """Return the value of a key; ImportRefusal unless it is a list or one value, as required.
-
-    Arguments of a function are numbers, except WORDS; a null argument counts as not given.
-    """
-    if key.endswith("_args"):
-        given = {name: one for name, one in section(key, value).items() if one is not None}
-        for name, one in given.items():
-            if name not in WORDS and not isinstance(one, bool):
-                number(f"{key}.{name}", one)
-        return given
-    default = known_keys().defaults.get(key)
-    if isinstance(default, list):
-        if not isinstance(value, list):
-            raise ImportRefusal(f"{key} is {quote(value, key)}, and should be a list")
-    elif isinstance(value, list | Mapping) and key in known_keys().defaults:
-        raise ImportRefusal(f"{key} is {quote(value, key)}, and should be one value")
-    return value
+def named_path(path: object, *subset: object) -> str:
+    """Return a path of Trinity's as ours: a file, a folder, or the hub's name with its subset."""
+    local = str(path).startswith((".", "/")) or str(path).count("/") != 1
+    file = str(path).endswith((".csv", ".jsonl", ".parquet"))
+    of_hub = "/".join(str(part) for part in (f"hub:{path}", *subset) if part)
+    return str(path) if local or file else of_hub
 
 
 def _flatten(values: Section, prefix: str = "") -> Iterator[tuple[str, Json]]:
@@ -300,7 +253,7 @@ class Translation:
             self.give(ours, value, self.file.reason(theirs) + note)
 
     def give_path(self, section: str) -> None:
-        """Set the data set to a section's: a file, a folder, or the hub's name with its subset."""
+        """Set the data set to a section's."""
         key = f"{section}.path"
         self.copy("dataset.path", key)
         if "dataset.path" not in self.values:
@@ -310,10 +263,7 @@ class Translation:
             self.refuse(f"{key} is missing", "dataset.path")
             return
         subset = self.file.get(f"{section}.subset_name")
-        local = str(path).startswith((".", "/")) or str(path).count("/") != 1
-        of_hub = "/".join(str(part) for part in (f"hub:{path}", subset) if part)
-        file = str(path).endswith((".csv", ".jsonl", ".parquet"))
-        self.give("dataset.path", str(path) if local or file else of_hub, f"{key} and subset_name")
+        self.give("dataset.path", named_path(path, subset), f"{key} and subset_name")
 
     def refuse(self, said: str, *overridden_by: str) -> None:
         """Note what no recipe can express, unless the user gives a key that overrides it."""

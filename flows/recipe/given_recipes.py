@@ -15,8 +15,7 @@ from ratchet.tasks.algorithm.preferences import (
     check_preference,
     find_preference,
 )
-from ratchet.tasks.examples.reading import Source
-from ratchet.tasks.examples.teachers import check_reads
+from ratchet.tasks.examples.reading import Source, check_reads
 from ratchet.tasks.settings.algorithm import BASE, SettingValue
 from ratchet.tasks.settings.given import (
     ALONE,

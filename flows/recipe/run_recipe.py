@@ -13,8 +13,7 @@ from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.errors import UserError, counted
 from ratchet.tasks.algorithm.learning_rates import default_learning_rate
 from ratchet.tasks.algorithm.settings import Settings
-from ratchet.tasks.examples.reading import Source
-from ratchet.tasks.examples.teachers import choose_teacher, fill_reads
+from ratchet.tasks.examples.reading import Source, choose_teacher, fill_reads
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.settings.algorithm import names_checkpoint
 from ratchet.tasks.settings.rollouts import Rollouts

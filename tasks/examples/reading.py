@@ -1,25 +1,26 @@
-"""dataset → examples: the rows of one split, of a file or of a folder of files."""
+"""dataset → examples: the rows of one split, of a file or of a folder, and what a teacher reads."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from string import Template
 from typing import Any, Literal, TypedDict
 
 from ratchet.adapters.errors import counted, did_you_mean, listed
 from ratchet.adapters.project.modules import locate
-from ratchet.tasks.examples.rows import ROW_READERS, DatasetError, kind_of, name_file, read_rows
+from ratchet.tasks.examples.rows import ROW_READERS, DatasetError, kind_of, read_rows
 
 README = Path("datasets/README.md")
 PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
 """Pattern of what may follow the split in a file's name, as datasets/README.md says."""
 SPLIT = "split"
 """Column with the name of the split that a row belongs to."""
-MOST_NAMED, LONGEST_NAME_TOLD = 6, 40
-"""Names that a refusal lists, and the letters of each."""
+MOST_NAMED = 6
+"""Names that a refusal lists."""
 
 
 Order = Literal["shuffled", "sequential"]
@@ -102,13 +103,12 @@ class Source:
         rows, held_out = _divide(files, self.division)
         if not rows or (self.division.share and not held_out):
             raise DatasetError(
-                f"{name_file(self.dataset)} has too few rows to hold one out ({len(rows)}, equal "
+                f"{self.dataset} has too few rows to hold one out ({len(rows)}, equal "
                 "ones counted once); give more, or dataset.held_out 0"
             )
         if self.held_out and not held_out:
             raise DatasetError(
-                f"nothing of {name_file(self.dataset)} is held out, by dataset.held_out 0; give a "
-                "share"
+                f"nothing of {self.dataset} is held out, by dataset.held_out 0; give a share"
             )
         own = [one for one in rows.items() if (one[0] in held_out) == self.held_out]
         return _examples(self.dataset, own, self.columns)
@@ -130,14 +130,14 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
             _require(dataset, number, row, [SPLIT])
             if row[SPLIT] is None:
                 raise DatasetError(
-                    f"row {number} of {name_file(dataset)} has null as its {SPLIT}; give each row "
+                    f"row {number} of {dataset} has null as its {SPLIT}; give each row "
                     "a split, or leave the row out"
                 )
         numbered = [(number, row) for number, row in enumerate(rows) if str(row[SPLIT]) == split]
-        found = _listed(sorted({str(row[SPLIT]) for row in rows}))
+        found = listed(sorted({str(row[SPLIT]) for row in rows}), MOST_NAMED)
     if not numbered:
         raise DatasetError(
-            f"{name_file(dataset)} has no rows whose split is '{split}' "
+            f"{dataset} has no rows whose split is '{split}' "
             f"(found: {found or 'no rows at all'}); give dataset.splits, or see {locate(README)}"
         )
     return _examples(dataset, numbered, columns)
@@ -163,27 +163,15 @@ _Files = tuple[tuple[Path, int, int], ...]
 
 
 def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
-    """List the files whose rows are divided, if they are; DatasetError if one split is there."""
-    train, test = division.splits
+    """List the files whose rows are divided, if they are."""
     if not _is_folder(dataset):
         rows = _read_file(dataset)
-        splits = {str(row[SPLIT]) for row in rows if row.get(SPLIT) is not None}
-        if splits and division.given and test in splits:
-            _refuse_share(dataset, test)
+        splits = any(row.get(SPLIT) is not None for row in rows)
         divided = division.given or (rows != [] and not splits)
         return (_state(dataset),) if divided else None
     if not division.given:
         return None
-    if any(_name_of_part(test).fullmatch(stem) for stem, _ in _stems(dataset)):
-        _refuse_share(dataset, test)
-    return tuple(map(_state, _files_of_split(dataset, train)))
-
-
-def _refuse_share(dataset: Path, split: str) -> None:
-    raise DatasetError(
-        f"{name_file(dataset)} has the split '{split}' to hold out, so that dataset.held_out would "
-        "be a second one; leave that out"
-    )
+    return tuple(map(_state, _files_of_split(dataset, division.splits[0])))
 
 
 @lru_cache(maxsize=16)
@@ -206,45 +194,29 @@ def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]
     return rows, frozenset(number for number, one in hashes.items() if one in chosen)
 
 
-def _stems(folder: Path) -> list[tuple[str, Path]]:
-    """List the files of a folder that can be read, in order, each with its name before the kind."""
-    files = sorted(file for file in folder.iterdir() if kind_of(file) in ROW_READERS)
-    return [(file.name.removesuffix(kind_of(file)), file) for file in files]
-
-
-def _name_of_part(split: str) -> re.Pattern[str]:
-    return re.compile(re.escape(split) + PART_SUFFIX)
-
-
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """List the files of a split: the file named after it, or its numbered parts in order."""
-    stems, name_of_part = _stems(folder), _name_of_part(split)
-    parts = [(part, file) for stem, file in stems if (part := name_of_part.fullmatch(stem))]
-    names, named = _listed(file.name for _, file in stems), name_file(folder)
+    name_of_part = re.compile(re.escape(split) + PART_SUFFIX)
+    files = sorted(file for file in folder.iterdir() if kind_of(file) in ROW_READERS)
+    named = [
+        (name_of_part.fullmatch(file.name.removesuffix(kind_of(file))), file) for file in files
+    ]
+    parts = [(int(part["number"] or 0), part, file) for part, file in named if part]
+    found = listed((file.name for file in files), MOST_NAMED) or "no data files"
     if not parts:
         raise DatasetError(
-            f"{named} has no file of the split '{split}', such as {split}.jsonl or "
-            f"{split}-00000-of-00001.parquet (found: {names or 'no data files'}); give "
-            f"dataset.splits or dataset.held_out, or see {locate(README)}"
+            f"{folder} has no file of the split '{split}', such as {split}.jsonl or "
+            f"{split}-00000-of-00001.parquet (found: {found}); give dataset.splits or "
+            f"dataset.held_out, or see {locate(README)}"
         )
-    kinds = {(kind_of(file), part["count"], bool(part["number"])) for part, file in parts}
-    if len(kinds) > 1 or len({int(part["number"] or 0) for part, _ in parts}) < len(parts):
+    kinds = {(kind_of(file), part["count"], bool(part["number"])) for _, part, file in parts}
+    count = int(parts[0][1]["count"] or len(parts))
+    if len(kinds) > 1 or not len({number for number, *_ in parts}) == len(parts) == count:
         raise DatasetError(
-            f"{named} has the split '{split}' more than once (found: {names}); leave one file of "
-            "it, or the numbered parts of one"
+            f"{folder} has the split '{split}' more than once, or not all of its parts (found: "
+            f"{found}); leave one file of it, or all numbered parts of one"
         )
-    count = int(parts[0][0]["count"] or len(parts))
-    if len(parts) != count:
-        raise DatasetError(
-            f"{named} has {len(parts)} of the {count} parts of the split '{split}' (found: "
-            f"{names}); add the others"
-        )
-    return [file for _, file in sorted(parts, key=lambda found: int(found[0]["number"] or 0))]
-
-
-def _listed(names: Iterable[str]) -> str:
-    """List the beginnings of the first names, and the number of the others."""
-    return listed((name[:LONGEST_NAME_TOLD] for name in names), MOST_NAMED)
+    return [file for _, _, file in sorted(parts, key=lambda part: part[0])]
 
 
 def _read_file(file: Path) -> list[dict[str, Any]]:
@@ -256,24 +228,17 @@ def _state(file: Path) -> tuple[Path, int, int]:
     """Return a file that is there with the time of its last change and its size."""
     if kind_of(file) not in ROW_READERS:
         raise DatasetError(
-            f"{name_file(file)} is not a dataset we read: give a {', '.join(ROW_READERS)} file, "
+            f"{file} is not a dataset we read: give a {', '.join(ROW_READERS)} file, "
             f"or a folder of them; see {locate(README)}"
         )
     try:
         state = file.stat()
+    except FileNotFoundError as error:
+        near = did_you_mean(str(file), map(str, file.parent.glob("*")))
+        raise DatasetError(f"{file} does not exist{near or ';'} see {locate(README)}") from error
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{name_file(file)} {_why_absent(file, error)}") from error
+        raise DatasetError(f"{file} cannot be opened ({error}); give another path") from error
     return file, state.st_mtime_ns, state.st_size
-
-
-def _why_absent(file: Path, error: OSError | ValueError) -> str:
-    if not isinstance(error, FileNotFoundError):
-        reason = error.strerror if isinstance(error, OSError) else error
-        return f"cannot be opened ({reason}); give another path"
-    if file.is_symlink():
-        return f"is a link to {name_file(file.readlink())}, which is not there; mend the link"
-    near = did_you_mean(str(file), map(str, file.parent.glob("*")))
-    return f"does not exist{near or ';'} see {locate(README)}"
 
 
 @lru_cache(maxsize=256)
@@ -285,8 +250,8 @@ def _require(dataset: Path, number: int, row: Mapping[str, Any], columns: Sequen
     for column in columns:
         if column not in row:
             raise DatasetError(
-                f"row {number} of {name_file(dataset)} has no column "
-                f"'{column[:LONGEST_NAME_TOLD]}' (found: {_listed(row)}); see {locate(README)}"
+                f"row {number} of {dataset} has no column "
+                f"'{column}' (found: {listed(row, MOST_NAMED)}); see {locate(README)}"
             )
 
 
@@ -294,3 +259,59 @@ def is_padded(dataset: Path) -> bool:
     """Tell whether a file, or a file of a folder, is of Parquet, whose objects have equal keys."""
     files = dataset.iterdir() if dataset.is_dir() else [dataset]
     return any(file.suffix == ".parquet" for file in files)
+
+
+SYSTEM_ROLE = "system"
+
+
+class _Text(Template):
+    """A text that a teacher reads; `$column` or, of any name, `${column}` is one of the example."""
+
+    braceidpattern = r"[^{}]+"
+
+
+def choose_teacher(example: Mapping[str, Any], by: str, teachers: Container[str]) -> str:
+    """Return the teacher that an example names; DatasetError if no teacher has that name."""
+    if (name := str(example.get(by))) in teachers:
+        return name
+    raise DatasetError(
+        f"an example names the teacher {name} by its column {by} ({str(example)[:80]}), and "
+        "algorithm.teacher.models has none of that name; give one, as NAME=MODEL, or mend the "
+        "column"
+    )
+
+
+def check_reads(text: str) -> None:
+    """Refuse (ValueError) a text that is blank, or has a dollar that begins no column."""
+    if not text.strip():
+        raise ValueError("reads is blank; give a text, or leave it out")
+    if not _Text(text).is_valid():
+        raise ValueError(
+            f"reads {text!r} has a $ that no column follows; write $column, or $$ for a dollar"
+        )
+
+
+def fill_reads(text: str, example: Mapping[str, Any]) -> str:
+    """Return the text with the columns of an example; DatasetError if the example lacks one."""
+    values: dict[str, str] = {}
+    for column in _Text(text).get_identifiers():
+        value = example.get(column)
+        if value is None:
+            raise DatasetError(
+                f"an example has no {column}, which its teacher reads (found: "
+                f"{', '.join(example)}); mend teacher.reads, or the data set"
+            )
+        values[column] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _Text(text).substitute(values)
+
+
+def read_before(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Put a text before a conversation, as its system message.
+
+    If the conversation begins with a system message, the text becomes the beginning of that
+    message: templates take one system message, and most of them only as the first message.
+    """
+    if messages and messages[0]["role"] == SYSTEM_ROLE:
+        first, *rest = messages
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *rest]
+    return [{"role": SYSTEM_ROLE, "content": text}, *messages]

@@ -23,14 +23,13 @@ from ratchet.adapters.rendering.messages import (
     read_tool,
 )
 from ratchet.tasks.examples.reading import (
-    LONGEST_NAME_TOLD,
     MOST_NAMED,
     DatasetError,
     Example,
     Source,
     is_padded,
+    read_before,
 )
-from ratchet.tasks.examples.teachers import read_before
 from ratchet.tasks.settings.given import Trained
 
 ASKING_ROLES = ("system", "user")
@@ -158,7 +157,7 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
 
 def list_given(row: Mapping[str, Any]) -> str:
     """List the columns of a row that have a value."""
-    given = [name[:LONGEST_NAME_TOLD] for name, value in row.items() if value is not None]
+    given = [name for name, value in row.items() if value is not None]
     return listed(given, MOST_NAMED) or "nothing"
 
 

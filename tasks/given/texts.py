@@ -20,8 +20,7 @@ import pyarrow as pa
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.algorithm.distillation import NO_TOKEN, find_distillation
 from ratchet.tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
-from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.examples.teachers import fill_reads
+from ratchet.tasks.examples.reading import DatasetError, fill_reads
 from ratchet.tasks.given.conversations import WeightedTokens, tokenize
 from ratchet.tasks.given.given import (
     COUNTS_KEY,

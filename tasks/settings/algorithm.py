@@ -29,7 +29,7 @@ from ratchet.tasks.algorithm.losses import (
 )
 from ratchet.tasks.algorithm.own_functions import PATTERN, bind_source, is_as_bound
 from ratchet.tasks.algorithm.shaping import check_query
-from ratchet.tasks.examples.teachers import check_reads
+from ratchet.tasks.examples.reading import check_reads
 from ratchet.tasks.settings.given import Expert
 from ratchet.tasks.settings.presets import PRESETS, find_preset
 from ratchet.tasks.settings.section import OTHERS, Needs, Refusals, Section

@@ -22,8 +22,7 @@ from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
-from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.examples.teachers import read_before
+from ratchet.tasks.examples.reading import DatasetError, read_before
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.given.texts import Texts, score_part
 from ratchet.tasks.recording.queries import answer_query

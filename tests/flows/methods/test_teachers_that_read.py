@@ -16,8 +16,8 @@ from ratchet.adapters.tinker.service import Service
 from ratchet.engine.model.base_models import find
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
+from ratchet.tasks.examples.reading import read_before
 from ratchet.tasks.examples.shards import read_shard
-from ratchet.tasks.examples.teachers import read_before
 from ratchet.tasks.recording.spans import spans_table
 from ratchet.tasks.scoring import Reads, References, UnreadableText, compute_references
 from ratchet.tasks.settings.algorithm import Teacher
