@@ -23,7 +23,7 @@ from ratchet.adapters.programs.commands import warn_of_shown_keys
 from ratchet.flows.recipe.given_examples import Dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
-from ratchet.tasks.algorithm.own_functions import check_source
+from ratchet.tasks.algorithm.settings import check_source
 from ratchet.tasks.examples.reading import Source
 from ratchet.tasks.recording.scores import headline, is_scored, read_evaluation
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint

@@ -11,7 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.errors import UserError, counted
-from ratchet.tasks.algorithm.learning_rates import default_learning_rate
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.examples.reading import Source, choose_teacher, fill_reads
 from ratchet.tasks.given.measures import read_measure
@@ -25,6 +24,7 @@ from ratchet.tasks.settings.run import (
     ServicePatience,
     Stop,
     Tracking,
+    default_learning_rate,
 )
 from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from ratchet.tasks.storage.dotted_keys import flatten

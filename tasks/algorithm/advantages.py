@@ -8,15 +8,18 @@ from math import exp, fsum, isfinite, log, sqrt
 from statistics import fmean, stdev
 from typing import Literal, cast
 
-from ratchet.tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
     Number,
     Option,
+    OwnFunctionError,
     Settings,
     complete_settings,
+    find_own,
     find_row,
+    is_as_bound,
+    is_own,
 )
 
 

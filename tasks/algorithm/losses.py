@@ -29,16 +29,19 @@ from ratchet.tasks.algorithm.loss import (
     scaled_advantages,
     scaled_mask,
 )
-from ratchet.tasks.algorithm.own_functions import OwnFunctionError, find_own, is_as_bound, is_own
 from ratchet.tasks.algorithm.preferences import PREFERENCES
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
     Number,
     Option,
+    OwnFunctionError,
     Settings,
     complete_settings,
+    find_own,
     find_row,
+    is_as_bound,
+    is_own,
 )
 
 if TYPE_CHECKING:  # they import torch, which takes seconds

@@ -1,12 +1,20 @@
-"""Rows of the tables of losses and of advantages, by name, and the settings that a row reads."""
+"""Rows of the tables of losses and of advantages, and of the user's project, and their settings.
 
-from collections.abc import Mapping
+A recipe has the name of a loss or an advantage of the project, `module:function`, with a checksum
+of the module's file, as `module:function@checksum`, so that a run is bound to the source as it is
+to any value of its recipe.
+"""
+
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
-from ratchet.adapters.errors import did_you_mean
+from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.project.modules import load_module, source_of
 
 Settings = Mapping[str, float | str]
 
@@ -97,3 +105,88 @@ def _complete(given: Settings, known: Known) -> tuple[dict[str, float | str], li
         for name, setting in known.items()
         if setting.used_by is None or complete[setting.used_by[0]] in setting.used_by[1]
     ]
+
+
+CHECKSUM = 12
+"""Digits of a checksum."""
+
+PATTERN = rf"^[A-Za-z_]\w*(\.\w+)*:\w+(@[0-9a-f]{{{CHECKSUM}}})?$"
+"""Pattern of a name, in a recipe's schema too."""
+
+_imported: dict[str, str] = {}
+"""Module → the checksum of its file when this process imported it."""
+
+
+class OwnFunctionError(UserError):
+    """An error for a loss or an advantage of the project that is not there, or not as it was."""
+
+
+def is_own(name: str) -> bool:
+    """Tell a name of the project from one of a table."""
+    return re.match(PATTERN, name) is not None
+
+
+def bind_source(name: str) -> str:
+    """Return a name of the project with the checksum of its source, and any other as it is."""
+    if not is_own(name) or "@" in name:
+        return name
+    return f"{name}@{_load(name)[1]}"
+
+
+def check_source(name: str) -> None:
+    """Raise OwnFunctionError if a name's source is gone, or is not the one that it is bound to."""
+    if not is_own(name):
+        return
+    module, source = _load(name)
+    if "@" in name and not name.endswith(f"@{source}"):
+        raise OwnFunctionError(
+            f"the recipe has {name}, and the file {module.__file__} has the checksum {source}: it "
+            "was edited since; restore it, or give the name without a checksum to a new run"
+        )
+
+
+def is_as_bound(name: str) -> bool:
+    """Return whether a name is of a table, or its source is there and is the one it is bound to."""
+    try:
+        check_source(name)
+    except UserError:  # also of a module that cannot be imported
+        return False
+    return True
+
+
+def find_own(name: str, make: Callable[[object], TableRow]) -> TableRow:
+    """Return the row that is made of what a name of the project means.
+
+    OwnFunctionError if there is no such thing. The recipe of a run may be bound to a source that is
+    gone: its row is there, and a call of its function raises OwnFunctionError.
+    """
+    if "@" in name and not is_as_bound(name):
+        return make(partial(_refuse, name))
+    module, _ = _load(name)
+    attribute = name.partition(":")[2].partition("@")[0]
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise OwnFunctionError(f"{module.__file__} has no {attribute!r}; mend {name}")
+    return make(found)
+
+
+def _refuse(name: str, *_: object) -> None:
+    check_source(name)
+
+
+def _load(name: str) -> tuple[ModuleType, str]:
+    """Import the module of a name; return it with the checksum of its file."""
+    module_name = name.partition(":")[0]
+    module = load_module(module_name)
+    if module is None or module.__file__ is None:
+        raise OwnFunctionError(
+            f"{name} is of a module {module_name!r} that is not there; name a file of agents/, or "
+            "a module of the project's folder, as MODULE:FUNCTION"
+        )
+    source = source_of(module)[:CHECKSUM]
+    if _imported.setdefault(module.__name__, source) != source:
+        raise OwnFunctionError(
+            f"{module.__file__} was edited since this process has imported it; start the process "
+            "anew (in a notebook, its kernel)"
+        )
+    return module, source

@@ -27,7 +27,7 @@ from ratchet.tasks.algorithm.losses import (
     check_loss,
     is_regularized,
 )
-from ratchet.tasks.algorithm.own_functions import PATTERN, bind_source, is_as_bound
+from ratchet.tasks.algorithm.settings import PATTERN, bind_source, is_as_bound
 from ratchet.tasks.algorithm.shaping import check_query
 from ratchet.tasks.examples.reading import check_reads
 from ratchet.tasks.settings.given import Expert

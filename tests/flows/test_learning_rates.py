@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ratchet.flows.recipe.loading import changed_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
-from ratchet.tasks.algorithm.learning_rates import default_learning_rate
+from ratchet.tasks.settings.run import default_learning_rate
 from ratchet.tasks.storage.manifest import bind_run, recipe_of
 from tests.support.runs.small_recipe import HELLO
 

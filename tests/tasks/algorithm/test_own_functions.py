@@ -14,9 +14,9 @@ from ratchet.adapters.project.modules import load_module
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
-from ratchet.tasks.algorithm import own_functions
+from ratchet.tasks.algorithm import settings
 from ratchet.tasks.algorithm.advantages import find_advantage
-from ratchet.tasks.algorithm.own_functions import OwnFunctionError
+from ratchet.tasks.algorithm.settings import OwnFunctionError
 from ratchet.tasks.storage.manifest import recipe_of
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.support.processes import ROOT
@@ -34,7 +34,7 @@ OTHER_UPDATES = {"optimizer": {"learning_rate": 0.005, "epochs": 2}}
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(own_functions, "_imported", {})
+    monkeypatch.setattr(settings, "_imported", {})
     (tmp_path / "agents").mkdir()
     write(SHOWN)
     return tmp_path
@@ -99,7 +99,7 @@ def test_a_run_is_not_resumed_by_an_edited_source(
     given = recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
     train(given, run="bound")
     write(SHOWN.replace("1 / most", "0.9"))
-    monkeypatch.setattr(own_functions, "_imported", {})  # as another process
+    monkeypatch.setattr(settings, "_imported", {})  # as another process
     recorded = Recipe.model_validate(recipe_of(folder_of("bound")))
     with pytest.raises(OwnFunctionError, match="was edited since; restore it"):
         check_start(recorded, folder_of("bound"))
@@ -166,6 +166,6 @@ def test_a_recorded_recipe_is_read_although_its_source_is_gone(
 ) -> None:
     given = recipe(**GIVEN["algorithm"]).model_dump(mode="json")
     monkeypatch.delitem(sys.modules, own_module().__name__)  # as in another process
-    monkeypatch.setattr(own_functions, "_imported", {})
+    monkeypatch.setattr(settings, "_imported", {})
     Path("agents/my_losses.py").unlink() if text is None else write(text)
     assert Recipe.model_validate(given).model_dump(mode="json") == given
