@@ -259,31 +259,23 @@ def recipe_options(*of: str) -> str:
     """List keys of a recipe, each with its type, default and explanation, for `--set`.
 
     `of` has the flow, a section of its recipe, or both; without a flow the section is that of the
-    first flow that has it. FlowError or RecipeError if there is none.
+    first flow that has it. RecipeError if there is none.
     """
     kinds = _kinds(FlowRecipe)
-    if len(of) == 1 and of[0] not in kinds:
-        having = [flow for flow, kind in kinds.items() if of[0] in _sections(kind)]
-        if not having:
-            known = [*kinds, *_sections(Recipe)]
-            raise RecipeError(
-                f"there is no flow or section {of[0]!r}; the flows are {', '.join(sorted(kinds))}, "
-                f"and the sections of {TRAIN} are {', '.join(_sections(Recipe))}"
-                f"{did_you_mean(of[0], known)}"
+    wanted = [one for one in of if one not in kinds]
+    flows = [one for one in of if one in kinds] or [TRAIN, *kinds]
+    for flow in flows:
+        if {*wanted} <= {*_sections(kinds[flow])}:
+            return "\n".join(
+                _describe(key, field)
+                for key, field in fields_of(kinds[flow])
+                if not wanted or f"{key}.".startswith(tuple(f"{one}." for one in wanted))
             )
-        of = (TRAIN if TRAIN in having else having[0], *of)
-    flow, *sections = of or (TRAIN,)
-    fields = [*fields_of(kind := _kind_of({"flow": flow}))]
-    for section in sections:
-        if section not in (known := _sections(kind)):
-            raise RecipeError(
-                f"a recipe of {flow} has no section {section!r}; there are: "
-                f"{', '.join(known)}{did_you_mean(section, known)}"
-            )
-    return "\n".join(
-        _describe(key, field)
-        for key, field in fields
-        if not sections or any(f"{key}.".startswith(f"{section}.") for section in sections)
+    known = _sections(kinds[flows[0]])
+    raise RecipeError(
+        f"there is no flow or section {', '.join(wanted)}; the flows are "
+        f"{', '.join(sorted(kinds))}, and the sections of {flows[0]} are {', '.join(known)}"
+        f"{did_you_mean(wanted[0], [*kinds, *known])}"
     )
 
 
@@ -339,20 +331,13 @@ def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
     if not file.exists():
         return {}
     values = _read_yaml(file)
-    entries = values.get("deployments") if isinstance(values, dict) else None
-    if not isinstance(entries, list):
-        raise RecipeError(f"{file} has no list `deployments`; give it one, as Prefect reads it")
-    read: dict[str, dict[str, Any]] = {}
-    for number, one in enumerate(entries, 1):
-        named = one if isinstance(one, dict) else {}
-        for key in ("name", "entrypoint"):
-            if not isinstance(named.get(key), str):
-                raise RecipeError(
-                    f"deployment {number} of {file} has no {key} that is a text; give it one, as "
-                    "Prefect reads it"
-                )
-        read[named["name"]] = named
-    return read
+    try:
+        return {str(one["name"]): one for one in values["deployments"] if str(one["entrypoint"])}
+    except (KeyError, TypeError) as error:
+        raise RecipeError(
+            f"{file} has no list `deployments` of which each has a name and an entrypoint "
+            f"({error!r}); give it one, as Prefect reads it"
+        ) from error
 
 
 def _read_yaml(file: Path) -> Any:

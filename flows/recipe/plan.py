@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
-from ratchet.adapters.errors import counted
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe, PreferRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
@@ -165,14 +164,6 @@ class StagesRecipe(PlanRecipe):
             )
             if number:
                 yield from self._refused_start(number)
-        for stage in self.stages if self.evaluate else ():
-            assert self.evaluate is not None
-            missing = sorted(self.evaluate.policies().keys() - stage.recipe.policies().keys())
-            yield (
-                missing != [],
-                f"evaluate needs the policy {', '.join(missing)}, which stage {stage.name} does "
-                "not train; evaluate an agent whose policies all stages train",
-            )
 
     def _refused_start(self, number: int) -> Refusals:
         """Yield what is wrong with the start of a stage that is not the first."""
@@ -197,27 +188,15 @@ class StagesRecipe(PlanRecipe):
             f"stage {stage.name} starts at stage {name}, which has {'; '.join(differing)}; give "
             "the same, best once as shared.model",
         )
+        every = parent.checkpoints.every
+        saved = parent.evaluation.every % every == 0 if step == BEST else True
+        if step.isdecimal() and parent.steps:
+            saved = _is_kept(parent, int(step))
         yield (
-            parent.checkpoints.ttl_seconds is not None,
-            f"checkpoints.ttl_seconds {parent.checkpoints.ttl_seconds} of stage {name}, at whose "
-            f"checkpoint stage {stage.name} starts: it may expire before; leave it out there",
-        )
-        yield (
-            step.isdecimal() and not parent.checkpoints.keeps(int(step), parent.steps),
-            f"stage {stage.name} starts at step {step} of stage {name}, which deletes it, since "
-            f"its checkpoints.keep is {parent.checkpoints.keep}; leave that out there",
-        )
-        evaluation, saved = parent.evaluation.every, parent.checkpoints.every
-        yield (
-            step == BEST and evaluation % saved != 0,
-            f"stage {stage.name} starts at the best checkpoint of stage {name}, which measures "
-            f"every {counted(evaluation, 'step')} and saves its training state every {saved}; give "
-            "checkpoints.every a divisor of evaluation.every",
-        )
-        yield (
-            step.isdecimal() and parent.steps > 0 and not _is_saved(parent, int(step)),
-            f"stage {stage.name} starts at step {step} of stage {name}, which saves its training "
-            f"state every {saved} of {counted(parent.steps, 'step')}; give such a step",
+            not saved,
+            f"stage {stage.name} starts at step {step} of stage {name}, which saves and keeps no "
+            f"training state of it; give a multiple of its checkpoints.every, {every}, for best "
+            "also as its evaluation.every, and leave its checkpoints.keep out",
         )
 
     def trained(self) -> Sequence[RunRecipe]:
@@ -271,8 +250,9 @@ class StagesRecipe(PlanRecipe):
         return found["stage"] or self.stages[number - 1].name, found["step"]
 
 
-def _is_saved(recipe: RunRecipe, step: int) -> bool:
-    return step <= recipe.steps and recipe.checkpoints.due(step, recipe.steps)
+def _is_kept(recipe: RunRecipe, step: int) -> bool:
+    saved, steps = recipe.checkpoints, recipe.steps
+    return step <= steps and saved.due(step, steps) and saved.keeps(step, steps)
 
 
 def _text(recipe: RunRecipe) -> str:

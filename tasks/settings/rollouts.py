@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from ratchet.adapters.calls import PATHS, Sampling
 from ratchet.adapters.door.roles import ROLE_NAME, CallsOf
@@ -341,13 +341,11 @@ class SentCalls(Section):
     """API: /chat/completions, /responses, /messages or /models (Google's)."""
 
     def refusals(self) -> Refusals:
-        given = {"model": self.model, "system": self.system, "path": self.path}
-        empty = [name for name, value in given.items() if value is not None and not value.strip()]
+        given = [one for one in (self.model, self.system, self.path) if one is not None]
         yield (
-            not any(given.values()),
-            f"{', '.join(empty) or 'nothing'} is said of the calls; give model, system or path",
+            not given or not all(one.strip() for one in given),
+            "nothing is said of the calls, or an empty text; give model, system or path",
         )
-        yield bool(empty), f"{', '.join(empty)} is empty, which fits all; leave it out"
         yield (
             self.path is not None and self.path not in PATHS,
             f"path {self.path!r} is of no API; give {' or '.join(PATHS)}",
@@ -368,19 +366,5 @@ class AskedRole(Section):
         return CallsOf(role, self.when.model, self.when.system, self.when.path)
 
 
-def _kind(given: object) -> str | None:
-    """Tell a name from a table, so that a mistake is said of the one that is given."""
-    if isinstance(given, Mapping | AskedRole):
-        return "asked"
-    return "name" if isinstance(given, str) else None
-
-
-Answerer = Annotated[
-    Annotated[str, Tag("name")] | Annotated[AskedRole, Tag("asked")],
-    Discriminator(
-        _kind,
-        custom_error_type="answerer",
-        custom_error_message="a role has a name of who answers it, or a table of who and when",
-    ),
-]
+Answerer = str | AskedRole
 """Who answers a role, by a name or together with what its calls say."""

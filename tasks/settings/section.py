@@ -7,9 +7,8 @@ from typing import ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from ratchet.adapters.errors import counted, did_you_mean_key
+from ratchet.adapters.errors import did_you_mean_key
 from ratchet.adapters.redaction import quote
 
 Refusals = Iterator[tuple[bool, str]]
@@ -18,16 +17,6 @@ Refusals = Iterator[tuple[bool, str]]
 OTHERS = "*"
 """All keys of a section but the one that they need."""
 
-PLAINLY = {
-    "model_type": "Input should be a table of keys",
-    "dict_type": "Input should be a table of keys",
-    "tuple_type": "Input should be a list",
-    "too_short": "Input should have at least {min_length} entries",
-    "too_long": "Input should have at most {max_length} entries",
-}
-"""Type of a mistake → what is said of it, where pydantic's words are of Python's types."""
-MOST_MISTAKES = 10
-"""Mistakes of a recipe that a refusal says."""
 MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
@@ -154,26 +143,11 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
     """Say what is wrong with a recipe, and with which key; the value, unless it is a secret."""
     lines: list[str] = []
     known = [key for key, _ in fields_of(kind)]
-    mistakes = [*_own_mistakes(error)]
-    for mistake in mistakes[:MOST_MISTAKES]:
+    for mistake in error.errors():
         key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
         place = f"recipe.{key}".removesuffix(".")
         unknown = mistake["type"] == "extra_forbidden"
         near = did_you_mean_key(key, known) if unknown else ""
         shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
-        words = PLAINLY.get(mistake["type"], "").format(**mistake.get("ctx", {}))
-        said = f"{place}: {words or mistake['msg'].removeprefix('Value error, ')}"
-        lines.append(said + shown + near)
-    if left := len(mistakes) - len(lines):
-        lines.append(f"and {counted(left, 'mistake')} more")
+        lines.append(f"{place}: {mistake['msg'].removeprefix('Value error, ')}{shown}{near}")
     return "; ".join(lines)
-
-
-def _own_mistakes(error: ValidationError) -> Iterator[ErrorDetails]:
-    """Yield the mistakes, but for a list that is short since its entries have mistakes."""
-    mistakes = error.errors()
-    for mistake in mistakes:
-        depth = len(place := mistake["loc"])
-        inner = (other["loc"] for other in mistakes if len(other["loc"]) > depth)
-        if mistake["type"] != "too_short" or all(other[:depth] != place for other in inner):
-            yield mistake

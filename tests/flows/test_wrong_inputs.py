@@ -66,7 +66,6 @@ FILES: dict[str, str] = {
     "flows.yaml": f"{RECIPE}flow: [train]",
     "shared.yaml": "flow: stages\nshared: [1]\nstages: [{name: a, recipe: {}}]",
     "preset.yaml": f"{RECIPE}algorithm: {{preset: [grpo]}}",
-    "mistaken.yaml": RECIPE + "".join(f"key{number}: 1\n" for number in range(5000)),
     "expert.yaml": f"{RECIPE}algorithm: {{expert: {{runs: [people-1], query: select 1}}}}",
     "rateless.yaml": RECIPE.replace("optimizer: {learning_rate: 0.005}", "model: {base: a/b}"),
     "stage.yaml": "flow: stages\nstages: [{name: a, recipe: {}}]",
