@@ -105,21 +105,13 @@ def read_unpadded(source: Source) -> Iterator[Example]:
     """Yield the rows of a source as they were before their file padded them.
 
     Parquet has no absent keys, so that a null in an object is taken for one. In JSON, of JSON lines
-    or of a text in a column, a null is a value. DatasetError if a row names roles otherwise
-    than the rows before it.
+    or of a text in a column, a null is a value.
     """
-    padded, known = is_padded(source.dataset), None
+    padded = is_padded(source.dataset)
     for row in source.examples():
         example = row["example"]
         if padded:
             example = {name: drop_nulls(value) for name, value in example.items()}
-        spoken = speaks(example)
-        if known is not None and spoken not in (None, known):
-            raise DatasetError(
-                f"row {row['example_id']} of {source.dataset} has the roles of {spoken}, and "
-                f"earlier rows have the roles of {known}; give all rows the same roles"
-            )
-        known = known or spoken
         yield {**row, "example": example}
 
 
@@ -211,13 +203,6 @@ def drop_nulls(value: Any) -> Any:
     return value
 
 
-def speaks(row: Mapping[str, Any]) -> str | None:
-    """Return whose roles a row has: ShareGPT's or chat completions'; None if it has no roles."""
-    value = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
-    roles = _roles(parse_text(value))
-    return None if not roles else "ShareGPT" if _is_sharegpt(roles) else "chat completions"
-
-
 def join_repeated(prompt: Sequence[Said], side: Sequence[Said]) -> tuple[list[Said], list[Said]]:
     """Return a prompt and what follows it, where the prompt's end may be repeated.
 
@@ -305,9 +290,9 @@ def _read_said(value: object, path: str) -> Said:
 
 def _as_chat(messages: Sequence[object], name: str) -> list[object]:
     """Return messages with the roles of chat completions, if all of them speak as ShareGPT does."""
-    roles = _roles(messages)
+    roles = {_role(one) for one in messages}
     sent = [cast(Mapping[str, Any], one) for one in messages if isinstance(one, Mapping)]
-    if _is_sharegpt(roles):
+    if roles & {"human", "gpt"} and roles <= {*SHAREGPT}:
         contents = (
             one.get("value") if one.get("content") is None else one["content"] for one in sent
         )
@@ -315,12 +300,6 @@ def _as_chat(messages: Sequence[object], name: str) -> list[object]:
             {**one, "role": SHAREGPT[_role(one)], "content": content}
             for one, content in zip(sent, contents, strict=True)
         ]
-    if any(one.get("role") is None and one.get("from") is not None for one in sent):
-        others = ", ".join(sorted(roles - {*SHAREGPT}) or sorted(roles))
-        raise DatasetError(
-            f"its {name} has the roles {others:.60}; by `from` all are of {', '.join(SHAREGPT)}, "
-            "with human or gpt; name others by `role`"
-        )
     return [*messages]
 
 
@@ -329,19 +308,9 @@ def _names_role(message: object) -> bool:
     return isinstance(message, Mapping) and ("role" in message or {"from", "value"} <= {*message})
 
 
-def _roles(messages: object) -> set[str]:
-    """Return the roles of messages, by the key of chat completions or by ShareGPT's."""
-    given = cast(list[object], messages) if isinstance(messages, list) else []
-    return {_role(one) for one in given}
-
-
 def _role(message: object) -> str:
     sent = cast(Mapping[str, Any], message) if isinstance(message, Mapping) else {}
     return str(sent.get("role") or sent.get("from"))
-
-
-def _is_sharegpt(roles: set[str]) -> bool:
-    return bool(roles & {"human", "gpt"}) and roles <= {*SHAREGPT}
 
 
 def _drop_undeclared(message: Message, declared: Mapping[str, Any]) -> Message:

@@ -86,35 +86,6 @@ def bound(
     return pairs
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        ROW,
-        {"prompt": [ASKED], "chosen": [OWL], "rejected": [FOX]},
-        {"chosen": [ASKED, OWL], "rejected": [ASKED, FOX]},
-        {
-            "comparison": {
-                "prompt_conversation": [ASKED],
-                "completion_A": [FOX],
-                "completion_B": [OWL],
-            },
-            "label": "B",
-        },
-    ],
-)
-def test_every_form_says_the_same(chat: Chat, row: dict[str, Any]) -> None:
-    sides = read_pair(row, chat)
-    assert sides is not None
-    assert sides == read_pair(ROW, chat)
-    for side, said in (
-        (sides.sides["chosen"], "I am an owl."),
-        (sides.sides["rejected"], "I am a fox."),
-    ):
-        (sequence,) = side
-        trained = [t for t, w in zip(sequence.tokens, sequence.weights, strict=True) if w]
-        assert chat.text(trained) == f"{said}<|im_end|>"
-
-
 def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> None:
     more = [{"role": "user", "content": "and now?"}, {"role": "assistant", "content": "I look."}]
     prompt = [ASKED, FOX, {"role": "user", "content": "really?"}]
@@ -147,11 +118,6 @@ def test_of_a_side_of_several_turns_its_own_answers_are_trained(chat: Chat) -> N
             {"prompt": "x", "chosen": None, "rejected": "y"},
             "it has prompt, rejected; give prompt, ",
         ),
-        (
-            {"prompt": "x", "chosen": [ASKED, OWL], "rejected": [ASKED, FOX]},
-            "its prompt is followed by another message of the role user",
-        ),
-        ({"prompt": "x", "chosen": str([OWL]), "rejected": "y"}, "its chosen is a list as Python"),
         ({"prompt": "x", "chosen": "y", "rejected": "z", "images": ["a"]}, "it has images, which"),
     ],
 )

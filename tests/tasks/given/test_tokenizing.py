@@ -92,14 +92,6 @@ def test_all_tokens_but_the_first_are_trained(chat: Chat) -> None:
     assert found.weights == [0.0, *[1.0] * (len(found.tokens) - 1)]
 
 
-def test_a_prompt_and_its_completion_are_a_conversation(chat: Chat) -> None:
-    user, answer = (message["content"] for message in GREETING)
-    row = {"prompt": user, "completion": answer, "messages": None}
-    assert tokenize(row, chat, "assistant") == tokenize({"messages": GREETING}, chat, "assistant")
-    row = {"prompt": GREETING[:1], "completion": GREETING[1:]}
-    assert tokenize(row, chat, "assistant") == tokenize({"messages": GREETING}, chat, "assistant")
-
-
 def test_a_text_ends_with_the_end_of_text(chat: Chat) -> None:
     (found,) = tokenize({"text": "a quiet owl"}, chat, "assistant")
     assert chat.text(found.tokens[:-1]) == "a quiet owl"
@@ -127,9 +119,7 @@ def test_nulls_that_arrow_adds_change_nothing(chat: Chat) -> None:
             {"messages": [GREETING[0], {**GREETING[1], "weight": -1}]},
             "the weight -1; give a number from 0 on",
         ),
-        ({"prompt": 3, "completion": "a"}, "its prompt is 3"),
         ({"text": ["a"]}, r"its text is \['a'\]; give a text"),
-        ({f"c{n}": n for n in range(99)}, "it has c0, c1, .*; give messages; conversations;"),
     ],
 )
 def test_a_row_that_is_no_text_is_refused(chat: Chat, row: Mapping[str, Any], why: str) -> None:
