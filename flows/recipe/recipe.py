@@ -30,7 +30,6 @@ from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, 
 from ratchet.tasks.settings.given import EXPERT, TEST, TRAIN
 from ratchet.tasks.settings.presets import expand_preset
 from ratchet.tasks.settings.rollouts import (
-    SHIPPED_SEE,
     Answerer,
     Evaluation,
     Judge,
@@ -219,14 +218,6 @@ class Recipe(RunRecipe):
 
     def _refused_judge(self) -> Refusals:
         judge, rollouts, examiner = self.judge, self.rollouts, self.evaluation.judge
-        yield (
-            self.agent in SHIPPED_SEE and self.dataset.compares is None,
-            f"agent {self.agent} is asked of pairs; give dataset.compares, its question",
-        )
-        yield (
-            self.agent == "judge:criteria",
-            "agent judge:criteria has no criteria of pairs; give judge:pairs or judge:group",
-        )
         for key, one in (("judge", judge), ("evaluation.judge", examiner)):
             yield (
                 one.judges and one.ships and one.role not in self.roles,

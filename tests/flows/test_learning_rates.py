@@ -47,11 +47,6 @@ def test_a_recipe_without_a_learning_rate_holds_the_number() -> None:
         assert recipe.update_method().optimizer.learning_rate == 0.000286
 
 
-def test_a_learning_rate_that_is_given_is_kept() -> None:
-    recipe = changed_recipe(values(LLAMA), ["optimizer.learning_rate=0.1"])
-    assert recipe.optimizer.learning_rate == 0.1
-
-
 @pytest.mark.parametrize("base", ["local/tiny-chat", "openai/gpt-oss-20b", "Qwen/Qwen3.5-4B"])
 def test_a_model_that_the_rule_was_not_calibrated_on_needs_a_learning_rate(base: str) -> None:
     with pytest.raises(ValidationError, match=f"no default .* {base}.*give optimizer.learning_rat"):

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import tinker
 
@@ -12,18 +13,32 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
-from ratchet.tasks.datums import UpdateMethod
+from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.rebuilding import ProbeError
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
 from ratchet.tasks.settings.run import Optimizer
+from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.tables import write_table
 from ratchet.tasks.updates import NextUpdate, PolicyUpdater, SamplerApart
-from tests.support.runs.given_datums import count_on
 from tests.support.servers.engine_server import Address
 
 METHOD = UpdateMethod("cross_entropy", {}, Optimizer(learning_rate=0.05), steps=9)
+
+LISTS = ("tokens", "targets", "logprobs", "advantages", "mask")
+
+
+@durable
+def count_on(path: Path, step: int) -> None:
+    """Write datums that count on from the step's number; no policy sampled them."""
+    ones, rows = [1] * 7, []
+    for first in (3 * step + 1, 3 * step + 2):
+        tokens, targets = [*range(first, first + 7)], [*range(first + 1, first + 8)]
+        lists = dict(zip(LISTS, (tokens, targets, [0.0] * 7, ones, ones), strict=True))
+        rows.append({**lists, "scale": 1 / 14})
+    write_table(pa.Table.from_pylist(rows, schema=DATUM_SCHEMA), path)
 
 
 class Trained:

@@ -109,23 +109,6 @@ def test_a_row_that_is_no_pair_is_refused_by_its_number(tmp_path: Path) -> None:
         recipe.held_out_split().examples()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"agent": "judge:pairs"}, "judge:pairs is asked of pairs; give dataset.compares"),
-        (
-            {"agent": "judge:criteria", "dataset": {"path": "x.csv", "compares": QUESTION}},
-            "judge:criteria has no criteria of pairs; give judge:pairs or judge:group",
-        ),
-    ],
-)
-def test_a_judge_that_cannot_be_asked_of_pairs_is_refused(
-    changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        small_recipe(**changes)
-
-
 @pytest.mark.story
 def test_a_judge_that_has_learnt_pairs_is_scored_compared_and_trained_by_them(
     root: Path, judge: str, prefect_server: None, no_tinker: None, monkeypatch: pytest.MonkeyPatch

@@ -17,21 +17,19 @@ from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.evaluate import evaluate
 from ratchet.flows.opening.flow_runs import summarize_run
 from ratchet.flows.prefer import prefer
 from ratchet.flows.recipe.given_recipes import PreferRecipe
-from ratchet.flows.recipe.loading import changed_recipe, named_recipe, read_recipe
+from ratchet.flows.recipe.loading import changed_recipe, read_recipe
 from ratchet.tasks.algorithm.preferences import MISMATCHED, SIDES
 from ratchet.tasks.datums import to_datums, units_of
 from ratchet.tasks.examples.reading import DatasetError
-from ratchet.tasks.given.pairs import SIDES_A_PART
 from ratchet.tasks.recording.queries import answer_query
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.page import render_report
 from ratchet.tasks.reports.verification import find_damage
-from ratchet.tasks.storage.files import Damaged, read_json, write_json
+from ratchet.tasks.storage.files import read_json, write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table
 from ratchet.tasks.tracking.recorded_step import RecordedStep
@@ -141,24 +139,6 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     assert references[0] == references[1], "the reference is never the policy of a resumed run"
 
 
-@pytest.mark.story
-def test_a_run_that_is_killed_while_the_reference_scores_keeps_what_it_has(
-    whole: RunFolder,
-) -> None:
-    run = folder_of("scoring")
-    assert kill_at("score", run).returncode == -9
-    kept = run.scored_parts()
-    assert sum(read_table(part).num_rows for part in kept) == 2 * SIDES_A_PART
-    assert [*find_damage(run)] == []
-    kept[0].write_bytes(b"")
-    with pytest.raises(Damaged, match=str(kept[0])):
-        prefer(RECIPE, run=run.name)
-    kept[0].unlink()
-    prefer(RECIPE, run=run.name)
-    assert list_faults(run, read_contents(whole)) == []
-    assert read_table(run.pair_references) == read_table(whole.pair_references)
-
-
 def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:
     shutil.copytree(whole.path, folder_of("lost").path)
     run = folder_of("lost")
@@ -193,12 +173,6 @@ def test_what_reads_runs_reads_one_of_pairs(whole: RunFolder) -> None:
         "join pair_references using (run, split, example_id, side, part) group by split order by 1"
     )
     assert answer_query(question, [whole], "csv").decode() == "split,pairs\ntest,16\ntrain,144\n"
-
-
-def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
-    settings = ["evaluation.examples=8", "evaluation.greedy=false"]
-    result = evaluate(named_recipe("hello", settings), model="whole@6")
-    assert result.scores["sampled"].rollouts == 8
 
 
 def test_the_reference_is_the_start_and_not_the_base(
@@ -328,8 +302,3 @@ def test_a_policy_that_is_not_its_own_reference_stops_the_run(whole: RunFolder) 
         assert read_metrics(run.metrics) == []
     prefer(changed(checkpoints={"every": 2, "probe_tolerance": 1}), run="apart")
     assert len(read_metrics(run.metrics)) == RECIPE.steps
-
-
-def test_the_example_is_one_of_the_deployments() -> None:
-    recipe = named_recipe("hello-prefer", [], PreferRecipe)
-    assert recipe.dataset.path == "datasets/hello_pairs.jsonl"

@@ -314,15 +314,3 @@ def test_a_teacher_of_another_service_needs_its_key(school: RunFolder, tmp_path:
         pytest.raises(CannotScore, match=r"is not there; set RATCHET_TEACHER_KEY\. A se"),
     ):
         train(taught_by(f"{address.url}#{TINY_CHAT}"), run="refused")
-
-
-@pytest.mark.story
-def test_a_teacher_of_other_tokens_is_refused(
-    school: RunFolder, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RATCHET_TEACHER_KEY", KEY)
-    with (
-        serving(tiny_model, tmp_path) as address,
-        pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat; give a mod"),
-    ):
-        train(taught_by(f"{address.url}#{tiny_model}"), run="refused")

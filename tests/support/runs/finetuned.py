@@ -5,13 +5,15 @@
 kills its own process where checkpoint 3 is to be noted as begun (`begin`), or as saved (`add`).
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
 
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.train import train
-from tests.support.runs.given_datums import kill_at
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from tests.support.runs.small_recipe import small_recipe
 
 TEXTS = Path(__file__).parents[3] / "datasets" / "hello_texts.jsonl"
@@ -49,6 +51,18 @@ WITH_EXPERT = small_recipe(
     algorithm={"advantage": "centred", "aggregation": "token_mean", "expert": EXPERT},
 )
 """Rollouts, and beside them the same texts as an expert's."""
+
+def kill_at(phase: str) -> None:
+    """Have this process killed when the ledger is told of checkpoint 3."""
+    note = getattr(Ledger, phase)
+
+    def note_or_die(ledger: Ledger, noted: int | Checkpoint) -> None:
+        if (noted if isinstance(noted, int) else noted.step) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        note(ledger, noted)
+
+    setattr(Ledger, phase, note_or_die)
+
 
 if __name__ == "__main__":
     kill_at(sys.argv[2])

@@ -152,18 +152,6 @@ def test_a_teachers_term_has_the_gradient_of_its_divergence(
     assert policy_gradient(q, term) == pytest.approx(-np.array(measured), abs=1e-6)
 
 
-def test_trinity_s_jsd_moves_the_policy_away_from_its_teacher() -> None:
-    """Trinity's advantage is that of `jsd_advantage.py`, with β 1/2."""
-    q, t = softmax(np.array([2.0, 0.0, -1.0])), softmax(np.array([-1.0, 0.5, 1.0]))
-    mixture = np.log((q + t) / 2)
-    theirs = -(np.log(t) - mixture + np.log(q) - mixture) / 2
-    ours = -penalties_of(
-        Divergence(coefficient=1, estimator="jsd"), np.log(q), np.log(t), np.ones(3)
-    )
-    assert (theirs >= 0).all()
-    assert policy_gradient(q, theirs) @ policy_gradient(q, ours) < 0
-
-
 def test_a_penalty_is_of_sampled_tokens_alone() -> None:
     log_q, mask = np.zeros(4), np.array([0, 1, 1, 1])
     of_reference = np.array([-9.0, -1.0, -2.0, -3.0])

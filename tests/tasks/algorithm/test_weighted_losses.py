@@ -128,41 +128,6 @@ def test_loss_and_derivative_are_those_of_the_formula(
     np.testing.assert_allclose(derivative, at.grad.numpy(), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_WEIGHTS if name not in ("rec", "dft", "phi")])
-def test_at_ratio_1_every_loss_is_reinforce(name: str) -> None:
-    log_p, a = np.log([0.5, 0.1, 0.9]), np.array([1.0, -2.0, 0.5])
-    derivative = service_loss(name, {}).derivative
-    assert derivative is not None
-    inputs = {"logprobs": log_p, "advantages": a, "weights": np.ones(3)}
-    np.testing.assert_allclose(derivative([log_p], [inputs])[0], -a)
-
-
-def test_numbers_that_a_reader_can_check() -> None:
-    """Two tokens of ratio 2 and 1/2, sampled with probability 1/4 and 1/2."""
-    log_p, log_q = np.log([0.5, 0.25]), np.log([0.25, 0.5])
-
-    def derivative(name: str, advantage: float, settings: Settings | None = None) -> list[float]:
-        of = service_loss(name, settings or {}).derivative
-        assert of is not None
-        tokens = {"logprobs": log_q, "advantages": np.full(2, advantage), "weights": np.ones(2)}
-        return of([log_p], [tokens])[0].tolist()
-
-    # Clipped at 1.2 from above, not from below: -(1/2) · 1.
-    assert derivative("dual_clip", 1.0) == pytest.approx([0.0, -0.5])
-    # With A = -1 the ratio 2 is below 3, and 1/2 is clipped at 0.8.
-    assert derivative("dual_clip", -1.0) == pytest.approx([2.0, 0.0])
-    assert derivative("dual_clip", -1.0, {"dual_clip": 1.5}) == pytest.approx([0.0, 0.0])
-    # The trajectory's ratio is 2 · 1/2 = 1; the tokens' are 2, which is cut to 1, and 1/2.
-    assert derivative("topr", -1.0) == pytest.approx([1.0, 1.0])
-    assert derivative("topr", -1.0, {"ratio": "token"}) == pytest.approx([1.0, 0.5])
-    assert derivative("topr", 1.0) == pytest.approx([-1.0, -1.0])
-    # Both ratios are outside of 1 / 1.3 to 1.3, and inside of 1/3 to 3.
-    assert derivative("sppo", 1.0) == pytest.approx([0.0, 0.0])
-    assert derivative("sppo", 1.0, {"epsilon": 2.0}) == pytest.approx([-1.0, -1.0])
-    # sigmoid(1) = 0.731 and sigmoid(-1/2) = 0.378: 4 · 0.731 · 0.269 · 2, 4 · 0.378 · 0.622 / 2.
-    assert derivative("sapo", 1.0) == pytest.approx([-1.572896, -0.470007], rel=1e-5)
-
-
 def test_a_target_that_is_not_trained_is_not_of_the_trajectory_s_ratio() -> None:
     derivative = service_loss("topr", {}).derivative
     assert derivative is not None
