@@ -44,7 +44,7 @@ class TrainedCall:
 Calls = Mapping[tuple[str, str], Sequence[TrainedCall]]
 """Role and rollout → the calls of the role in the rollout, in order."""
 
-Played = tuple[float, Sequence[TrainedCall]]
+RewardedCalls = tuple[float, Sequence[TrainedCall]]
 """Reward of a role in a rollout, and the role's calls there."""
 
 
@@ -86,10 +86,10 @@ def assign_credit(
     lost = [own for penalty, own in penalties if penalty.placement == "reward" and own]
     in_reward = np.sum([*map(np.concatenate, lost)], axis=0) if lost else None
     masks = arrays(trajectories["mask"])
-    named, placed = compare_rewards(calls_of(trajectories, in_reward), rewards, credit, masks)
+    named, all_compared = compare_rewards(calls_of(trajectories, in_reward), rewards, credit, masks)
     names = zip(*(trajectories[name].to_pylist() for name in ("role", "rollout_id")), strict=True)
     kept = [index for index, name in enumerate(names) if name in named]
-    masks, compared = [masks[index] for index in kept], [placed[index] for index in kept]
+    masks, compared = [masks[index] for index in kept], [all_compared[index] for index in kept]
     advantages = compared
     for penalty, of_tokens in penalties:
         if penalty.placement == "advantage":
@@ -145,7 +145,7 @@ def compare_rewards(
     row = find_advantage(algorithm.advantage)
     by_token = row.by_token and any(one.placement == "reward" for one in algorithm.penalties())
     unit = "token" if by_token else "call" if row.by_call else "rollout"
-    groups: dict[tuple[str, str], dict[str, Played]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[str, RewardedCalls]] = defaultdict(dict)
     for given in rewards.to_pylist():
         role, rollout = given["role"], given["rollout_id"]
         groups[role, given["group_id"]][rollout] = given["reward"], calls[role, rollout]
@@ -168,7 +168,7 @@ def compare_rewards(
 
 
 def group_earnings(
-    rollouts: Mapping[str, Played], discount: float = 1.0, unit: CreditUnit = "rollout"
+    rollouts: Mapping[str, RewardedCalls], discount: float = 1.0, unit: CreditUnit = "rollout"
 ) -> dict[str, list[Earned]]:
     """Compute the earnings of a role in each rollout of a group.
 

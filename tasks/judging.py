@@ -68,11 +68,11 @@ def draw_held_out(
     pairs sees each rollout with the rollout of `compared` that has its example and its number.
     """
     rows: list[ShardRow] = []
-    opponents = {_held_out_place(one): one for one in _ended(read_transcripts(compared))}
+    opponents = {_name_in_shard(one): one for one in _ended(read_transcripts(compared))}
     for number, batch in enumerate(spans):
         for rollout in _ended(read_transcripts([batch])):
             shown = [rollout]
-            if judge.shown() == "pair" and (other := opponents.get(_held_out_place(rollout))):
+            if judge.shown() == "pair" and (other := opponents.get(_name_in_shard(rollout))):
                 shown.append(other)
             if judge.shown() != "pair" or len(shown) == 2:
                 rows.append(_row(_drawn(shown, seed), judge, number))
@@ -89,7 +89,7 @@ def shown_sets(judge: Judge, rollouts: Sequence[Transcript]) -> Iterator[Sequenc
         yield from combinations(rollouts, 2)
 
 
-def _held_out_place(rollout: Transcript) -> str:
+def _name_in_shard(rollout: Transcript) -> str:
     """Return the part of a rollout's name that is equal for all checkpoints: example and number."""
     name = rollout["rollout_id"]
     return name.removeprefix(parse_rollout(name).shard)
@@ -100,7 +100,7 @@ def _ended(rollouts: Sequence[Transcript]) -> list[Transcript]:
 
 
 def _drawn(rollouts: Sequence[Transcript], seed: int) -> list[Transcript]:
-    return sorted(rollouts, key=lambda one: _place(seed, one["rollout_id"]))
+    return sorted(rollouts, key=lambda one: _order(seed, one["rollout_id"]))
 
 
 def _row(shown: Sequence[Transcript], judge: Judge, batch: int) -> ShardRow:
@@ -117,7 +117,7 @@ def _row(shown: Sequence[Transcript], judge: Judge, batch: int) -> ShardRow:
     }
 
 
-def _place(seed: int, rollout_id: str) -> str:
+def _order(seed: int, rollout_id: str) -> str:
     return sha256(f"{seed}/{rollout_id}".encode()).hexdigest()
 
 

@@ -9,7 +9,6 @@ the absent side has no tokens.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
@@ -93,27 +92,21 @@ PAIRED: Mapping[str, Input] = {
 class Preference(Loss):
     """A row of the table, a loss of pairs.
 
-    `at_start` is the loss of a policy that is its own reference, None of a loss without one. The
-    two sides are compared by their log p, less log ref with a `reference`, divided by the tokens
-    if it is `by_token`. `mismatched` is whether the loss reads that side, `labelled` whether it is
-    one of labelled answers too.
+    The two sides are compared by their log p, less log ref if the policy is compared with a
+    `reference`, divided by the tokens if it is `by_token`. `mismatched` is whether the loss reads
+    that side, `labelled` whether it is one of labelled answers too.
     """
 
     formula: str
     source: str
     function: PreferenceLoss
     settings: Known
-    at_start: Callable[[Settings], float] | None = None
+    reference: bool = False
     by_token: bool = False
     mismatched: bool = False
     labelled: bool = False
     inputs = PAIRED
     unit = "pair"
-
-    @property
-    def reference(self) -> bool:
-        """Whether the loss compares the policy with a reference."""
-        return self.at_start is not None
 
     def score(self, side: Side) -> np.ndarray:
         """Return what the loss compares a side by, of each pair."""
@@ -270,15 +263,17 @@ PREFERENCES: Mapping[str, Preference] = {
         "arXiv:2305.18290",
         dpo,
         {"beta": BETA, "smoothing": Number(0.0, 0, 0.5)},
-        lambda _: log(2),
+        reference=True,
     ),
-    "hinge": Preference("max(0, 1 - βΔ)", "arXiv:2305.10425", hinge, {"beta": BETA}, lambda _: 1.0),
+    "hinge": Preference(
+        "max(0, 1 - βΔ)", "arXiv:2305.10425", hinge, {"beta": BETA}, reference=True
+    ),
     "ipo": Preference(
         "(h̄_c - h̄_r - 1 / (2β))²",
         "arXiv:2310.12036",
         ipo,
         {"beta": BETA},
-        lambda settings: 1 / (4 * float(settings["beta"]) ** 2),
+        reference=True,
         by_token=True,
     ),
     "simpo": Preference(
@@ -310,9 +305,7 @@ PREFERENCES: Mapping[str, Preference] = {
             "desirable_weight": Number(1.0, 0, 1e6),
             "undesirable_weight": Number(1.0, 0, 1e6),
         },
-        lambda settings: (
-            (float(settings["desirable_weight"]) + float(settings["undesirable_weight"])) / 4
-        ),
+        reference=True,
         mismatched=True,
         labelled=True,
     ),
@@ -321,11 +314,11 @@ PREFERENCES: Mapping[str, Preference] = {
         "arXiv:2408.06266",
         apo_zero,
         {"beta": BETA},
-        lambda _: 1.0,
+        reference=True,
         labelled=True,
     ),
     "apo_down": Preference(
-        "σ(βh_c) + 1 - σ(βΔ)", "arXiv:2408.06266", apo_down, {"beta": BETA}, lambda _: 1.0
+        "σ(βh_c) + 1 - σ(βΔ)", "arXiv:2408.06266", apo_down, {"beta": BETA}, reference=True
     ),
 }
 

@@ -82,7 +82,7 @@ def choose_examples(
 def shuffle_pass(count: int, seed: int | str, turn: int) -> tuple[int, ...]:
     """Return the shuffled order of pass `turn` over `count` examples, by a keyed hash."""
 
-    def key(place: int) -> bytes:
-        return sha256(f"{seed}/{turn}/{place}".encode()).digest()
+    def key(example: int) -> bytes:
+        return sha256(f"{seed}/{turn}/{example}".encode()).digest()
 
     return tuple(sorted(range(count), key=key))

@@ -250,12 +250,12 @@ def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
 
 def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:
     """Return the datums of a step, a row for each sequence of its units."""
-    places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for place, (source, number) in enumerate(given.names(rows)):
-        places[source][number].append(place)
-    numbers = {source: [*of_source] for source, of_source in places.items()}
-    chosen = [places[source][number] for source, number in choose_units(numbers, drawing, step)]
-    taken = iter(rows_of(rows.take([place for unit in chosen for place in unit])))
+    known: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, (source, number) in enumerate(given.names(rows)):
+        known[source][number].append(row)
+    numbers = {source: [*of_source] for source, of_source in known.items()}
+    chosen = [known[source][number] for source, number in choose_units(numbers, drawing, step)]
+    taken = iter(rows_of(rows.take([row for unit in chosen for row in unit])))
     units = [[next(taken) for _ in unit] for unit in chosen]
     return pa.Table.from_pylist([*given.datums(units, drawing)], schema=given.drawn)
 
@@ -290,16 +290,16 @@ def choose_units(
     """
     turns = take_turns(tuple(share for _, share in drawing.shares))
     size = drawing.batch.size
-    places = range(step * size, (step + 1) * size)
+    draws = range(step * size, (step + 1) * size)
     drawn: list[Iterator[int]] = []
     for at, (source, share) in enumerate(drawing.shares):
         first, last = (
-            place // len(turns) * share + turns[: place % len(turns)].count(at)
-            for place in (places.start, places.stop)
+            draw // len(turns) * share + turns[: draw % len(turns)].count(at)
+            for draw in (draws.start, draws.stop)
         )
         seed = drawing.seed if source == ALONE else f"{drawing.seed}/{source}"
         drawn.append(iter(draw_numbers(numbers[source], seed, range(first, last))))
-    taking = (turns[place % len(turns)] for place in places)
+    taking = (turns[draw % len(turns)] for draw in draws)
     return [(drawing.shares[at][0], next(drawn[at])) for at in taking]
 
 
@@ -312,11 +312,11 @@ def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
     first has the turn (Baruah et al. 1996).
     """
     total, taken, turns = sum(shares), [0] * len(shares), list[int]()
-    for place in range(total):
+    for draw in range(total):
         closing = [
             (-(-(taken[at] + 1) * total // share), at)
             for at, share in enumerate(shares)
-            if taken[at] * total // share <= place
+            if taken[at] * total // share <= draw
         ]
         _, at = min(closing)
         taken[at] += 1
@@ -324,9 +324,9 @@ def take_turns(shares: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(turns)
 
 
-def draw_numbers(numbers: Sequence[int], seed: int | str, places: range) -> list[int]:
-    """Return the numbers at some places of the endless series of passes over them."""
-    drawn = [divmod(place, len(numbers)) for place in places]
+def draw_numbers(numbers: Sequence[int], seed: int | str, draws: range) -> list[int]:
+    """Return the numbers of some draws, in the endless series of passes over them."""
+    drawn = [divmod(draw, len(numbers)) for draw in draws]
     return [numbers[shuffle_pass(len(numbers), seed, turn)[at]] for turn, at in drawn]
 
 
@@ -339,13 +339,13 @@ def choose_first(names: Sequence[T], most: int, seed: int) -> set[T]:
 
 @dataclass(frozen=True)
 class GivenSteps(StepSource):
-    """Source of the main policy's datums that are made of units, whose files `place` names."""
+    """Source of the main policy's datums that are made of units, whose files `file` names."""
 
     given: Given
-    place: Callable[[str, int], Path]
+    file: Callable[[str, int], Path]
     drawings: ByStep[Drawing]
 
     def restore(self, step: int) -> None:
-        path = self.place(POLICY, step)
+        path = self.file(POLICY, step)
         if not is_written(path) and self.given.is_bound():
             draw_given.make(path, self.given, self.drawings.at(step), step)

@@ -1,6 +1,5 @@
 """Rollouts of a recipe: how and where they are played, answered and judged; held-out ones too."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -284,7 +283,6 @@ class PlaceOfRollouts(Section):
             f"template {template} is no folder with a folder {WORK!r} or {HOME!r}; give one, as "
             "docs/agents.md shows",
         )
-        yield _is_unreadable(self.reward), f"reward {self.reward!r} is no command line; quote it"
 
     @property
     def is_given(self) -> bool:
@@ -315,14 +313,6 @@ class PlaceOfRollouts(Section):
                 self.most_processes,
             ),
         )
-
-
-def _is_unreadable(line: str | None) -> bool:
-    """Return whether a line is given that a shell could not split into words."""
-    try:
-        return line is not None and not shlex.split(line)
-    except ValueError:
-        return True
 
 
 class SentCalls(Section):
