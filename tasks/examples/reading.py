@@ -121,7 +121,7 @@ def read_examples(dataset: Path, split: str, columns: Sequence[str] = ()) -> lis
     A missing or unreadable file, a missing column or an empty split raises a DatasetError that
     names what was found instead.
     """
-    if _is_folder(dataset):
+    if dataset.is_dir():
         rows = [row for file in _files_of_split(dataset, split) for row in _read_file(file)]
         numbered, found = [*enumerate(rows)], ""
     else:
@@ -151,20 +151,13 @@ def _examples(
     return [{"example_id": number, "example": row} for number, row in numbered]
 
 
-def _is_folder(dataset: Path) -> bool:
-    try:
-        return dataset.is_dir()
-    except OSError:  # a name that no file can have
-        return False
-
-
 _Files = tuple[tuple[Path, int, int], ...]
 """Files, each with the time of its last change and its size."""
 
 
 def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
     """List the files whose rows are divided, if they are."""
-    if not _is_folder(dataset):
+    if not dataset.is_dir():
         rows = _read_file(dataset)
         splits = any(row.get(SPLIT) is not None for row in rows)
         divided = division.given or (rows != [] and not splits)
@@ -236,7 +229,7 @@ def _state(file: Path) -> tuple[Path, int, int]:
     except FileNotFoundError as error:
         near = did_you_mean(str(file), map(str, file.parent.glob("*")))
         raise DatasetError(f"{file} does not exist{near or ';'} see {locate(README)}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise DatasetError(f"{file} cannot be opened ({error}); give another path") from error
     return file, state.st_mtime_ns, state.st_size
 

@@ -171,17 +171,9 @@ def expand_preset(given: Section) -> Section:
         if chosen[part] != own[part]:
             chosen[f"{part}_settings"] = algorithm.get(f"{part}_settings", {})
     kl = algorithm.get("kl")
-    if isinstance(kl, Mapping) and _is_zero(kl.get("coefficient")):
+    if isinstance(kl, Mapping) and float(str(kl.get("coefficient", 1))) == 0:
         chosen["kl"] = kl  # the rest of the preset's penalty would do nothing
     return {**merge_values(preset, given), "algorithm": chosen}
-
-
-def _is_zero(coefficient: object) -> bool:
-    """Return whether a coefficient, as a recipe or a command line gives it, is 0."""
-    try:
-        return float(str(coefficient)) == 0
-    except ValueError:
-        return False
 
 
 def describe_preset(recipe: Section) -> str:
