@@ -116,7 +116,7 @@ class StagesRecipe(PlanRecipe):
     """Keys of a recipe that several stages have, such as model or seed: they are laid under the
     recipes whose flows know them."""
 
-    stages: tuple[Stage, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...]
     """The stages, in their order. `--set stages.NAME.recipe.KEY=…` changes one."""
 
     evaluate: Recipe | None = None
@@ -143,6 +143,7 @@ class StagesRecipe(PlanRecipe):
 
     def refusals(self) -> Refusals:
         names = self.names()
+        yield not names, "there are no stages; give one or more"
         yield len({*names}) < len(names), f"stages {', '.join(names)}: give each another name"
         known = {key for stage in self.stages for key in type(stage.recipe).model_fields}
         yield (

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ratchet.adapters.calls import PATHS, Sampling
 from ratchet.adapters.door.roles import ROLE_NAME, CallsOf
@@ -356,5 +356,8 @@ class AskedRole(Section):
         return CallsOf(role, self.when.model, self.when.system, self.when.path)
 
 
-Answerer = str | AskedRole
+Answerer = Annotated[
+    Annotated[str, Tag("name")] | Annotated[AskedRole, Tag("asked")],
+    Discriminator(lambda given: "name" if isinstance(given, str) else "asked"),
+]
 """Who answers a role, by a name or together with what its calls say."""

@@ -89,8 +89,6 @@ def test_a_file_with_splits_is_as_it_was(tmp_path: Path) -> None:
     rows = [{"text": "a", "split": "train"}, {"text": "b", "split": "test"}]
     path = jsonl(tmp_path / "a.jsonl", *rows)
     assert sides(texts(path)) == {"train": [0], "test": [1]}
-    with pytest.raises(DatasetError, match="has the split 'test' to hold out"):
-        sides(texts(path, held_out=0.5))
     mixed = jsonl(tmp_path / "b.jsonl", {"text": "a"}, *rows)
     with pytest.raises(DatasetError, match=r"row 0 of .* has no column 'split'"):
         sides(texts(mixed))
