@@ -59,11 +59,7 @@ class Splits(Section):
             "leave test_split out",
         )
         yield (
-            len({*self.splits}) < len(self.splits),
-            f"splits {', '.join(self.splits)}, which are one; give two, or a share as held_out",
-        )
-        yield (
-            len(self.splits) not in (0, needed),
+            self.splits != () and len({*self.splits}) != needed,
             f"splits {', '.join(self.splits)}: give the names of two, the trained one first; or, "
             "with a share as held_out, that of the first alone",
         )

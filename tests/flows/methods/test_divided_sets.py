@@ -112,11 +112,6 @@ def test_a_split_column_of_nulls_is_none(tmp_path: Path) -> None:
     assert [len(rows) for rows in sides(texts(path)).values()] == [36, 4]
 
 
-def test_a_split_is_not_held_out_of_itself(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="splits train, train, which are one; give two"):
-        texts(tmp_path, splits=["train", "train"])
-
-
 def test_a_set_with_the_first_split_alone_is_divided_by_a_share(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", *ROWS)
     with pytest.raises(DatasetError, match=r"split 'test'.*give dataset\.splits or dataset\.held"):
@@ -133,6 +128,7 @@ def test_a_set_with_the_first_split_alone_is_divided_by_a_share(tmp_path: Path) 
     [
         ({"splits": ["a", "b"], "test_split": "c"}, "leave test_split out"),
         ({"splits": ["a"]}, "give the names of two"),
+        ({"splits": ["a", "a"]}, "give the names of two"),
         ({"splits": ["a", "b"], "held_out": 0.1}, "that of the first alone"),
         ({"held_out": 1.0}, "less than 1"),
         ({"held_out": "select 1"}, "examples are of a file or of rollouts"),
