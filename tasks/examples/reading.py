@@ -36,13 +36,13 @@ class Example(TypedDict):
 
 @dataclass(frozen=True)
 class Division:
-    """Division of a set without splits, or with the first one alone, by a hash of each row.
+    """Division of a set without splits, or with one `split` alone, by a hash of each row.
 
     The `share` of its distinct rows is held out, so that equal rows are on one side. Unless it is
     `given` by the recipe, only a file whose rows have no column `split` is divided.
     """
 
-    splits: tuple[str, str]
+    split: str
     share: float
     seed: int
     given: bool
@@ -164,18 +164,17 @@ def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
         return (_state(dataset),) if divided else None
     if not division.given:
         return None
-    return tuple(map(_state, _files_of_split(dataset, division.splits[0])))
+    return tuple(map(_state, _files_of_split(dataset, division.split)))
 
 
 @lru_cache(maxsize=16)
 def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]], frozenset[int]]:
     """Return the rows that are divided, by number, and the numbers of the held-out rows."""
-    train, _ = division.splits
     read = (row for file in files for row in _read_rows(*file))
     rows = {
         number: row
         for number, row in enumerate(read)
-        if row.get(SPLIT) is None or str(row[SPLIT]) == train
+        if row.get(SPLIT) is None or str(row[SPLIT]) == division.split
     }
     hashes = {
         number: sha256(f"{division.seed}/{json.dumps(row, sort_keys=True)}".encode()).digest()

@@ -78,7 +78,7 @@ class Splits(Section):
         names = dict(zip((TRAIN, TEST), self.splits or (TRAIN, self.test_split), strict=False))
         train, test = names[TRAIN], names.get(TEST, TEST)
         used = DEFAULT_SHARE if share is None else share
-        division = Division((train, test), used, seed, given=share is not None)
+        division = Division(train, used, seed, given=share is not None)
         trained = replace(whole, split=train, division=division)
         return {TRAIN: trained, TEST: replace(trained, split=test, held_out=True)}
 
@@ -125,7 +125,7 @@ class Origin(Section):
         """Map the splits to the rows of each, if they are of a file; the seed is of a division."""
         if self.path is None:
             return {}
-        whole = Division((TRAIN, TEST), 0, seed, given=False)
+        whole = Division(TRAIN, 0, seed, given=False)
         return {TRAIN: replace(self._rows(self.path), division=whole)}
 
     def _rows(self, path: str) -> Source:
