@@ -421,7 +421,8 @@ def translate_expert(out: Translation, name: str) -> None:
 def _translate_buffer(out: Translation, key: str) -> None:
     """Translate the auxiliary buffer that has the texts of an expert."""
     name = (out.file.get(SAMPLING) or {}).get("sft_dataset_name", "sft_dataset")
-    buffer = (out.file.given.get(BUFFERS) or {}).get(name) or {}
+    buffers: Any = out.file.given.get(BUFFERS) or {}
+    buffer = buffers.get(name) or {}
     layout = buffer.get("format") or {}
     try:
         path = out.file.resolve(f"{BUFFERS}.{name}.path", buffer.get("path"))
