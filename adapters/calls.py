@@ -308,11 +308,6 @@ class Refused(Exception):
         self.code = code
         self.param = param
 
-    @property
-    def retryable(self) -> bool:
-        """True if the same request may succeed later."""
-        return self.status == 503
-
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:

@@ -30,8 +30,7 @@ HIDDEN = "***"
 def public(config: Mapping[str, object]) -> dict[str, object]:
     """Copy the config without its secrets.
 
-    A secret has a name like one, is a URL with a password, or holds the value of a variable of the
-    environment with such a name.
+    A secret has a name like one, or holds what `redact` hides.
     """
     return {
         name: public(value) if isinstance(value, Mapping) else value
@@ -47,7 +46,8 @@ def is_secret(name: str) -> bool:
 
 def redact(text: str) -> str:
     """Hide in a text the secrets of the environment, passwords of URLs and keys of services."""
-    for secret in sorted(_secrets_of_environment(), key=len, reverse=True):
+    secrets = (value for name, value in os.environ.items() if SECRET_VARIABLE.search(name))
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= LONG_SECRET:
             text = text.replace(secret, HIDDEN)
     return KNOWN_SHAPE.sub(HIDDEN, SECRET_OF_URL.sub(HIDDEN, text))
@@ -65,17 +65,7 @@ def quote(value: object, name: str = "") -> str:
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
 
-def _secrets_of_environment() -> list[str]:
-    return [text for name, text in os.environ.items() if SECRET_VARIABLE.search(name) and text]
-
-
 def _holds_secret(value: object) -> bool:
     if isinstance(value, list | tuple):
         return any(_holds_secret(item) for item in value)
-    if not isinstance(value, str):
-        return False
-    held = (
-        text == value or (len(text) >= LONG_SECRET and text in value)
-        for text in _secrets_of_environment()
-    )
-    return any(held) or SECRET_OF_URL.search(value) is not None
+    return isinstance(value, str) and redact(value) != value

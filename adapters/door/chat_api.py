@@ -186,7 +186,7 @@ class ChatApi(ABC):
         app.add_exception_handler(404, self._refuse_route)
         app.add_exception_handler(405, self._refuse_route)
         app.add_exception_handler(Refused, write_refusal)
-        app.add_exception_handler(Exception, write_failure)
+        app.add_exception_handler(Exception, write_refusal)
         return app
 
     async def answer(self, request: Request) -> Response:
@@ -308,15 +308,14 @@ def name_response(name: str) -> dict[str, str]:
 
 
 async def write_refusal(request: Request, error: Exception) -> Response:
-    """Write a Refused. Clients retry after any 5xx unless a header tells them not to."""
-    assert isinstance(error, Refused)
-    headers = {} if error.retryable else {"x-should-retry": "false"}
-    return JSONResponse(dialect_of(request).write_error(error), error.status, headers=headers)
+    """Write a Refused, or the failure of the endpoint itself as one.
 
-
-async def write_failure(request: Request, error: Exception) -> Response:
-    """Write the refusal of a request on which the endpoint itself failed; the server logs it."""
-    return await write_refusal(request, refusal_of(error))
+    Clients retry after any 5xx unless a header tells them not to.
+    """
+    refused = refusal_of(error)
+    headers = {} if refused.status == 503 else {"x-should-retry": "false"}
+    body = dialect_of(request).write_error(refused)
+    return JSONResponse(body, refused.status, headers=headers)
 
 
 def refusal_of(error: Exception) -> Refused:

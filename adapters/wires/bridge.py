@@ -110,7 +110,8 @@ class Bridge:
     """An ASGI application for the clients of one key, whose bodies it bounds."""
 
     def __init__(self, url: str, key: str, datums: Codec) -> None:
-        self._url, self._key, self._form = url, key.encode(), datums
+        self._url, self._key = url, key.encode()
+        self._form: Codec = datums
         self._server = OlderServer(url, key)
         self._models = LoadedModels(self._server)
         self._calls: dict[str, Call] = {

@@ -155,7 +155,7 @@ def test_a_helper_that_cannot_answer_now_may_be_asked_again(helper: Opened) -> N
     helper.sampler.error = UNAVAILABLE
     with pytest.raises(Refused) as refused:
         ask_helper()
-    assert refused.value.retryable
+    assert refused.value.status == 503
 
 
 def test_a_helper_s_first_failure_of_a_kind_is_logged_and_no_other(

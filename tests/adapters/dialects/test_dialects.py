@@ -116,26 +116,6 @@ def test_a_bad_request_names_its_wrong_field(api: str, field: str | None, bad: A
         assert (shown["param"], shown["type"]) == (field, "invalid_request_error")
 
 
-NUMBERS = {
-    "/chat/completions": (
-        *("n", "max_tokens", "max_completion_tokens", "seed", "temperature", "top_p"),
-        *("frequency_penalty", "presence_penalty", "top_logprobs"),
-    ),
-    "/responses": ("max_output_tokens", "seed", "temperature", "top_p", "top_logprobs"),
-    "/messages": ("max_tokens", "temperature", "top_p"),
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "field"), [(path, field) for path, fields in NUMBERS.items() for field in fields]
-)
-def test_true_is_not_read_as_the_number_1(path: str, field: str) -> None:
-    body = {"model": "m", "input" if path == "/responses" else "messages": SAID}
-    with pytest.raises(Refused, match=f"{field} is a boolean; it must be") as refused:
-        DIALECTS[path].read({**body, field: True})
-    assert (refused.value.status, refused.value.param) == (400, field)
-
-
 def test_a_client_outside_a_run_may_choose_its_sampling_by_numbers_alone() -> None:
     defaults = Sampling(9, 1.0, 0.5, -1)
     for field, value in (("temperature", True), ("top_p", "1"), ("top_k", True), ("top_k", 2.5)):

@@ -230,19 +230,6 @@ def test_tokens_are_kept_when_the_format_changes(opened: Opened) -> None:
     assert text.count(CHAT.text(instruction)) == 1, "it stays where it was told"
 
 
-def test_a_recorded_answer_is_recalled_only_for_the_same_format(opened: Opened) -> None:
-    form: Any = {"type": "json_object"}
-    opened.say("{}<|im_end|>")
-    opened.ask(response_format=form)
-    for forms in ({"response_format": form}, {}):
-        again = opened.begin_again(opened.spans[:1])
-        again.chat.completions.create(model="m", messages=ASK, **forms)
-    assert [span.recalled for span in opened.spans] == [False, True, False]
-    first, second, third = (call_span(span)["attributes"] for span in opened.spans)
-    assert first["format"] == second["format"]
-    assert "format" not in third
-
-
 def test_a_react_client_can_continue_an_answer_that_had_a_format(opened: Opened) -> None:
     opened.say("Look: x")
     opened.ask(response_format={"type": "json_object"})

@@ -3,9 +3,9 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -125,16 +125,6 @@ def batch(open_door: Door) -> Iterator[BatchClient]:
         yield batch
 
 
-async def together(*work: tuple[float, Callable[..., Any], int]) -> list[Any]:
-    """Call functions side by side, each after a delay and with an attempt's number."""
-
-    async def delayed(seconds: float, function: Callable[..., Any], attempt: int) -> Any:
-        await asyncio.sleep(seconds)
-        return await asyncio.to_thread(function, *[attempt] * (attempt >= 0))
-
-    return list(await asyncio.gather(*(delayed(*one) for one in work)))
-
-
 def test_a_begin_hands_out_what_is_left_and_what_a_player_needs(batch: BatchClient) -> None:
     begun = batch.post(batch.begin_url).json()
     first, second = batch.rollouts
@@ -189,36 +179,25 @@ def test_a_batch_that_is_opened_again_by_its_flow_is_not_played_apart(open_door:
             assert [rollout["isolated"] for rollout in begun["rollouts"]] == [False, False]
 
 
+@pytest.mark.parametrize("opened_again", [False, True])
 def test_a_call_that_is_being_answered_is_recorded_before_the_next_attempt_begins(
-    batch: BatchClient,
+    open_door: Door, opened_again: bool
 ) -> None:
-    async def slow() -> None:
-        await asyncio.sleep(0.3)
-
-    batch.sampler.hold = slow
-    batch.begin()
-    with ThreadPoolExecutor(1) as threads:
-        answered = threads.submit(batch.call, 0)
-        wait_until("the call", lambda: bool(batch.sampler.asked))
-        assert batch.begin() == (1, batch.rollouts)
-        assert answered.result() == 200
-    assert [kind for kind, *_ in batch.recorder.log] == ["plan", "call", "plan"]
-
-
-def test_a_batch_that_is_opened_again_waits_for_earlier_calls(open_door: Door) -> None:
     batch = BatchClient(open_door)
 
     async def slow() -> None:
         await asyncio.sleep(0.3)
 
     batch.sampler.hold = slow
-    with ThreadPoolExecutor(1) as threads:
-        with batch.opened():
-            batch.begin()
-            answered = threads.submit(batch.call, 0)
-            wait_until("the call", lambda: bool(batch.sampler.asked))
-        with batch.opened():
-            assert batch.begin() == (1, batch.rollouts)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as opened:
+        opened.enter_context(batch.opened())
+        batch.begin()
+        answered = threads.submit(batch.call, 0)
+        wait_until("the call", lambda: bool(batch.sampler.asked))
+        if opened_again:
+            opened.close()
+            opened.enter_context(batch.opened())
+        assert batch.begin() == (1, batch.rollouts)
         assert answered.result() == 200
     assert [kind for kind, *_ in batch.recorder.log] == ["plan", "call", "plan"]
 
@@ -233,28 +212,6 @@ def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) 
     assert (first.recalled, again.recalled) == (False, True)
     assert (again.id.attempt, again.response_token_ids) == (1, first.response_token_ids)
     assert len(batch.sampler.asked) == 1
-
-
-@settings(max_examples=40)
-@given(recording=MILLISECONDS, sampling=MILLISECONDS, ending=MILLISECONDS, beginning=MILLISECONDS)
-def test_an_end_is_either_recorded_or_refused_while_the_next_attempt_begins(
-    open_door: Door, recording: float, sampling: float, ending: float, beginning: float
-) -> None:
-    batch = BatchClient(open_door)
-
-    async def slow() -> None:
-        await asyncio.sleep(sampling)
-
-    batch.recorder.seconds, batch.sampler.hold = recording, slow
-    with batch.opened():
-        batch.begin()
-        calling, over = (0, batch.call, 0), (ending, batch.end, 0)
-        _, ended, (_, left) = asyncio.run(together(calling, over, (beginning, batch.begin, -1)))
-    recorded = [end.rollout_id for end in batch.recorder.ends]
-    assert (ended, recorded, left) in [
-        (200, batch.rollouts[:1], batch.rollouts[1:]),
-        (410, [], batch.rollouts),
-    ]
 
 
 Step = tuple[str, int, float]

@@ -3,15 +3,11 @@ import json
 import random
 import weakref
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinker import ModelInput, SampledSequence, SampleResponse, SamplingParams
-from transformers import AutoTokenizer
 
 from ratchet.adapters.calls import (
     CallId,
@@ -33,58 +29,18 @@ from ratchet.adapters.door.role_calls import (
     Memory,
     RequestMeta,
 )
-from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.checkpoints import CheckpointError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.garbage import no_collector
+from tests.support.door.stand_in import CHAT, END, StandIn, letters, tool_call, turn
 
-TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
-CHAT = Chat(AutoTokenizer.from_pretrained(TINY))
-END = CHAT.stop_tokens[0]
-SAMPLING = Sampling(max_tokens=24, temperature=1.0, top_p=1.0, top_k=-1)
+SAMPLING = Sampling(max_tokens=200, temperature=1.0, top_p=1.0, top_k=-1)
 TOOLS: list[Tool] = [
     {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ]
 ASK: list[Message] = [{"role": "user", "content": "hello"}]
 STYLES = ("verbatim", "stripped", "tool call")
-
-
-def letters(text: str) -> list[int]:
-    """Encode each character by itself: a valid answer, but not the canonical encoding."""
-    return [token for character in text for token in CHAT.encode(character)]
-
-
-class RandomPolicy:
-    """A sampler of random tokens, almost never the canonical encoding of their text."""
-
-    def __init__(self, seed: int, styles: list[str]) -> None:
-        self.random = random.Random(seed)
-        self.styles = iter(styles)
-
-    async def sample(
-        self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams
-    ) -> SampleResponse:
-        tokens = self.called() if next(self.styles) == "tool call" else self.anything()
-        logprobs = np.full(len(tokens), -1, np.float32)
-        reason = "stop" if tokens[-1] == END else "length"
-        sequence = SampledSequence(reason, "", np.array(tokens, np.int32), logprobs)
-        return SampleResponse([sequence])
-
-    def anything(self) -> list[int]:
-        vocabulary = range(len(CHAT._tokenizer.get_vocab()))  # pyright: ignore
-        tokens = self.random.choices(vocabulary, k=self.random.randint(1, 12))
-        if self.random.random() < 0.2:
-            tokens.insert(0, CHAT.encode("<think>")[0])
-        ends = self.random.random() < 0.7
-        return [token for token in tokens if token not in CHAT.stop_tokens] + [END] * ends or [END]
-
-    def called(self) -> list[int]:
-        space = " " * self.random.randint(0, 3)
-        arguments = f'{{"b":{space}[1, 2],"a":{space}"x"}}'
-        opening, closing = CHAT.encode("<tool_call></tool_call>")
-        said = letters(f'\n{{"name": "look", "arguments": {arguments}}}\n')
-        return [opening, *said, closing, END]
 
 
 def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
@@ -105,17 +61,25 @@ def as_the_client_repeats_it(message: Message, style: str) -> list[Message]:
 
 
 async def conversation(seed: int, styles: list[str]) -> list[Completion]:
+    said = iter(styles)
+
+    def write(chosen: random.Random, *_: object) -> list[int]:
+        if next(said) == "tool call":
+            space = " " * chosen.randint(0, 3)
+            return tool_call("look", f'{{"b":{space}[1, 2],"a":{space}"x"}}')
+        return [*CHAT.encode("<think>" if chosen.random() < 0.2 else ""), *turn(chosen)]
+
     async def here() -> bool:
         return False
 
-    policy = Policy(RandomPolicy(seed, styles), "v0")  # pyright: ignore[reportArgumentType]
-    answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=0).answer
+    policy = Policy(StandIn(write), "v0")  # pyright: ignore[reportArgumentType]
+    answer = PolicyBackend(CHAT, policy, SAMPLING, run_seed=seed).answer
     recorder = ListRecorder([])
     calls = CallSequence(CallId("r", 0, "policy", 0), CHAT, recorder)
     messages: list[Message] = [*ASK]
-    for turn, style in enumerate(styles):
+    for number, style in enumerate(styles):
         request = Request("m", [*messages], TOOLS, 100, [], {})
-        meta = RequestMeta(bytes([turn]), 0, here, print)
+        meta = RequestMeta(bytes([number]), 0, here, print)
         (completion,) = await calls.answer_all(request, meta, answer)
         messages += as_the_client_repeats_it(completion.message, style)
     return recorder.completions

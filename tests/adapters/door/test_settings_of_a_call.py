@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from ratchet.adapters.calls import Request, Thinking
+from ratchet.adapters.calls import Request
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.role_calls import KeptCalls, request_sha
 from ratchet.adapters.rendering.chat import Chat
@@ -159,17 +159,24 @@ def test_a_message_that_ends_is_gone_on_with_by_its_text(opened: Opened) -> None
     assert prompt(opened).endswith(f"<|im_start|>assistant\n{ended.strip()}")
 
 
-def test_a_recorded_answer_is_recalled_only_for_the_same_settings(opened: Opened) -> None:
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    opened.ask(extra_body=off)
-    for fields in (off, {}):
-        again = opened.begin_again(opened.spans[:1])
-        again.chat.completions.create(model="m", messages=ASK, extra_body=fields)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+def test_a_recorded_answer_is_recalled_only_for_the_same_settings(
+    opened: Opened, fields: dict[str, Any]
+) -> None:
+    opened.ask(**fields)
+    for again in (fields, {}):
+        client = opened.begin_again(opened.spans[:1])
+        client.chat.completions.create(model="m", messages=ASK, **again)
+    first, second, third = opened.spans
     assert [span.recalled for span in opened.spans] == [False, True, False]
-    plain = opened.spans[-1].request
-    assert plain.thinking is None
-    assert opened.spans[0].request.thinking == Thinking(on=False)
-    assert request_sha(plain, SAMPLING) != request_sha(opened.spans[0].request, SAMPLING)
+    assert first.outcomes == second.outcomes
+    assert request_sha(third.request, SAMPLING) != request_sha(first.request, SAMPLING)
 
 
 @pytest.mark.parametrize("name", NAMES)
