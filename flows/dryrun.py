@@ -22,7 +22,7 @@ from ratchet.flows.opening.rollouts import (
     open_told_rollouts,
     training_groups,
 )
-from ratchet.flows.opening.run import open_run, staying
+from ratchet.flows.opening.run import open_run
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import make_datums
 from ratchet.tasks.evaluations import score_spans
@@ -128,7 +128,6 @@ def _told(recipe: Recipe, run: str, said: Path) -> Iterator[_Open]:
     values = recipe.model_dump(mode="json")
     with (
         bind_run(run, values, recipe.fingerprint()) as folder,
-        staying(folder),
         open_told_rollouts(folder, recipe, door) as runners,
     ):
         parts = judges(folder, recipe, runners.judging)

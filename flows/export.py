@@ -33,7 +33,7 @@ from ratchet.flows.checkpoints.policies import recorded_steps
 from ratchet.flows.checkpoints.serving import open_weights
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.tasks.checkpoints import Ledger
-from ratchet.tasks.recovery.rebuilding import Rebuilder
+from ratchet.tasks.recovery.recorded_steps import Rebuilder
 from ratchet.tasks.reports.exports import (
     Exported,
     ExportRefused,

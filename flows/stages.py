@@ -19,7 +19,7 @@ from ratchet.flows.checkpoints.forks import check_replay
 from ratchet.flows.checkpoints.names import read_step
 from ratchet.flows.evaluate import evaluate_once
 from ratchet.flows.finetune import finetune
-from ratchet.flows.opening.checks import check_start, is_finished, is_there, refuse_deleted
+from ratchet.flows.opening.checks import check_start, is_complete, is_there, refuse_deleted
 from ratchet.flows.opening.flow_runs import completed, name_of_run, summarize_run
 from ratchet.flows.prefer import prefer
 from ratchet.flows.recipe.loading import RecipeError, count_stages, count_steps
@@ -145,7 +145,7 @@ def refuse_left_out(run: str, names: Collection[str]) -> None:
 
 def has_finished(child: PlannedRun) -> bool:
     """Return whether a run of a plan has all it is to have."""
-    return is_finished(folder_of(child.name), child.recipe)
+    return is_complete(folder_of(child.name), child.recipe)
 
 
 def train_in_turn(

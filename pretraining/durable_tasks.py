@@ -23,7 +23,6 @@ from pretraining.training_loop import Shape, TrainingState
 from ratchet.durable.files import appearing_folder
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import write_text
-from ratchet.tasks.storage.logs import append_line
 
 MAX_ANSWER_TOKENS = 48
 
@@ -93,7 +92,8 @@ def train_part(path: Path, tokenizer: Path, before: Path, phase: Phase, part: in
     ):
         seconds = round(time.monotonic() - started, 1)
         row = {"name": path.name, **progress, "seconds": seconds}
-        append_line(path.with_name("progress.jsonl"), json.dumps(row))
+        with path.with_name("progress.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(row) + "\n")
     with appearing_folder(path) as aside:
         state.save(aside)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.tasks.storage.files import JsonRow
-from ratchet.tasks.storage.owners import OwnedLog, Ownership
+from ratchet.tasks.storage.logs import follow
+from ratchet.tasks.storage.owners import Ownership
 
 INTENT, SAVED, DELETED, GONE = "intent", "saved", "deleted", "gone"
 
@@ -68,20 +69,22 @@ class _Saved:
             self.doubtful.add(step)
 
 
-class Ledger(OwnedLog[_Saved]):
+class Ledger:
     """Ledger of checkpoints: the file checkpoints.jsonl.
 
     Every checkpoint has two lines: `intent` before its update is submitted, and `saved` when its
     weights are saved, which may be after the intent of the next one. A checkpoint exists when it is
     `saved`, and an update is complete when `updates/<step>.json` exists: an update that is killed
     between the two is made again, on rebuilt weights, with the same result. A checkpoint that is
-    made again gets new lines, and the last lines count. Each line has the epoch of the run's owner.
+    made again gets new lines, and the last lines count. Each line has the epoch of the run's owner:
+    no other process may append one.
     A checkpoint that is deleted gets two more: `deleted` before the service is asked to delete it,
     and `gone` when the service has.
     """
 
     def __init__(self, path: Path, ownership: Ownership | None = None) -> None:
-        super().__init__(path, _Saved, ownership)
+        self.path, self.ownership = path, ownership
+        self.log = follow(path, _Saved)
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the checkpoints that are kept, each as often as it was saved, the last time last."""
@@ -150,5 +153,9 @@ class Ledger(OwnedLog[_Saved]):
         self.append({"step": step, "phase": GONE})
 
     def append(self, row: JsonRow) -> None:
-        epoch = {} if self.ownership is None else {"epoch": self.ownership.owner.epoch}
-        super().append(row | epoch)
+        """Append a row; TakenOver if another process has opened the run since."""
+        epoch: JsonRow = {}
+        if self.ownership is not None:
+            self.ownership.check()
+            epoch = {"epoch": self.ownership.owner.epoch}
+        self.log.append(row | epoch)

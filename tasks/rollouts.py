@@ -6,7 +6,6 @@ What the door reports of a batch becomes spans in the batch's journal.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.adapters.door.batches import OpenBatch, SampledBy
@@ -17,9 +16,9 @@ from ratchet.adapters.process.event_loop import run_event_loop
 from ratchet.adapters.tinker.service import Lifeline
 from ratchet.tasks.recording.journal import Journal, seal
 from ratchet.tasks.recording.recorder import JournalRecorder
-from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import verified
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside, select
 
@@ -117,15 +116,7 @@ def collect_rollouts(
     seal(run.journal(batch.name), path)
 
 
-@dataclass(frozen=True)
-class Yield:
-    """Yield of rollouts: groups whose rewards are not all equal, and calls."""
-
-    teaching_groups: int
-    calls: int
-
-
-def measure_yield(spans: Sequence[Path]) -> Yield:
-    """Measure the yield of sealed batches."""
-    (row,) = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
-    return Yield(**row)
+def measure_yield(spans: Sequence[Path]) -> tuple[int, int]:
+    """Count the groups of sealed batches whose rewards are not all equal, and the calls."""
+    [row] = select(QUERY, spans=[verified(path) for path in spans]).to_pylist()
+    return row["teaching_groups"], row["calls"]

@@ -28,10 +28,11 @@ from ratchet.tasks.metrics import (
     sum_logprobs,
 )
 from ratchet.tasks.recording.step_log import Metrics
-from ratchet.tasks.recovery.rebuilding import Rebuilder, RebuiltPolicy
 from ratchet.tasks.recovery.recorded_steps import (
     FIRST_LOGPROBS,
     Evidence,
+    Rebuilder,
+    RebuiltPolicy,
     RecordedSteps,
     StepDatums,
 )

@@ -28,7 +28,7 @@ from ratchet.adapters.rewards import Reward
 from ratchet.flows.cli.new_project import AGENT, write_project
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.server.prefect_server import POOL
+from ratchet.flows.server.deployments import POOL
 from ratchet.tasks.examples.reading import Source
 from tests.support.agents.placed_batch import play_in_places
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door

@@ -30,8 +30,8 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import Service, open_session
 from ratchet.engine.model.base_models import find
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 
 MODEL = "local/tiny-chat"

@@ -26,7 +26,7 @@ from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.settings.algorithm import BASE, names_checkpoint
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.files import is_written
-from ratchet.tasks.storage.manifest import FORK, Manifest, read_manifest
+from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
@@ -84,30 +84,17 @@ def bind_checkpoints(recipe: RunRecipe, bound: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def refuse_itself(recipe: RunRecipe, parent: Manifest | None, bound: Mapping[str, Any]) -> None:
-    """Refuse (UserError) a teacher that is the policy itself.
-
-    The policy is itself where its weights start: the base, a checkpoint of another run that it is
-    `bound` to, or what a fork of `parent` begins with. A teacher that reads more is another.
-    """
-    start = recipe.model.start or BASE
-    if parent is not None and parent["how"] == FORK and parent["step"] > 0:
-        start = f"{parent['run']}@{parent['step']}"
-    teachers = recipe.teachers()
-    for model in teachers.models.values():
-        of = bound.get(model)
-        untrained = (
-            model in (BASE, recipe.model.base)
-            if of is None
-            else of["step"] == 0 and of["model"]["start"] is None
+def refuse_itself(recipe: RunRecipe) -> None:
+    """Refuse (UserError) a teacher that the policy starts from, unless it reads more."""
+    model, teachers = recipe.model, recipe.teachers()
+    start = {model.start} if model.start else {BASE, model.base}
+    for teacher in start.intersection(teachers.models.values()) if teachers.reads is None else ():
+        raise CheckpointRefused(
+            f"{teachers.key} {teacher} is the policy itself, which starts from it, and teaches it "
+            "nothing; give a checkpoint of another run, RUN@STEP, another model, or "
+            f"{teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does not; to "
+            "stay near the start, give algorithm.kl.coefficient of flow train"
         )
-        if teachers.reads is None and (model == start or (untrained and start == BASE)):
-            raise CheckpointRefused(
-                f"{teachers.key} {model} is the policy itself, which starts from {start}, and "
-                "teaches it nothing; give a checkpoint of another run, RUN@STEP, another model, "
-                f"or {teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does "
-                "not; to stay near the start, give algorithm.kl.coefficient of flow train"
-            )
 
 
 def carry_weights(
@@ -157,13 +144,7 @@ def carried_files(folder: RunFolder) -> list[Path]:
 
 def read_bound(folder: RunFolder, name: str) -> BoundCheckpoint:
     """Read how a run's manifest describes a checkpoint to which the run is bound."""
-    bound = read_manifest(folder).get("bound", {})
-    if name not in bound:
-        raise CheckpointRefused(
-            f"{folder.manifest} does not say which checkpoint {name} is; continue the run with the "
-            "version that wrote it, or train a new run"
-        )
-    return BoundCheckpoint.model_validate(bound[name])
+    return BoundCheckpoint.model_validate(read_manifest(folder)["bound"][name])
 
 
 def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | None":

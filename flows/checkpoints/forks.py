@@ -162,7 +162,6 @@ def _new_run(
     kept = {key: manifest[key] for key in told if key in manifest}
     bound = bind_checkpoints(changed_recipe(recipe, kind=RunRecipe), manifest.get("bound", {}))
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
-    aside.check_writable()
     aside.path.mkdir(parents=True)
     try:
         yield aside

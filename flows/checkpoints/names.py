@@ -200,17 +200,16 @@ def find_awaited(recipe: RunRecipe, awaited: Mapping[str, RunRecipe]) -> dict[st
         if (trained := awaited.get(run)) is None:
             continue
         policies, steps = trained.policies(), trained.steps
-        number = int(step) if step is not None and step.isdecimal() else None
-        known = step in (None, BEST) or (number is not None and (not steps or number <= steps))
-        if number is not None and not trained.checkpoints.keeps(number, steps):
-            raise RunError(
-                f"{key} {name}: that run deletes this checkpoint, since its checkpoints.keep is "
-                f"{trained.checkpoints.keep}; leave that out there, or give @{BEST}"
-            )
+        known = step in (None, BEST) or (
+            step.isdecimal()
+            and (not steps or int(step) <= steps)
+            and trained.checkpoints.keeps(int(step), steps)
+        )
         if not known or (policy and policy not in policies):
             raise RunError(
-                f"{key} {name}: that run will have the checkpoints 0 to {steps or 'its last'} of "
-                f"{', '.join(policies)}; give one of them, by its step or as @{BEST}"
+                f"{key} {name}: that run will keep checkpoints of the steps 0 to "
+                f"{steps or 'its last'}, as its checkpoints.keep says, of {', '.join(policies)}; "
+                f"give one of them, by its step or as @{BEST}"
             )
         found[name] = {"run": run}
     return found

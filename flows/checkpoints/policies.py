@@ -1,23 +1,28 @@
-"""The policies of a run: each with its roles, its checkpoints and the owner of its weights."""
+"""The policies of a run: each with its roles, its weights, and the checkpoints that are kept."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
 from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.tinker.live_policy import LoraSpec
-from ratchet.adapters.tinker.service import Service
+from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 from ratchet.flows.checkpoints.binding import check_state, find_start
 from ratchet.flows.diagnosis.service import may_offer, tolerance_of
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger, policy_version
+from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
-from ratchet.tasks.recovery.retention import Retention
 from ratchet.tasks.reports.facts import read_facts
-from ratchet.tasks.storage.manifest import ByStep
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.files import Damaged
+from ratchet.tasks.storage.manifest import FORK, ByStep, Manifest, generations, read_manifest
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs
 from ratchet.tasks.updates import PolicyUpdater
+
+log = logging.getLogger(__name__)
 
 SPARE_CHECKPOINTS = 2
 """Checkpoints to keep beyond the lag: the newest, and the one before, from which a step resumes."""
@@ -49,6 +54,75 @@ class RunPolicy:
         """Return the policy after `step` updates."""
         sampler = self.updater.sampler(step)
         return Policy(sampler, policy_version(self.name, step))
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Rule by which a run deletes checkpoints: it keeps the newest, and what something needs."""
+
+    run: RunFolder
+    recipe: RunRecipe
+    newest: int
+
+    def delete_unneeded(self, ledger: Ledger, service: Service) -> None:
+        """Delete a policy's checkpoints that nothing needs, here and on the service.
+
+        Nothing is deleted before there is a new training state to rebuild from. What the service
+        fails to delete, or a killed process has not deleted, is deleted by the next call.
+        """
+        newest = ledger.find(ledger.last_step())
+        if newest is None or newest.state is None:
+            return
+        try:
+            needed = self._needed(ledger)
+        except Damaged as error:
+            log.warning("%s. Checkpoints that nothing needs are kept", error)
+            return
+        for step in sorted({checkpoint.step for checkpoint in ledger.checkpoints()} - needed):
+            ledger.delete(step)
+        for step, saved in ledger.condemned().items():
+            try:
+                for path in {path for one in saved for path in (one.sampler, one.state) if path}:
+                    service.delete(path)
+            except (ServiceFailed, ServiceRefused) as error:
+                log.warning("%s. Checkpoint %d is deleted with the next ones", error, step)
+                return
+            ledger.forget(step)
+
+    def _needed(self, ledger: Ledger) -> set[int]:
+        last = ledger.last_step()
+        oldest = max(last - self.newest + 1, 0)
+        others: list[Manifest] = []
+        for run in all_runs():
+            with suppress(RunError):  # a run of another format
+                others.append(read_manifest(run))
+        parents = (parent for other in others for parent in _forked(other))
+        rebuilt = {oldest, *(one["step"] for one in parents if one["run"] == self.run.name)}
+        needed = {0, *range(oldest, last + 1), *rebuilt, *_named(self.run, others)}
+        if (held_out := read_facts(self.run).held_out).by_step:
+            needed.add(held_out.best)
+        for step in range(oldest, self.recipe.steps + 1):
+            needed.update(self.recipe.earlier(step).values())  # opponents of steps to come
+        return needed | {saved.step for step in rebuilt for saved in ledger.states(step)[:1]}
+
+
+def _named(run: RunFolder, others: Sequence[Manifest]) -> Iterator[int]:
+    """Yield the steps of a run that have a name, are another run's start, or are its parent's."""
+    manifest = read_manifest(run)
+    for promotion in read_promotions().values():
+        if (promotion.run, promotion.created) == (run.name, manifest["created"]):
+            yield promotion.step
+    for other in others:
+        for bound in other.get("bound", {}).values():
+            if (bound["run"], bound["created"]) == (run.name, manifest["created"]):
+                yield bound["step"]
+    for parent in _forked(manifest):
+        yield from range(parent["step"] + 1)
+
+
+def _forked(manifest: Manifest) -> list[Manifest]:
+    """List what is told of the run that a run is forked from, of the run before that, and on."""
+    return [parent for parent in generations(manifest)[1:] if parent["how"] == FORK]
 
 
 class RunPolicies:
@@ -167,13 +241,7 @@ def _lora(recipe: RunRecipe, name: str) -> LoraSpec:
 
 def _retention(recipe: RunRecipe, folder: RunFolder) -> Retention | None:
     """Return the rule of the checkpoints that a run keeps; None if it keeps all."""
-    if (keep := recipe.checkpoints.keep) is None:
+    keep = recipe.checkpoints.keep
+    if keep is None:
         return None
-
-    def best_and_opponents(oldest: int) -> set[int]:
-        held_out = read_facts(folder).held_out
-        best = {held_out.best} if held_out.by_step else set[int]()
-        left = range(oldest, recipe.steps + 1)
-        return best.union(*(recipe.earlier(step).values() for step in left))
-
-    return Retention(folder, max(keep, recipe.lag + SPARE_CHECKPOINTS), best_and_opponents)
+    return Retention(folder, recipe, max(keep, recipe.lag + SPARE_CHECKPOINTS))

@@ -15,7 +15,6 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from ratchet.adapters.calls import Policy
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.engines import damaged_weights, needs_engine
 from ratchet.flows.checkpoints.binding import BoundCheckpoint, bind_checkpoints, carry_weights
 from ratchet.flows.checkpoints.names import Weights, split_name
@@ -23,7 +22,6 @@ from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.settings.run import Model, ServicePatience
 from ratchet.tasks.spending.work_log import WorkLog
-from ratchet.tasks.storage.files import is_full
 from ratchet.tasks.storage.manifest import REPLAY, bind_run, parent_of
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
@@ -129,15 +127,7 @@ def _merged(weights: Weights) -> Iterator[Weights]:
 
     base = prepare_base(weights.model.base)
     with TemporaryDirectory() as folder:
-        try:
-            merge_folder(base, weights.adapter, Path(folder))
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise UserError(
-                f"{weights.name} and its base, which are merged to be served, do not fit into "
-                f"{folder} ({error}); make space, or give another TMPDIR"
-            ) from error
+        merge_folder(base, weights.adapter, Path(folder))
         yield replace(weights, model=Model(base=folder), adapter=None)
 
 

@@ -1,5 +1,6 @@
 """The program `ratchet`: its commands, whose errors are sentences and which a signal ends."""
 
+import errno
 import gc
 import sys
 import traceback
@@ -15,6 +16,13 @@ from ratchet.tasks.storage.files import is_full
 RARELY = 50_000, 20, 100
 """Thresholds of the garbage collector at the start. Imports make hardly any garbage, and a search
 for it by CPython's own thresholds takes a quarter of the start."""
+
+
+UNWRITABLE = (
+    *(errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+)
+"""Errors of a path that the user can mend."""
 
 
 @contextmanager
@@ -33,10 +41,12 @@ def plain_errors() -> Iterator[None]:
 
 
 def _name_fault(error: OSError) -> str:
-    """Return what a machine lacks, a disk's space or open files; raise what is another error."""
+    """Return what a path or a machine lacks; raise what is another error."""
     if is_full(error):
         where = f", at {error.filename}" if error.filename else ""
         return f"the disk is full ({error.strerror}{where}); make space, and repeat the command"
+    if error.errno in UNWRITABLE:
+        return str(error)
     try:
         check_files(error)
     except OutOfFiles as fault:

@@ -17,7 +17,7 @@ from ratchet.adapters.process.terminal import say, show
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.yaml_text import read_yaml, write_yaml
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values
-from ratchet.tasks.storage.files import check_output, write_text
+from ratchet.tasks.storage.files import write_text
 
 TEMPLATE = Path(__file__).with_name("template")
 RECIPES = TEMPLATE / "recipes"
@@ -136,8 +136,6 @@ def write_files(folder: Path, kind: Kind) -> list[Path]:
         raise UserError(
             f"{', '.join(taken)} would be written over; move {them} away, or name another folder"
         )
-    for path in texts:
-        check_output(path, "another folder")
     for path, text in texts.items():
         write_text(path, text)
     return [*texts]

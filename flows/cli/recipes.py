@@ -16,7 +16,6 @@ from ratchet.adapters.tinker.bases import is_here
 from ratchet.adapters.tinker.engines import LOCAL
 from ratchet.adapters.tinker.token_texts import has_tokenizer, open_tokenizer
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
-from ratchet.flows.cli.runs import writable
 from ratchet.flows.cli.training import call_flow, now
 from ratchet.flows.importing.trinity import import_trinity
 from ratchet.flows.opening.checks import check_start
@@ -56,7 +55,7 @@ def trinity(
     set_: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File of the recipe; by default the terminal.", callback=writable),
+        typer.Option(help="File of the recipe; by default the terminal."),
     ] = None,
 ) -> None:
     text = import_trinity(file.name, file.read(), set_ or [])

@@ -21,17 +21,10 @@ from ratchet.tasks.recording.queries import Sought, answer_query, describe_found
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
 from ratchet.tasks.reports.tables import describe_costs
 from ratchet.tasks.spending.ledger import read_ledger
-from ratchet.tasks.storage.files import check_output, is_written, write_bytes
+from ratchet.tasks.storage.files import is_written, write_bytes
 from ratchet.tasks.storage.manifest import read_manifest, readable_runs
 from ratchet.tasks.storage.plan_record import child_runs
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
-
-
-def writable(out: Path | None) -> Path | None:
-    """Return an --out; UserError if it cannot be written."""
-    if out is not None:
-        check_output(out, "another file as --out")
-    return out
 
 
 def runs(as_json: AsJson = False) -> None:
@@ -69,7 +62,6 @@ def report(
 
     folders = [folder_of(name) for name in runs]
     out = out or (folders[0].report if len(folders) == 1 else runs_root() / "report.html")
-    check_output(out, "another file as --out")
     show(str(write_report(folders, out)))
 
 
@@ -98,7 +90,7 @@ def sql(
     ] = "table",
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write; by default the terminal.", callback=writable),
+        typer.Option(help="File to write; by default the terminal."),
     ] = None,
 ) -> None:
     runs = _named(run) or readable_runs()

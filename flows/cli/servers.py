@@ -15,7 +15,7 @@ from ratchet.flows.recipe.loading import find_deployment, project_files
 def server(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 4200,
 ) -> None:
-    from ratchet.flows.server.prefect_server import run_server
+    from ratchet.flows.server.deployments import run_server
 
     run_server(port)
 
@@ -40,7 +40,7 @@ def deploy(
 
 
 def worker() -> None:
-    from ratchet.flows.server.prefect_server import run_worker
+    from ratchet.flows.server.deployments import run_worker
 
     run_worker()
 

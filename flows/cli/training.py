@@ -229,7 +229,8 @@ def train_with_bar(
     for while the servers load.
     """
     folder = folder_of(run)
-    if folder not in replaced and is_complete(folder, recipe):
+    followed = recipe.tracking.project is not None  # its tracker may be behind
+    if folder not in replaced and not followed and is_complete(folder, recipe):
         _end(folder, None, as_json=as_json)
         return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
@@ -407,7 +408,6 @@ def _closing_lines(summary: "RunSummary", run: RunFolder, spent: str) -> str:
 def find_replaced(run: str, if_exists: IfExists) -> list[RunFolder]:
     """Return what is to be deleted before a run is trained; RunError if that may not be."""
     existing = folder_of(run)
-    existing.check_writable()
     if not existing.exists() and not has_plan(existing):
         return []
     if if_exists is IfExists.RAISE:

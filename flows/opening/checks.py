@@ -15,8 +15,7 @@ from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.spending.ledger import budget_of, check_priced
-from ratchet.tasks.storage.files import check_output
-from ratchet.tasks.storage.manifest import REPLAY, parent_of, read_manifest
+from ratchet.tasks.storage.manifest import REPLAY, parent_of
 from ratchet.tasks.storage.plan_record import has_plan
 from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
 
@@ -55,10 +54,10 @@ def check_start(
 def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
     """Return whether a run has all that training it would make, so that nothing need be opened.
 
-    RunError if it was started with another recipe. A run whose tracker may be behind is not
-    complete, nor is one that lacks a checkpoint or an evaluation, which are then made again.
+    RunError if it was started with another recipe. A run that lacks a checkpoint or an evaluation,
+    which are then made again, is not complete.
     """
-    if not run.exists() or recipe.tracking.project is not None:
+    if not run.exists():
         return False
     check_binding(run, recipe := count_steps(recipe))
     steps, parent = run.steps_of(recipe.steps), parent_of(run)
@@ -70,16 +69,6 @@ def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:
     return not recipe.holds_out() or all(recipe.is_measured(run, step) for step in due)
 
 
-def is_finished(run: RunFolder, recipe: RunRecipe) -> bool:
-    """Return whether a run has all it is to have; RunError if it is there by another recipe."""
-    if not run.exists():
-        return False
-    check_binding(run, recipe := count_steps(recipe))
-    steps = run.steps_of(recipe.steps)
-    measured = not recipe.holds_out() or recipe.is_measured(run, steps)
-    return steps_done(run.metrics) == steps and measured
-
-
 def check_run(
     recipe: RunRecipe,
     run: RunFolder,
@@ -87,31 +76,22 @@ def check_run(
     awaited: Mapping[str, RunRecipe] = MappingProxyType({}),
 ) -> None:
     """Refuse (UserError) what would end a run of any flow, new or not, before its first step."""
-    _check_name(run, deleted)
+    if has_plan(run) and run.name not in deleted:
+        raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
     budget, there = recipe.budget, is_there(run, deleted)
     if there:
         check_binding(run, recipe)
         budget = budget_of(run, budget)
-        bound, parent = read_manifest(run).get("bound", {}), parent_of(run)
     else:
-        known, parent = find_awaited(recipe, awaited), None
-        found = bind_checkpoints(recipe, known)
-        bound = {name: one for name, one in found.items() if name not in known}
-        refuse_deleted((one["run"] for one in bound.values()), deleted)
-    refuse_itself(recipe, parent, bound)
-    if not there and run.path.parent.name not in UNTRAINED_FOLDERS:
-        recipe.teachers().check_places()
+        known = find_awaited(recipe, awaited)
+        bound = bind_checkpoints(recipe, known)
+        refuse_deleted((bound[name]["run"] for name in bound.keys() - known.keys()), deleted)
+        refuse_itself(recipe)
+        if run.path.parent.name not in UNTRAINED_FOLDERS:
+            recipe.teachers().check_places()
     recipe.tracking.check_installed()
     recipe.model.check_service()
     check_priced(budget, recipe.model.base)
-
-
-def _check_name(run: RunFolder, deleted: Collection[str]) -> None:
-    run.check_writable()
-    if not run.exists():  # one that exists waits for space, or makes it where it is deleted
-        check_output(run.manifest, "another folder of runs as RATCHET_RUNS")
-    if has_plan(run) and run.name not in deleted:
-        raise RunError(f"the run {run.path} is one of stages, or a sweep; give another name")
 
 
 def is_there(run: RunFolder, deleted: Collection[str]) -> bool:

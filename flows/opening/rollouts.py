@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -30,7 +29,7 @@ from ratchet.tasks.ends import check_held_out, check_rewards, check_step, reopen
 from ratchet.tasks.judging import check_verdicts
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -60,11 +59,7 @@ class GroupSettings:
 
 def training_groups(recipe: Recipe) -> GroupSettings:
     rollouts = recipe.rollouts
-    return GroupSettings(
-        rollouts.sampling(),
-        rollouts.group_size,
-        rollouts.attempts,
-    )
+    return GroupSettings(rollouts.sampling(), rollouts.group_size, rollouts.attempts)
 
 
 @dataclass(frozen=True)
@@ -82,11 +77,7 @@ class RolloutRunner:
     check: Callable[[Sequence[Path]], None]
 
     def submit_shard(
-        self,
-        shard: Path,
-        checkpoint: int,
-        groups: GroupSettings,
-        number: int = 0,
+        self, shard: Path, checkpoint: int, groups: GroupSettings, number: int = 0
     ) -> list[Spans]:
         """Submit the batches of round `number` of a shard.
 
@@ -99,17 +90,11 @@ class RolloutRunner:
         def sampled_by() -> SampledBy:
             return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)
 
+        asked = {"shard": shard, "host": self.host, "sampled_by": sampled_by, "play": self.play}
         return [
             self.tasks.submit(
                 collect_rollouts,
-                {
-                    "path": self.host.run.spans(batch.name),
-                    "shard": shard,
-                    "batch": batch,
-                    "host": self.host,
-                    "sampled_by": sampled_by,
-                    "play": self.play,
-                },
+                {**asked, "path": self.host.run.spans(batch.name), "batch": batch},
             )
             for batch in batches
         ]
@@ -160,105 +145,86 @@ def open_rollouts(run: OpenRun, recipe: Recipe) -> Iterator[OpenRollouts]:
     that plays it. An error of the flow cancels the batches that are under way.
     """
     rollouts = recipe.rollouts
-    playing = rollouts.batches * (rollouts.lag + 1)
-    evaluating = rollouts.batches * EVALUATED_SHARDS
-    places = playing + evaluating
     run.unusable.set()
-    concurrency, chat = _concurrency(rollouts, places), run.chat(recipe.model)
     backends, listener = create_backends(recipe.answerers, recipe.seed), door_listener(rollouts)
-    sent = recipe.sent_calls()
+    chat, sent = run.chat(recipe.model), recipe.sent_calls()
     with (
         Door(chat, backends, recipe.seed, rollouts.max_calls, listener, sent) as door,
-        _player(rollouts, places, door) as play,
-        ThreadPoolTaskRunner[Path](max_workers=playing) as tasks,
-        ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
+        _player(rollouts, door) as play,
     ):
-        hosts = _hosts(run.folder, run.service, recipe, door, concurrency)
         fixed = open_checkpoints(recipe, run.folder, run.service)
-        run.unusable.clear()
 
         def at(step: int) -> Mapping[str, Policy]:
             earlier = run.policies.earlier(recipe.earlier(step))
             return {**run.policies.at(step), **fixed, **earlier}
 
-        with _cancelled_by_errors(hosts):
-            trained = partial(check_step, most_failed=rollouts.most_failed)
-            judged = partial(check_rewards, most_failed=rollouts.most_failed)
-            evaluated = {role for of_policy in recipe.policies().values() for role in of_policy}
-            held_out = partial(check_held_out, roles=evaluated)
-            examined = partial(check_verdicts, most_failed=rollouts.most_failed)
-            yield OpenRollouts(
-                RolloutRunner(hosts.agent, tasks, play, at, trained),
-                RolloutRunner(hosts.judge, tasks, play, at, judged),
-                RolloutRunner(hosts.held_out, evaluations, play, at, held_out),
-                RolloutRunner(hosts.examiner, evaluations, play, at, examined),
-                chat,
-            )
+        with _runners(run.folder, recipe, door, run.service, play, at) as opened:
+            run.unusable.clear()
+            yield opened
 
 
 @contextmanager
 def open_told_rollouts(run: RunFolder, recipe: Recipe, door: StandInDoor) -> Iterator[OpenRollouts]:
     """Play the rollouts of a run at a door with a stand-in: no service is asked, none can die."""
-    rollouts, lifeline = recipe.rollouts, Lifeline(Future())
-    play = partial(play_batch, reach=door.near)
-    judged = partial(check_rewards, most_failed=rollouts.most_failed)
-    with door, ThreadPoolTaskRunner[Path](max_workers=rollouts.batches) as tasks:
-        concurrency = _concurrency(rollouts, rollouts.batches)
-        hosts = _hosts(run, lifeline, recipe, door, concurrency)
-
-        def runner(host: RolloutHost, check: Callable[[Sequence[Path]], None]) -> RolloutRunner:
-            return RolloutRunner(host, tasks, play, lambda _: {}, check)
-
-        with _cancelled_by_errors(hosts):
-            yield OpenRollouts(
-                runner(hosts.agent, lambda _: None),
-                runner(hosts.judge, judged),
-                runner(hosts.held_out, lambda _: None),
-                runner(hosts.examiner, judged),
-                door.chat,
-            )
-
-
-class Hosts(NamedTuple):
-    """Hosts of each kind of rollout: the agent's in training and on held-out examples, and the
-    judge's of training (`judge`) and of evaluations (`examiner`)."""
-
-    agent: RolloutHost
-    judge: RolloutHost
-    held_out: RolloutHost
-    examiner: RolloutHost
+    play, lifeline = partial(play_batch, reach=door.near), Lifeline(Future())
+    with door, _runners(run, recipe, door, lifeline, play, lambda _: {}) as opened:
+        yield opened
 
 
 @contextmanager
-def _cancelled_by_errors(hosts: Hosts) -> Iterator[None]:
-    """Cancel the batches under way if the block fails."""
-    try:
-        yield
-    except BaseException:
-        for host in hosts:
-            host.cancel()
-        raise
+def _runners(
+    run: RunFolder,
+    recipe: Recipe,
+    door: Door,
+    lifeline: Lifeline,
+    play: Play,
+    policies: Callable[[int], Mapping[str, Policy]],
+) -> Iterator[OpenRollouts]:
+    """Yield the runners of a run, whose batches an error of the block cancels."""
+    rollouts, judge, examiner = recipe.rollouts, recipe.judge, recipe.evaluation.judge
+    playing, evaluating = _batches_at_once(rollouts)
+    concurrency = _concurrency(rollouts, playing + evaluating)
+    places, limit = recipe.place.of(run.places.absolute()), rollouts.timeout_seconds
+    scored = {role for of_policy in recipe.policies().values() for role in of_policy}
+    limits = {"most_failed": rollouts.most_failed}
+    with (
+        ThreadPoolTaskRunner[Path](max_workers=playing) as training,
+        ThreadPoolTaskRunner[Path](max_workers=evaluating) as evaluations,
+    ):
+
+        def runner(
+            tasks: ThreadPoolTaskRunner[Path],
+            check: Callable[[Sequence[Path]], None],
+            by: Judge | None = None,
+            *,
+            judged: bool = False,
+        ) -> RolloutRunner:
+            settings = PlaySettings(*recipe.plays(by), concurrency, limit, None if by else places)
+            host = RolloutHost(run, door, lifeline, settings, judged=judged)
+            return RolloutRunner(host, tasks, play, policies, check)
+
+        opened = OpenRollouts(
+            runner(training, partial(check_step, **limits), judged=judge.judges),
+            runner(training, partial(check_rewards, **limits), judge),
+            runner(
+                evaluations,
+                partial(check_held_out, roles=scored),
+                judged=judge.judges or examiner.judges,
+            ),
+            runner(evaluations, partial(check_verdicts, **limits), examiner),
+            door.chat,
+        )
+        try:
+            yield opened
+        except BaseException:
+            for one in (opened.training, opened.judging, opened.evaluation, opened.examining):
+                one.host.cancel()
+            raise
 
 
-def _hosts(
-    run: RunFolder, lifeline: Lifeline, recipe: Recipe, door: Door, concurrency: int
-) -> Hosts:
-    """Return the hosts of a run, where a batch plays `concurrency` rollouts at a time."""
-    judge, examiner = recipe.judge, recipe.evaluation.judge
-
-    places = recipe.place.of(run.places.absolute())
-
-    def host_of(by: Judge | None = None, *, judged: bool = False) -> RolloutHost:
-        roles, limit = recipe.plays(by), recipe.rollouts.timeout_seconds
-        settings = PlaySettings(*roles, concurrency, limit, None if by else places)
-        return RolloutHost(run, door, lifeline, settings, judged=judged)
-
-    return Hosts(
-        host_of(judged=judge.judges),
-        host_of(judge),
-        host_of(judged=judge.judges or examiner.judges),
-        host_of(examiner),
-    )
+def _batches_at_once(rollouts: Rollouts) -> tuple[int, int]:
+    """Return how many batches training and evaluations play at a time."""
+    return rollouts.batches * (rollouts.lag + 1), rollouts.batches * EVALUATED_SHARDS
 
 
 def _concurrency(rollouts: Rollouts, batches: int) -> int:
@@ -288,13 +254,13 @@ def _concurrency(rollouts: Rollouts, batches: int) -> int:
 
 
 @contextmanager
-def _player(rollouts: Rollouts, places: int, door: Door) -> Iterator[Play]:
+def _player(rollouts: Rollouts, door: Door) -> Iterator[Play]:
     if rollouts.runner == "threads":
         yield partial(play_batch, reach=door.near)
         return
     from ratchet.adapters.harness.dask_cluster import open_cluster  # Dask is an extra
 
-    with open_cluster(rollouts.cluster, places) as cluster:
+    with open_cluster(rollouts.cluster, sum(_batches_at_once(rollouts))) as cluster:
         yield cluster.play
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.clock import STARTING, phases
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.service import Service
@@ -23,9 +22,8 @@ from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.settings.run import Budget, Model
 from ratchet.tasks.spending.ledger import SpentSoFar
 from ratchet.tasks.spending.work_log import run_id
-from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import bind_run
-from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.tracking.prefect_pages import tracker_openers, write_run_report
 from ratchet.tasks.tracking.run_tracking import RunTracking
 
@@ -103,7 +101,6 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     with (
         _delete_if(unusable, folder_of(name)),
         bind_run(name, values, recipe.fingerprint(), bound, check) as folder,
-        staying(folder),
         connect_run(recipe, folder) as service,
         _follow(recipe, folder, values) as tracking,
     ):
@@ -138,20 +135,6 @@ def _delete_if(unusable: Event, run: RunFolder) -> Iterator[None]:
     finally:
         if new and unusable.is_set() and run.exists():
             run.delete()
-
-
-@contextmanager
-def staying(run: RunFolder) -> Iterator[None]:
-    """Raise RunError if the block fails because the run's folder is gone."""
-    try:
-        yield
-    except (OSError, UserError) as error:
-        if is_written(run.manifest):
-            raise
-        raise RunError(
-            f"the folder {run.path} was moved or removed while the run was open. Delete what is "
-            f"left there, put the folder back, and run `ratchet resume {run.name}`"
-        ) from error
 
 
 def _follow(recipe: RunRecipe, folder: RunFolder, values: dict[str, Any]) -> RunTracking:

@@ -168,9 +168,8 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
     for step, first, _ in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
-            yielded = measure_yield(wait_for_batches(batches))
-            teaches = yielded.teaching_groups >= rollouts.groups
-            if teaches if trained_calls is None else yielded.calls >= trained_calls:
+            teaching, calls = measure_yield(wait_for_batches(batches))
+            if teaching >= rollouts.groups if trained_calls is None else calls >= trained_calls:
                 break
             batches += submit(step, checkpoint, number)
         yield step, batches, []

@@ -8,7 +8,6 @@ Others wait on the server until a larger budget is approved.
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -18,7 +17,6 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
     FlowRunFilterId,
     FlowRunFilterName,
     FlowRunFilterState,
@@ -40,9 +38,9 @@ from prefect.states import Cancelling
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from ratchet.adapters.errors import UserError, counted
-from ratchet.adapters.network.addresses import check_listener
 from ratchet.adapters.process.clock import Wait
-from ratchet.flows.server.prefect_startup import check_prefect
+from ratchet.flows.recipe.loading import ENTRYPOINTS
+from ratchet.flows.server.prefect_startup import check_prefect, check_server
 
 RUN_LOOK_SECONDS = 2.0
 SILENT_SECONDS = 300.0
@@ -53,11 +51,8 @@ NOT_BEGUN = {StateType.SCHEDULED, StateType.PENDING}
 
 Parameters = Mapping[str, Any]
 """Parameters of a flow run, the recipe among them."""
-TRAINING_FLOWS = ("train", "finetune", "prefer", "replay", "stages", "sweep")
+TRAINING_FLOWS = (*ENTRYPOINTS.values(), "replay")
 """Flows whose flow runs train a run."""
-
-SOON = timedelta(minutes=1)
-"""Flow runs that are scheduled further ahead than this are ignored."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +115,6 @@ def _refusal(client: SyncPrefectClient, name: str, one: DeploymentResponse, at_o
     workers = client.read_workers_for_work_pool(pool)
     if all(worker.status != WorkerStatus.ONLINE for worker in workers):
         return f"no worker looks for flow runs of {name}; start one: `ratchet worker`"
-    most = client.read_work_pool(pool).concurrency_limit
-    if most is not None and most < at_once:
-        return (
-            f"the work pool {pool} of {name} has at most {counted(most, 'flow run')} at a time, "
-            f"and at_once is {at_once}; raise its limit, or give a lower at_once"
-        )
     return ""
 
 
@@ -243,41 +232,16 @@ def resume_waiting(run: str) -> bool:
     """
     if not (address := PREFECT_API_URL.value()):
         return False
-    try:
-        check_listener(address)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the Prefect server at {address}, where {run} may wait, cannot be reached ({error}); "
-            "start it, or unset PREFECT_API_URL to go on here"
-        ) from error
+    check_server(address, f"unset PREFECT_API_URL: {run}, which may wait there, goes on here")
+    paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+    waiting = FlowRunFilter(name=FlowRunFilterName(any_=[run]), state=paused)
     with get_client(sync_client=True) as client:
-        found = _find_flow_run(client, run)
-        if found is None or (state := client.read_flow_run(found).state) is None:
-            return False
-        if state.is_paused():
-            client.resume_flow_run(found, run_input={})
-        return state.is_paused()
-
-
-def _find_flow_run(client: SyncPrefectClient, run: str) -> UUID | None:
-    """Find the newest flow run of a run.
-
-    A flow run that has begun has the run's name; before, its parameter `run` has it.
-    """
-    newest = _newest_flow_runs(client)
-    found = [one for one in newest if one.parameters.get("run") == run]
-    found += _newest_flow_runs(client, FlowRunFilterName(any_=[run]))[:1]
-    last = max(found, key=lambda one: one.created or datetime.min.replace(tzinfo=UTC), default=None)
-    return last.id if last else None
-
-
-def _newest_flow_runs(
-    client: SyncPrefectClient, name: FlowRunFilterName | None = None
-) -> list[FlowRun]:
-    """Read the newest flow runs, as many as the server lists at once."""
-    before = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC) + SOON})
-    return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[*TRAINING_FLOWS])),
-        flow_run_filter=FlowRunFilter(name=name, expected_start_time=before),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-    )
+        found = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[*TRAINING_FLOWS])),
+            flow_run_filter=waiting,
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=1,
+        )
+        for one in found:
+            client.resume_flow_run(one.id, run_input={})
+    return bool(found)

@@ -1,12 +1,11 @@
-"""Deployments of prefect.yaml → a Prefect server, and a table of what is on the server then."""
+"""A Prefect server of one's own, its worker, and the deployments of prefect.yaml on it."""
 
+import os
 import re
-import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,40 +17,54 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import terminal_width
-from ratchet.flows.server.prefect_server import (
-    POOL,
-    POOL_TYPE,
-    PREFECT,
-    check_server,
-    client_environment,
-)
-from ratchet.tasks.reports.tables import GAP, fitted
+from ratchet.adapters.network.addresses import LOOPBACK
+from ratchet.adapters.process.terminal import say, terminal_width
+from ratchet.flows.recipe.loading import ENTRYPOINTS
+from ratchet.flows.server.prefect_startup import check_server
+from ratchet.tasks.reports.tables import fitted
 
-FLOW_NAMES = (
-    "train",
-    "finetune",
-    "prefer",
-    "stages",
-    "sweep",
-    "replay",
-    "evaluate",
-    "compare",
-    "dryrun",
-)
+POOL = "ratchet"
+"""The work pool of the deployments."""
+POOL_TYPE = "process"
+PREFECT = (sys.executable, "-P", "-m", "prefect")
+ELSEWHERE = "name another one by PREFECT_API_URL"
+"""What else than to start a server mends that none answers."""
+
+FLOW_NAMES = (*ENTRYPOINTS.values(), "replay", "evaluate", "compare", "dryrun")
 """Names of the flows of Ratchet, as the server has them."""
 AUTOMATION = "ratchet: crash flow runs without a heartbeat"
 """Name of the automation that `ratchet deploy` makes."""
 
 DEPLOYMENT_COLUMNS = ("deployment", "schedule", "work pool", "what it does")
-NARROWEST = 20
-"""Fewest letters of a description that is cut."""
 BOX = "╭─╮│╰╯ "
 """Letters of the frames that Prefect prints."""
 CREATED = re.compile(r"Deployment '(?P<name>.+?)' successfully created with id '(?P<id>[^']+)'")
 """Line that Prefect prints for each deployment that it has made."""
 UNWRAPPED = "1000"
 """Width for Prefect's output: no line of it may break."""
+
+
+def run_server(port: int) -> None:
+    """Become a Prefect server on loopback, with its UI, which would ask port 4200 for its data."""
+    variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
+    say("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
+    words = ("server", "start", "--host", LOOPBACK, "--port", str(port))
+    os.execve(PREFECT[0], [*PREFECT, *words], variables)
+
+
+def run_worker() -> None:
+    """Become a worker of the work pool, which is made if it is not there."""
+    variables = client_environment()
+    check_server(variables["PREFECT_API_URL"], ELSEWHERE)
+    say("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
+    words = ("worker", "start", "--pool", POOL, "--type", POOL_TYPE)
+    os.execve(PREFECT[0], [*PREFECT, *words], variables)
+
+
+def client_environment() -> dict[str, str]:
+    """Return the variables of a server's clients: it is `run_server`'s unless another is set."""
+    api = PREFECT_API_URL.value() or f"http://{LOOPBACK}:4200/api"
+    return {**os.environ, "PREFECT_API_URL": api, "PWD": str(Path.cwd())}
 
 
 @dataclass(frozen=True)
@@ -61,14 +74,14 @@ class Deployed:
     deployment: str
     schedule: str
     work_pool: str | None
-    description: str
+    description: str | None
 
 
 def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deployed]:
     """Deploy all deployments of the files, or only `name`; later files override earlier ones."""
     variables = client_environment()
     address = variables["PREFECT_API_URL"]
-    check_server(variables)
+    check_server(address, ELSEWHERE)
     _call_prefect(variables, "work-pool", "create", POOL, "--type", POOL_TYPE, "--overwrite")
     chosen = ("--all",) if name is None else ("--name", name)
     made: dict[str, str] = {}
@@ -87,17 +100,27 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
             name,
             ", ".join(map(_describe_schedule, one.schedules)) or "none",
             one.work_pool_name,
-            one.description or "",
+            one.description or None,
         )
         for name, one in on_server.items()
     ]
 
 
 def describe_deployed(deployed: Sequence[Deployed]) -> str:
-    """Return a table of deployments, and the commands that come next."""
-    address = client_environment()["PREFECT_API_URL"]
+    """Return a table of deployments, and the commands that come next.
+
+    They name the server, since Prefect starts another one where no server is named.
+    """
+    rows = [astuple(one) for one in deployed]
+    table = fitted(DEPLOYMENT_COLUMNS, rows, terminal_width(), DEPLOYMENT_COLUMNS)
     names = [one.deployment for one in deployed]
-    return f"{_table(deployed)}\n\n{_next_commands(address, names)}"
+    chosen = [name for name in names if name.startswith("train/")] or names
+    server = f"PREFECT_API_URL={client_environment()['PREFECT_API_URL']}"
+    return (
+        f"{table}\n\nnext, in a terminal each:\n"
+        f"    {server} ratchet worker      # runs what is scheduled, until Ctrl-C\n"
+        f"    {server} prefect deployment run {chosen[0]} --watch"
+    )
 
 
 def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
@@ -126,7 +149,7 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
 
 
 def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
-    """Return the output of a command of Prefect's; UserError with its end if the command fails."""
+    """Return the output of a command of Prefect's; UserError with it if the command fails."""
     done = subprocess.run(
         [*PREFECT, *words],
         env={**variables, "COLUMNS": UNWRAPPED},
@@ -137,26 +160,8 @@ def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     )
     if done.returncode:
         said = "\n".join(filter(None, (line.strip(BOX) for line in done.stdout.splitlines())))
-        _, begun, last = said.rpartition("\nDeploying ")
-        named, _, why = last.partition("\n") if begun else ("", "", said)
-        if "Traceback (most recent call last):" in why:
-            why = why.removesuffix("\nAn exception occurred.").splitlines()[-1]
-        at = f" at {named}" if named else ""
-        raise UserError(
-            f"`prefect {' '.join(words)}` stops{at}: {why}\nMend that, and deploy again"
-        )
+        raise UserError(f"`prefect {' '.join(words)}` fails; mend that, and deploy again:\n{said}")
     return done.stdout
-
-
-def _table(deployed: Sequence[Deployed]) -> str:
-    rows: list[list[object]] = [[of.deployment, of.schedule, of.work_pool] for of in deployed]
-    names = DEPLOYMENT_COLUMNS[:-1]
-    width = terminal_width()
-    widest = max(map(len, fitted(names, rows, width, names).splitlines()))
-    room = max(NARROWEST, width - widest - len(GAP))
-    for row, of in zip(rows, deployed, strict=True):
-        row.append(textwrap.shorten(of.description, room, placeholder=" …") or None)
-    return fitted(DEPLOYMENT_COLUMNS, rows, width, DEPLOYMENT_COLUMNS)
 
 
 def _describe_schedule(of: DeploymentSchedule) -> str:
@@ -171,26 +176,3 @@ def _describe_schedule(of: DeploymentSchedule) -> str:
         case _:
             said = "none"
     return said if of.active else f"{said} (paused)"
-
-
-def _next_commands(address: str, names: list[str]) -> str:
-    """Return the commands that start a worker and run a deployment, for a shell.
-
-    Each names the server, since Prefect starts another one where no server is named.
-    """
-    trainings = [name for name in names if name.startswith("train/")]
-    server = f"PREFECT_API_URL={address} "
-    of_worker = server if PREFECT_API_URL.value() else ""  # a worker knows the usual address
-    commands = [
-        f"{of_worker}{_beside('ratchet')} worker      # runs what is scheduled, until Ctrl-C",
-        f"{server}{_beside('prefect')} deployment run {[*trainings, *names][0]} --watch",
-    ]
-    return "\n".join(["next, in a terminal each:", *(f"    {command}" for command in commands)])
-
-
-def _beside(command: str) -> str:
-    """Return the path by which a shell in this folder finds a command of this environment."""
-    path = Path(sys.executable).with_name(command)
-    if shutil.which(command) == str(path):
-        return command
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -12,10 +12,6 @@ from ratchet.adapters.network.addresses import check_listener
 from ratchet.adapters.process.child import tell_status
 from ratchet.adapters.process.clock import Wait
 from ratchet.flows.server.embedded_server import EmbeddedServer
-from ratchet.tasks.storage.files import check_output
-
-DATABASE = "prefect.db"
-"""File of an embedded server, in PREFECT_HOME."""
 
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
 """Loggers of Prefect's to which its log levels do not apply."""
@@ -55,9 +51,9 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """
     from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
-    if (url := PREFECT_API_URL.value()) or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
         _drop_begun()  # a profile may name another server, which the environment does not
-        yield partial(_linked, url) if url else nullcontext
+        yield nullcontext
         return
     server = _begun.pop() if _begun else EmbeddedServer()
     server.start()
@@ -67,18 +63,6 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 def _drop_begun() -> None:
     while _begun:
         _begun.pop().drop()
-
-
-@contextmanager
-def _linked(url: str) -> Iterator[None]:
-    """Have the links that a flow prints lead to the interface that a server shows by default."""
-    from prefect.settings import PREFECT_UI_URL, temporary_settings
-
-    from ratchet.flows.server.prefect_server import find_interface
-
-    interface = find_interface(url)
-    with temporary_settings({PREFECT_UI_URL: interface} if interface else {}):
-        yield
 
 
 @contextmanager
@@ -95,9 +79,9 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
         server.wait(settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
     except RuntimeError as error:
         raise UserError(
-            f"Prefect's embedded server does not start: {error}. Its database is in "
-            f"{settings.PREFECT_HOME.value()}: make space there, end another process that has "
-            "locked it, or set PREFECT_HOME to another folder; then repeat the command"
+            f"Prefect's embedded server does not start: {error}. --verbose shows what it says. Its "
+            f"database is in {settings.PREFECT_HOME.value()}: make space there, end another "
+            "process that has locked it, or set PREFECT_HOME to another folder"
         ) from error
     over = Event()
     keeper = Thread(target=_keep_running, args=(server, over), daemon=True)
@@ -116,22 +100,22 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
 
 
 def check_prefect() -> None:
-    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile.
-
-    Raise it too if an embedded server could not write its database.
-    """
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
+    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile."""
+    from prefect.settings import PREFECT_API_URL
 
     url = PREFECT_API_URL.value()
-    if not url:
-        check_output(PREFECT_HOME.value() / DATABASE, "another folder as PREFECT_HOME")
-        return
+    if url:
+        check_server(url, "mend PREFECT_API_URL, or unset it to run beside an embedded server")
+
+
+def check_server(address: str, otherwise: str) -> None:
+    """Raise UserError if nothing listens at a server's address."""
     try:
-        check_listener(url)
+        check_listener(address)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the Prefect server at {url} cannot be reached ({error}); start it, mend "
-            "PREFECT_API_URL, or unset it to run beside an embedded server"
+            f"the Prefect server at {address} cannot be reached ({error}); start one with "
+            f"`ratchet server`, or {otherwise}"
         ) from error
 
 

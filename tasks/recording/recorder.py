@@ -41,8 +41,7 @@ from ratchet.tasks.recording.spans import (
     refused_span,
     scored_names,
 )
-from ratchet.tasks.storage.batches import ShardBatch
-from ratchet.tasks.storage.names import is_judging, parse_batch, parse_rollout
+from ratchet.tasks.storage.names import ShardBatch, is_judging, parse_batch, parse_rollout
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 

@@ -15,9 +15,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
@@ -72,21 +71,12 @@ def appearing(path: Path) -> Iterator[Path]:
 def appearing_folder(path: Path) -> Iterator[Path]:
     """Yield an empty hidden folder; on a clean exit it becomes `path`, durably.
 
-    UserError if `path` is there, or if the disk has no space for what is written.
+    UserError if `path` is there.
     """
     check_absent(path)
-    check_output(path, "another folder")
-    try:
-        with files.appearing_folder(path, f".{uuid4().hex[:8]}") as aside:
-            yield aside
-            check_absent(path)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise UserError(
-            f"the disk of {path.parent} is full, and nothing is left of {path.name}; make space, "
-            "or give another folder"
-        ) from error
+    with files.appearing_folder(path, f".{uuid4().hex[:8]}") as aside:
+        yield aside
+        check_absent(path)
 
 
 def check_absent(path: Path) -> None:
@@ -152,37 +142,6 @@ def wait_for_space(folder: Path) -> None:
             log.warning(text, folder, free // 2**20, needed)
         told = True
         time.sleep(SPACE_LOOK_SECONDS)
-
-
-def check_writable(path: Path, instead: str) -> None:
-    """Refuse (UserError) a folder that cannot be written, or made; leave no file behind.
-
-    `instead` names what the user can give in its place.
-    """
-    whole = path.absolute()
-    there = next(above for above in (whole, *whole.parents) if os.path.lexists(above))
-    try:
-        TemporaryFile(dir=there).close()
-        for name in whole.relative_to(there).parts:
-            with suppress(FileNotFoundError):
-                (there / name).lstat()  # OSError if the name is too long
-    except OSError as error:
-        raise UserError(
-            f"nothing can be written at {path} ({error.strerror}); mend that, or give {instead}"
-        ) from error
-
-
-def check_output(file: Path, instead: str) -> None:
-    """Refuse (UserError) a file that no command can write, or that the disk has no space for."""
-    check_writable(file.parent if os.path.lexists(file) else file, instead)
-    if file.is_dir():
-        raise UserError(f"{file} is a folder, and a file is to be written; give {instead}")
-    there = next(path for path in file.absolute().parents if path.exists())
-    if (free := shutil.disk_usage(there).free) < RESERVE_BYTES:
-        raise UserError(
-            f"the disk of {there} is full ({free // 2**20} MiB are free, and "
-            f"{RESERVE_BYTES // 2**20} are needed); make space, or give {instead}"
-        )
 
 
 def is_full(error: BaseException) -> bool:

@@ -114,12 +114,6 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
     FollowedLog(path, list[JsonRow]).append(row)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append a line of any text durably, in place of the torn end of an interrupted write."""
-    wait_for_space(path.parent)
-    _write_on(path, line.encode() + b"\n", len(Tail(path).read().torn), synced=True)
-
-
 def _write_on(path: Path, line: bytes, torn: int, *, synced: bool) -> None:
     """Write a line to the end of a file, in place of its torn bytes."""
     with path.open("ab") as file:

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ratchet.adapters.door.roles import answerers, policy_of
-from ratchet.adapters.errors import did_you_mean
+from ratchet.adapters.errors import UserError, did_you_mean
 from ratchet.adapters.project.hub import locate_dataset
 from ratchet.adapters.tinker.bases import read_origin
-from ratchet.tasks.storage.files import SEAL, Damaged, read_bytes, read_json, write_json
+from ratchet.tasks.storage.files import read_json, write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 11
-"""Version of the run folder's layout and schemas. Manifests without one are of format 1."""
-SEALED = 3
-"""First format whose JSON files carry checksums."""
+"""Version of the run folder's layout and schemas."""
+
 
 FORK, REPLAY = "fork", "replay"
 """Ways in which a run comes from its parent."""
@@ -76,30 +75,13 @@ def read_manifest(run: RunFolder) -> Manifest:
     if not run.exists():
         near = did_you_mean(run.name, (other.name for other in all_runs()))
         raise RunError(f"there is no run at {run.path}; `ratchet runs` lists those there are{near}")
-    try:
-        manifest = read_json(run.manifest)
-    except Damaged:
-        if (older := _older_manifest(run)) is None:
-            raise
-        manifest = older
-    found = manifest.get("format", 1)
-    if found != FORMAT:
-        age = "an older" if found < FORMAT else "a newer"
+    manifest = read_json(run.manifest)
+    if manifest["format"] != FORMAT:
         raise RunError(
-            f"the run {run.path} was written by {age} Ratchet, in format {found}, and this one "
+            f"the run {run.path} was written in format {manifest['format']}, and this version "
             f"reads format {FORMAT}; continue it with the version that wrote it, or train a new run"
         )
     return manifest
-
-
-def _older_manifest(run: RunFolder) -> Manifest | None:
-    """Read a manifest of a format before SEALED; None if this is not one."""
-    try:
-        manifest = json.loads(read_bytes(run.manifest))
-    except ValueError:
-        return None
-    older = isinstance(manifest, dict) and SEAL not in manifest
-    return manifest if older and manifest.get("format", 1) < SEALED else None
 
 
 def write_manifest(
@@ -128,13 +110,13 @@ def write_manifest(
 
 
 def readable_runs() -> list[RunFolder]:
-    """List the runs that are in FORMAT, by name; a warning names every other run."""
+    """List the runs that can be read, by name; a warning names every other run."""
     readable: list[RunFolder] = []
     for run in all_runs():
         try:
             read_manifest(run)
             readable.append(run)
-        except RunError as error:
+        except UserError as error:
             log.warning("%s", error)
     return readable
 
@@ -208,7 +190,7 @@ def latest_run(agent: str, roles: Mapping[str, str]) -> RunFolder:
     for run in all_runs():
         try:
             manifest = read_manifest(run)
-        except (RunError, Damaged):
+        except UserError:
             continue
         recipe = manifest["recipe"]
         if recipe.get("agent") == agent and _trained(answerers(recipe["roles"])) == _trained(roles):

@@ -1,4 +1,6 @@
-"""Names of shards, batches, groups and rollouts, which are written and read here alone.
+"""Names of shards, batches, groups and rollouts, and which of its rollouts a batch plays.
+
+The names are written and read here alone.
 
 A shard is `<split>-<step>`, its batch `<shard>.<number>`, a group of its rollouts
 `<shard>-<example>`, and a rollout `<group>-<k>`: train-00003, train-00003.1, train-00003-0012 and
@@ -7,6 +9,10 @@ train-00003-0012-01. `prelude.sql` has what queries read of them.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ratchet.tasks.storage.files import JsonRow, read_rows
 
 JUDGE = "judge"
 """Split of the rollouts of a judge, whose examples are the groups of a training step."""
@@ -84,3 +90,35 @@ def _match(pattern: re.Pattern[str], name: str, form: str) -> re.Match[str]:
     if (found := pattern.fullmatch(name)) is None:
         raise ValueError(f"{name!r} does not name {form}")
     return found
+
+
+@dataclass(frozen=True)
+class ShardBatch:
+    """Part of a shard that one task plays, each example `group_size` times.
+
+    A rollout that fails is played again until it has been played `attempts` times.
+    """
+
+    shard: str
+    number: int
+    group_size: int
+    attempts: int = 1
+
+    @classmethod
+    def of_round(cls, shard: Path, number: int, group_size: int, attempts: int) -> list[Self]:
+        """List the batches of round `number` of a shard."""
+        numbers = sorted({row["batch"] for row in read_rows(shard) if row["round"] == number})
+        return [cls(shard.stem, batch, group_size, attempts) for batch in numbers]
+
+    @property
+    def name(self) -> str:
+        return batch_name(self.shard, self.number)
+
+    def examples(self, shard: Path) -> list[tuple[str, JsonRow]]:
+        """Return (rollout id, example) of every rollout of the batch."""
+        return [
+            (rollout_name(self.shard, example, index), row)
+            for example, row in enumerate(read_rows(shard))
+            if row["batch"] == self.number
+            for index in range(self.group_size)
+        ]

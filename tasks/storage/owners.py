@@ -7,18 +7,14 @@ run is its next owner, and whoever is no longer the last stops at its next write
 
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Generic, TypeVar
 
 from ratchet.adapters.errors import UserError
 from ratchet.tasks.storage.files import JsonRow
-from ratchet.tasks.storage.logs import FollowedLog, Rows, follow
-
-R = TypeVar("R", bound=Rows)
+from ratchet.tasks.storage.logs import FollowedLog, follow
 
 
 class TakenOver(UserError):
@@ -68,24 +64,6 @@ class Ownership:
                 f"({os.getpid()}) writes nothing more to it. Let that one go on, or end it and "
                 "resume the run"
             )
-
-
-class OwnedLog(Generic[R]):
-    """Log of a run that no other process than its owner may append to. Lines are never changed.
-
-    `make` makes what is known of an empty log.
-    """
-
-    def __init__(self, path: Path, make: Callable[[], R], ownership: Ownership | None) -> None:
-        self.path = path
-        self.ownership = ownership
-        self.log = follow(path, make)
-
-    def append(self, row: JsonRow) -> None:
-        """Append a row; TakenOver if another process has opened the run since."""
-        if self.ownership is not None:
-            self.ownership.check()
-        self.log.append(row)
 
 
 def last_owner(log: Path) -> Owner | None:

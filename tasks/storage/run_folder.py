@@ -18,7 +18,6 @@ from ratchet.adapters.process.child import keep_from_children
 from ratchet.durable.files import PARTIAL, link_or_copy, lock_file
 from ratchet.tasks.storage.files import (
     Damaged,
-    check_writable,
     is_written,
     read_json,
     read_rows,
@@ -374,14 +373,9 @@ class RunFolder:
         named = self._holder()
         return named is not None and named["serves"] is not None
 
-    def check_writable(self) -> None:
-        """Refuse (UserError) a folder that cannot be written."""
-        check_writable(self.path, "another folder of runs as RATCHET_RUNS")
-
     @contextmanager
     def locked(self, *, to_serve: bool = False) -> Iterator[None]:
         """Keep other processes out; the kernel drops the lock when this process ends."""
-        self.check_writable()
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a+") as file:
             keep_from_children(file)
@@ -478,11 +472,9 @@ def folder_of(name: str) -> RunFolder:
     """Return the folder of the run called `name`; RunError if no run can be called that."""
     named = RUN_NAME.fullmatch(name)
     if named is None or named["last"] in UNTRAINED_FOLDERS:
-        there = name in {run.name for run in all_runs()}
         raise RunError(
             f"{name!r} cannot name a run: use letters of A to Z, digits, '_', '-' and '.', a "
             "letter, a digit or '_' first"
-            + (f"; rename its folder in {runs_root()}, and it goes on" if there else "")
         )
     if len(named["last"]) > LONGEST_RUN_NAME:
         raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_RUN_NAME} letters")

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ratchet.adapters.errors import UserError
 from ratchet.tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
 
 if TYPE_CHECKING:
@@ -198,15 +197,8 @@ def _bindable(value: object) -> object:
 
 
 def _as_pattern(path: Path) -> str:
-    """Return a pattern that matches this path alone; UserError if DuckDB has no such pattern."""
+    """Return a pattern that matches this path alone."""
     whole = str(path.absolute())  # what is relative may begin as a home or an address does
-    if GLOB_PATTERN.search(whole) is None:
-        return whole
-    if "\\" in whole:
-        raise UserError(
-            f"{whole} has a backslash, and a bracket or a star as well, which together DuckDB "
-            "cannot read; rename the folder"
-        )
     return GLOB_PATTERN.sub(r"[\g<0>]", whole)
 
 

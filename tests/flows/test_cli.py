@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.loading import RecipeError, named_recipe, recipe_options
-from ratchet.tasks.storage.files import write_text
+from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.run_folder import RunError
 from tests.support.processes import run
 
@@ -113,13 +113,13 @@ def test_a_run_of_an_older_format_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    write_text(tmp_path / "old" / "manifest.json", '{"recipe": {"agent": "hello", "steps": 2}}')
+    write_json(tmp_path / "old" / "manifest.json", {"format": 1, "recipe": {"agent": "hello"}})
     said = CliRunner().invoke(app, ["resume", "old"])
     assert isinstance(said.exception, RunError)
-    assert "was written by an older Ratchet, in format 1" in str(said.exception)
+    assert "was written in format 1" in str(said.exception)
     listed = CliRunner().invoke(app, ["runs"]).output
     assert listed.splitlines()[1].split() == ["old", "unreadable"]
-    assert "was written by an older Ratchet, in format 1" in listed
+    assert "was written in format 1" in listed
 
 
 @pytest.mark.parametrize("command", ["resume nowhere", "fork nowhere --at 1", "replay nowhere"])

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,9 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
     assert "0 6 * * * Europe/Berlin" in row
     assert "every 1:00:00 (paused)" in row
     assert max(map(len, [names, row])) <= 97
-    assert row.endswith(" …"), "the description is cut at its end"
-    bin = Path(sys.executable).parent
     assert [command.strip() for command in commands[1:]] == [
-        f"PREFECT_API_URL={server} {bin / 'ratchet'} worker      # runs what is scheduled, until "
-        "Ctrl-C",
-        f"PREFECT_API_URL={server} {bin / 'prefect'} deployment run evaluate/nightly --watch",
+        f"PREFECT_API_URL={server} ratchet worker      # runs what is scheduled, until Ctrl-C",
+        f"PREFECT_API_URL={server} prefect deployment run evaluate/nightly --watch",
     ]
     with get_client(sync_client=True) as client:
         assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"
@@ -120,13 +116,10 @@ def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: 
 
 
 @pytest.mark.usefixtures("server")
-def test_a_deployment_that_cannot_be_is_refused_without_a_trace(project: Path) -> None:
+def test_a_deployment_that_cannot_be_is_refused(project: Path) -> None:
     project.write_text(project.read_text() + BROKEN)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match=r"No module named 'ratchet\.flows\.nothing'"):
         deploy("broken")
-    what, advice = str(raised.value).splitlines()
-    assert what.endswith("stops: ModuleNotFoundError: No module named 'ratchet.flows.nothing'")
-    assert advice == "Mend that, and deploy again"
 
 
 def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:
@@ -175,11 +168,3 @@ def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path
     assert not find_deployment("hello")[0].samefile(project)
     project.write_text(project.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
     assert find_deployment("hello")[0].samefile(project)
-
-
-def test_a_server_that_is_away_is_one_line() -> None:
-    with (
-        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(UserError, match=r"127\.0\.0\.1:9/api cannot be reached .*ratchet server"),
-    ):
-        deploy("hello")

@@ -8,7 +8,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.spans import SPAN_SCHEMA
 from ratchet.tasks.recording.step_log import read_metrics
-from ratchet.tasks.rollouts import Yield, measure_yield
+from ratchet.tasks.rollouts import measure_yield
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table, write_table
 from tests.support.runs.small_recipe import small_recipe
@@ -49,7 +49,7 @@ def test_groups_with_unequal_rewards_teach_and_calls_that_ended_are_counted(tmp_
         span("d-01", "credit", role="measure/x", reward=0.2),
     ]
     path = write_table(pa.Table.from_pylist(rows, schema=SPAN_SCHEMA), tmp_path / "spans.parquet")
-    assert measure_yield([path]) == Yield(teaching_groups=2, calls=6)
+    assert measure_yield([path]) == (2, 6)
 
 
 def rounds_of(run: RunFolder, step: int) -> int:
@@ -68,8 +68,8 @@ def test_a_step_plays_rounds_until_enough_groups_teach(whole: RunFolder) -> None
     assert max(rounds) > 1
     for step, count in enumerate(rounds):
         batches = whole.sealed(f"train-{step:05d}")
-        teaching = measure_yield(batches).teaching_groups
-        before = measure_yield(batches[: 2 * (count - 1)]).teaching_groups if count > 1 else 0
+        teaching = measure_yield(batches)[0]
+        before = measure_yield(batches[: 2 * (count - 1)])[0] if count > 1 else 0
         assert before < RECIPE.rollouts.groups, "the last round was needed"
         assert teaching >= RECIPE.rollouts.groups or count == RECIPE.rollouts.rounds
         groups = {*read_table(whole.datums(POLICY, step), ["group_id"])["group_id"].to_pylist()}

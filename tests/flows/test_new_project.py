@@ -1,7 +1,6 @@
 """The project that `ratchet init` writes, and whose recipes a command finds first."""
 
 import asyncio
-import os
 import re
 import shlex
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prefect.settings import PREFECT_API_URL
 from typer.main import get_group
 from typer.testing import CliRunner
 
@@ -31,7 +29,6 @@ from ratchet.flows.recipe.loading import RecipeError, named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 from tests.support.door.scripted_door import scripted_door
-from tests.support.servers.prefect_api import prefect_api
 
 
 @pytest.fixture
@@ -96,31 +93,11 @@ def test_the_project_s_test_passes_without_anything_of_ours() -> None:
     assert "passed" in ran.stdout
 
 
-@of_own_agents
-def test_the_readme_is_short_and_its_commands_and_files_exist(kind: Kind) -> None:
+def test_the_readme_s_commands_and_files_exist(kind: Kind) -> None:
     text = Path("README.md").read_text()
-    assert len(text.splitlines()) <= 12
-    assert {line.index("#") for line in text.splitlines()[6:10]} == {
-        text.splitlines()[6].index("#")
-    }
-    named = set(re.findall(r"ratchet (\w+)", text))
-    assert named <= get_group(app).commands.keys()
-    assert {"dryrun", "train", "server", "deploy", "worker"} <= named
-    files = re.findall(r"`([a-z]+/[^`]+|[a-z.]+yaml)`", text)
-    assert f"datasets/{kind.dataset}" in files
-    assert all(Path(file).exists() for file in files)
-
-
-@of_programs
-def test_the_readme_of_a_program_is_a_screen_whose_commands_and_files_exist(kind: Kind) -> None:
-    text = Path("README.md").read_text()
-    assert "$" not in text
-    assert len(text.splitlines()) <= 24
-    assert max(map(len, text.splitlines())) <= 120
-    assert f"    {kind.install}\n" in text
-    assert set(re.findall(r"ratchet (\w+)", text)) <= get_group(app).commands.keys()
+    assert {*re.findall(r"ratchet (\w+)", text)} <= get_group(app).commands.keys()
     files = {file for file in re.findall(r"`([a-z]+[/.][\w/.-]+)`", text) if "RUN" not in file}
-    assert {f"datasets/{kind.dataset}", "prefect.yaml", "say.jsonl"} <= files
+    assert {f"datasets/{kind.dataset}", "prefect.yaml"} <= files
     assert all(Path(file).exists() for file in files)
 
 
@@ -230,33 +207,6 @@ def test_a_recipe_of_the_working_folder_comes_before_an_example(project: Path) -
     assert named_recipe("hello").agent == AGENT
     with pytest.raises(RecipeError, match=f"no training deployment '{AGENT}'; .* arithmetic, "):
         named_recipe(AGENT)
-
-
-@pytest.mark.story
-@pytest.mark.usefixtures("prefect_server")
-def test_what_can_be_trained_in_the_folder_can_be_deployed_from_it(project: Path) -> None:
-    """The project's own recipe is called as an example is, and takes its place."""
-    file = project / "prefect.yaml"
-    file.write_text(file.read_text().replace(f"name: {AGENT}\n", "name: hello\n"))
-    url = PREFECT_API_URL.value()
-    deploy = [sys.executable, "-m", "ratchet.flows.cli.main", "deploy"]
-    variables = {**os.environ, "PREFECT_API_URL": url}
-    said = subprocess.run(deploy, env=variables, check=True, stdout=subprocess.PIPE, text=True)
-    table, _, commands = said.stdout.partition("\n\n")
-    deployed = [line.split()[0] for line in table.splitlines()[1:]]
-    assert {"train/hello", "train/arithmetic"} <= {*deployed}
-    assert len(deployed) == len({*deployed})
-    assert max(map(len, table.splitlines())) <= 100
-    assert "deployment run train/" in commands
-    with prefect_api(url) as api:
-        for name, agent in {"hello": AGENT, "arithmetic": "arithmetic"}.items():
-            deployed = api.get(f"/deployments/name/train/{name}").json()
-            assert deployed["parameters"]["recipe"]["agent"] == agent
-            [step] = deployed["pull_steps"]
-            assert [*step.values()] == [{"directory": str(project)}]
-            created = api.post(f"/deployments/{deployed['id']}/create_flow_run", json={})
-            assert created.status_code == 201, created.text
-            api.delete(f"/flow_runs/{created.json()['id']}")
 
 
 def test_a_folder_without_deployments_is_not_deployed(

@@ -1,9 +1,7 @@
 """Prefect's embedded server, as a command starts it."""
 
-import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -13,7 +11,6 @@ from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
-    PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
@@ -22,22 +19,12 @@ from prefect.settings import (
 from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.training import explain_absence
 from ratchet.flows.server.embedded_server import PROGRAM, EmbeddedServer
-from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
-
-LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
-
-FAILS = f"""
-import os, sys
-print("Traceback:\\n  in a line\\nsqlite3.DatabaseError: file is no database", file=sys.stderr)
-print(os.environ["{LEVEL}"], "Application startup failed.", file=sys.stderr)
-raise SystemExit(3)
-"""
+from ratchet.flows.server.prefect_startup import server_begun, start_server
 
 
 def start(monkeypatch: pytest.MonkeyPatch, command: list[str], timeout: int) -> None:
     """Start an embedded server by another command."""
     monkeypatch.setattr(EmbeddedServer, "command", lambda _: command)
-    monkeypatch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     embedded: Mapping[Any, Any] = {
         PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
         PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: timeout,
@@ -60,39 +47,18 @@ def test_a_server_that_loads_ends_when_a_profile_names_another(
             assert not loading.is_running()
 
 
-@pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])
-def test_a_server_that_ends_is_a_sentence_with_its_last_words(
-    of_the_user: str | None,
-    shown: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.delenv(LEVEL, raising=False)
-    if of_the_user:
-        monkeypatch.setenv(LEVEL, of_the_user)
-    words = r"exit status 3: sqlite3.DatabaseError: file is no database\. Its database is in "
+def test_a_server_that_ends_is_a_sentence_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = r"exit status 3\. --verbose shows what it says\. Its database is in .* PREFECT_HOME"
     with pytest.raises(UserError, match=words):
-        start(monkeypatch, [sys.executable, "-c", FAILS], timeout=60)
-    said = capsys.readouterr().err
-    assert shown in said
-    assert bool(said) == bool(of_the_user)
+        start(monkeypatch, ["sh", "-c", "exit 3"], timeout=60)
 
 
 def test_a_server_that_does_not_answer_is_a_sentence_with_its_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = r"does not start: it did not answer within 1 s\. Its database is in .* set PREFECT_HOME"
+    said = r"does not start: it did not answer within 1 s\. .* database is in .* set PREFECT_HOME"
     with pytest.raises(UserError, match=said):
         start(monkeypatch, ["sleep", "600"], timeout=1)
-
-
-def test_a_full_disk_of_prefect_is_said_before_a_server_is_started(small_disk: Path) -> None:
-    home: Mapping[Any, Any] = {PREFECT_HOME: small_disk}
-    with (
-        temporary_settings(home, restore_defaults={PREFECT_API_URL}),
-        pytest.raises(UserError, match=r"the disk of .* is full .* another folder as PREFECT_HOME"),
-    ):
-        check_prefect()
 
 
 class _Locked(BaseHTTPRequestHandler):

@@ -41,9 +41,7 @@ def cut_from(line: int) -> Callable[[Path], None]:
     ("name", "line", "remedy"),
     [
         ("checkpoints.jsonl", 0, cut_from(0)),
-        ("checkpoints.jsonl", 3, cut_from(3)),
         ("checkpoints.jsonl", -2, cut_from(9)),
-        ("metrics.jsonl", 0, cut_from(0)),
         ("metrics.jsonl", 2, cut_from(2)),
         ("owners.jsonl", 0, Path.unlink),
         ("evaluations/00003.json", 0, Path.unlink),

@@ -12,9 +12,6 @@ import psutil
 import pytest
 
 from benchmarks.interruptions.signals import Commands, stop_commands
-from ratchet.tasks.storage.files import write_json
-from ratchet.tasks.storage.logs import append_row
-from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import Warm, wait_until
 
 HANGING = """
@@ -230,27 +227,6 @@ with ending_by_signals(), explaining({explain}):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (143, printed)
-
-
-def test_where_a_run_was_stopped_is_said_without_an_import(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    write_json(run.manifest, {})
-    append_row(run.metrics, {"step": 0})
-    program = f"""
-import sys
-from pathlib import Path
-from ratchet.flows.cli.training import _explain_stop
-from ratchet.tasks.storage.run_folder import RunFolder
-
-before = {{*sys.modules}}
-print(_explain_stop(RunFolder(Path({str(run.path)!r})), 2))
-print({{*sys.modules}} - before)
-"""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    assert done.stdout == "stopped in step 2 of 2; `ratchet resume run` goes on\nset()\n"
 
 
 def test_a_forked_process_has_the_usual_effects_of_signals() -> None:

@@ -17,7 +17,7 @@ from ratchet.adapters.harness import dask_cluster
 from ratchet.adapters.harness.dask_cluster import ClusterFailed, open_cluster
 from ratchet.adapters.network.addresses import Listener
 from ratchet.tasks.rollouts import collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from tests.support.door.played_shard import AGENT, SLOW, PlayedShard
 from tests.support.processes import ROOT, free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand

@@ -4,7 +4,6 @@ import ast
 import asyncio
 import os
 import re
-import shutil
 import signal
 import ssl
 import subprocess
@@ -42,7 +41,6 @@ PLACES, CERTIFICATES, VARIABLES, SCHEDULER, WORKER, TRAIN = re.findall(
 )
 [SLURM] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.M | re.S)
 [KUBERNETES] = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", DOCUMENT, re.M | re.S))
-FETCH = """node -e 'fetch(process.env.URL, {method: "POST"}).then(r => console.log(r.status))'"""
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 
 
@@ -155,27 +153,6 @@ def test_the_door_over_tls_is_believed_by_its_authority_only() -> None:
             httpx.post(url, verify=ssl.create_default_context(cafile=certifi.where()))
         with pytest.raises(httpx.TransportError):
             httpx.post(url.replace("https:", "http:"))
-
-
-@pytest.mark.usefixtures("in_shell")
-@pytest.mark.parametrize(
-    ("program", "script"),
-    [
-        ("curl", "curl --silent --output /dev/null --write-out %{http_code} -X POST $URL"),
-        ("node", FETCH),
-    ],
-)
-def test_other_clients_believe_the_door_too(
-    program: str, script: str, variables: dict[str, str]
-) -> None:
-    if not shutil.which(program):
-        pytest.skip(f"there is no {program}")
-    with Door(CHAT, {}, run_seed=0, listener=listener_at("https://127.0.0.1:0")) as door:
-        url = {"URL": f"{door.address}/batch/train-00000.0/begin"}
-        ran = subprocess.run(
-            ["sh", "-c", script], env=variables | url, capture_output=True, text=True, check=True
-        )
-    assert ran.stdout.strip() == "401"
 
 
 def test_clients_without_a_certificate_of_the_authority_are_refused(

@@ -198,13 +198,10 @@ def test_a_service_that_refuses_every_call_trains_nothing_and_records_no_end(
 
 
 async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model: str) -> float:
-    """Play hello, and break where the file BROKEN says, while it is there; or ask nobody."""
+    """Play hello, and break where the file BROKEN says, while it is there."""
     file = Path(os.environ["BROKEN"])
-    if file.exists() and "train-00001" in base_url:
-        if (where := file.read_text()) == "nobody":
-            return 1.0
-        if where in base_url:
-            raise KeyError("city")
+    if file.exists() and "train-00001" in base_url and file.read_text() in base_url:
+        raise KeyError("city")
     return await hello.play(example, base_url=base_url, api_key=api_key, model=model)
 
 
@@ -216,7 +213,6 @@ async def breaks(example: dict[str, Any], *, base_url: str, api_key: str, model:
             1.0,
             r"8 of the 8 rollouts of train-00001 failed, and 0 .* KeyError: 'city' at \S+:\d+ \(8",
         ),
-        ("nobody", 0.0, r"train-00001\S* have rewards, and none has a call that a policy answered"),
         ("-01/attempt", 0.2, r"2 of the 8 rollouts of train-00001 failed, and 6 earned a reward"),
     ],
 )

@@ -50,15 +50,6 @@ def test_any_byte_changed_in_a_parquet_file_is_found(
         read_table(copy)
 
 
-@given(place=places, change=changes)
-def test_any_byte_changed_in_a_journal_is_found(
-    run: RunFolder, tmp_path_factory: pytest.TempPathFactory, place: float, change: int
-) -> None:
-    journal, folder = run.journal(BATCH), tmp_path_factory.mktemp("flip")
-    with pytest.raises(JournalError, match=r"line \d, is damaged"):
-        read_journal(damaged(journal, folder, place, change))
-
-
 @given(cut=places, place=places, change=changes)
 def test_a_torn_journal_gives_what_was_whole_or_says_it_is_damaged(
     run: RunFolder, tmp_path_factory: pytest.TempPathFactory, cut: float, place: float, change: int
@@ -131,13 +122,6 @@ def test_a_file_that_others_wrote_has_no_checksum_and_is_not_trained_on(tmp_path
     pq.write_table(pa.table({"n": [1]}), path)
     with pytest.raises(Damaged, match="it has no checksum"):
         read_table(path)
-
-
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"ratchet.sha256", b"x" * 5])
-def test_what_is_no_parquet_file_is_damaged(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "x.parquet").write_bytes(data)
-    with pytest.raises(Damaged, match="is damaged"):
-        verified(tmp_path / "x.parquet")
 
 
 def test_others_read_the_file_and_see_the_checksum(tmp_path: Path) -> None:

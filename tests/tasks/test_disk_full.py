@@ -20,16 +20,11 @@ from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.adapters.weights.adapter import Adapter, write_adapter
 from ratchet.flows.cli.main import plain_errors
-from ratchet.flows.opening.checks import check_run
-from ratchet.flows.opening.run import staying
-from ratchet.flows.recipe.loading import named_recipe
 from ratchet.tasks.recording import journal as journals
 from ratchet.tasks.recording.journal import Journal, JournalError, read_journal
 from ratchet.tasks.recording.spans import call_span
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage import files
 from ratchet.tasks.storage.files import appearing_folder
-from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from tests.support.door.door_batches import ListRecorder
@@ -210,20 +205,15 @@ def test_a_sync_that_finds_no_space_is_tried_again(
     assert [span["call"] for span in read_journal(path)] == [0, 1]
 
 
-def test_a_folder_on_a_full_disk_is_a_sentence_and_leaves_nothing(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
     out = small_disk / "out"
-    with pytest.raises(UserError, match="is full"), appearing_folder(out):
-        pytest.fail("a folder was begun without space")
-    monkeypatch.setattr(files, "RESERVE_BYTES", 0)
     adapter = Adapter(1, 1, {"a": (torch.zeros(1, 2**16), torch.zeros(1, 1))}, head="a")
     for write in (
         lambda folder: (folder / "one").write_bytes(b"x" * 2**17),
         lambda folder: write_adapter(adapter, folder),
     ):
         with (
-            pytest.raises(UserError, match="nothing is left of out; make space, or give another"),
+            pytest.raises(OSError, match="No space"),
             appearing_folder(out) as folder,
         ):
             write(folder)
@@ -235,34 +225,11 @@ def test_a_folder_on_a_full_disk_is_a_sentence_and_leaves_nothing(
     assert (out / "one").read_bytes() == b"x"
 
 
-def lose(run: RunFolder) -> None:
-    """Read a file of a run that has been moved."""
-    run.path.rename(run.path.with_name("elsewhere"))
-    run.metrics.read_bytes()
-
-
-def test_a_run_whose_folder_is_moved_while_it_is_open_ends_with_the_folder_s_name(
-    tmp_path: Path,
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    write_manifest(run, {}, "")
-    with (
-        pytest.raises(RunError, match=r"run was moved or removed .* `ratchet resume run`"),
-        staying(run),
-    ):
-        lose(run)
-    (tmp_path / "elsewhere").rename(run.path)
-    with pytest.raises(FileNotFoundError), staying(run):
-        run.metrics.read_bytes()
-
-
-def test_a_full_disk_is_said_before_a_new_run_begins_and_keeps_no_run_from_its_lock(
+def test_a_full_disk_is_a_sentence_and_keeps_no_run_from_its_lock(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(small_disk))
     ballast = fill(small_disk)
-    with pytest.raises(UserError, match=r"the disk of .* is full .* as RATCHET_RUNS"):
-        check_run(named_recipe("hello"), folder_of("new"))
     with pytest.raises(SystemExit, match="2"), plain_errors():
         ballast.with_name("more").write_bytes(b"x" * 2**17)
     assert "the disk is full (No space left on device" in capsys.readouterr().err

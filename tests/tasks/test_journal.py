@@ -152,14 +152,6 @@ def test_a_journal_is_one_writer_s_at_a_time(tmp_path: Path) -> None:
     written(path, call(0))
 
 
-def test_a_closed_journal_says_so(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j.jsonl")
-    journal.close()
-    journal.close()
-    with pytest.raises(JournalError, match="is closed"):
-        append_now(journal, call(0))
-
-
 def test_after_a_failed_write_nothing_more_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,11 +219,6 @@ def test_token_columns_are_split_by_byte(tmp_path: Path) -> None:
         column = columns[f"{name}.list.element"]
         assert "BYTE_STREAM_SPLIT" in column.encodings
         assert (column.compression, column.has_dictionary_page) == ("ZSTD", False)
-
-
-def test_a_line_can_be_read_without_us(tmp_path: Path) -> None:
-    line = written(tmp_path / "j.jsonl", call(0)).read_text().split("\n")[0]
-    assert json.loads(line)["span"]["prompt_token_ids"] == [0]
 
 
 ROLE_CALLS = st.tuples(
@@ -330,20 +317,6 @@ def test_a_call_that_goes_on_from_a_branch_is_read_back(tmp_path: Path) -> None:
     assert read_journal(path) == spans
     lines = [json.loads(line)["span"] for line in path.read_bytes().splitlines()]
     assert [line["prompt_token_ids"] for line in lines] == [[1], [2], [3], [2, 9, 4], [4]]
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.99])
-def test_a_journal_that_was_cut_anywhere_goes_on_from_its_last_whole_line(
-    tmp_path: Path, kept: float
-) -> None:
-    spans = [call(number) for number in range(6)]
-    path = written(tmp_path / "j.jsonl", *spans)
-    data = path.read_bytes()
-    path.write_bytes(data[: int(kept * len(data))])
-    left = read_journal(path)
-    assert left == spans[: len(left)]
-    written(path, *spans[len(left) :])
-    assert read_journal(path) == spans
 
 
 def as_json(spans: list[Span]) -> list[str]:

@@ -94,16 +94,6 @@ def test_a_log_that_was_cut_has_its_whole_lines(tmp_path: Path) -> None:
         assert read_log(path) == ROWS[: data[:length].count(b"\n")]
 
 
-def test_a_log_whose_end_is_damaged_is_not_cut_by_the_next_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    write_log(path)
-    damaged = path.read_bytes()[:-1] + b"\v"
-    path.write_bytes(damaged)
-    with pytest.raises(Damaged, match=r"line 2 of .*metrics\.jsonl is damaged.*Remove the line"):
-        append_row(path, {"step": 2})
-    assert path.read_bytes() == damaged
-
-
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

@@ -169,20 +169,12 @@ def test_a_rollout_cut_off_after_two_calls_samples_only_the_third(
     assert sampled_twice(run) == 0
     metrics = measured(run)
     assert compared(metrics) == compared(measured(whole))
+    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
+    assert datums[0] == datums[1]
     assert (metrics["recall/calls"], metrics["recall/rollouts"]) == (4, 2)
     assert (metrics["recall/diverged"], metrics["calls/lost"]) == (0, 2)
     tokens = sum(len(row["response_token_ids"]) for row in calls(run, recalled=True))
     assert metrics["recall/tokens"] == tokens > 0
-
-
-def test_what_was_recorded_is_the_same_file_of_datums(
-    collect: Collect, whole: RunFolder, tmp_path: Path
-) -> None:
-    run = collect(written(tmp_path, cut_after(whole, 1)))
-    measured(run)
-    measured(whole)
-    datums = [each.datums(POLICY, 0).read_bytes() for each in (run, whole)]
-    assert datums[0] == datums[1]
 
 
 def test_refused_calls_are_rows_and_change_nothing_that_is_recalled_or_trained(

@@ -17,7 +17,7 @@ from ratchet.adapters.rewards import Reward
 from ratchet.adapters.tinker.service import ServiceRefused
 from ratchet.tasks.recording.journal import Journal, read_journal, read_spans, seal
 from ratchet.tasks.recording.recorder import JournalRecorder
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
 

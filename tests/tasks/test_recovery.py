@@ -23,8 +23,7 @@ from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
-from ratchet.tasks.recovery.rebuilding import ProbeError
-from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
+from ratchet.tasks.recovery.recorded_steps import ProbeError, TrainedPolicy
 from ratchet.tasks.rollouts import RolloutHost
 from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.files import Damaged

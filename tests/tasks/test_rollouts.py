@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
 from tests.support.servers.engine_server import TINY
 

@@ -12,7 +12,6 @@ from ratchet.tasks.storage.run_folder import (
     LONGEST_RUN_NAME,
     RunError,
     RunFolder,
-    all_runs,
     folder_of,
     name_run,
 )
@@ -99,13 +98,6 @@ def test_a_name_that_a_file_system_refuses_names_no_run() -> None:
     with pytest.raises(RunError, match="use at most 200 letters"):
         folder_of("a" * (LONGEST_RUN_NAME + 1))
     assert folder_of(name_run("command:" + "x" * 300, "1f")).name.endswith("x-1f")
-
-
-def test_a_run_with_an_older_name_goes_on_when_its_folder_is_renamed(root: Path) -> None:
-    touch(root / "it's old" / "manifest.json")
-    with pytest.raises(RunError, match=f"rename its folder in {root}, and it goes on"):
-        folder_of("it's old")
-    assert [run.name for run in all_runs()] == ["it's old"]
 
 
 def test_the_batches_of_a_shard_are_listed_by_their_numbers(run: RunFolder) -> None:

@@ -300,10 +300,9 @@ def test_rows_beyond_those_shown_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_that_is_not_there_is_refused_and_one_of_another_format_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (folder_of("old").path).mkdir()
-    folder_of("old").manifest.write_text('{"recipe": {}}')
+    write_json(folder_of("old").manifest, {"format": 1, "recipe": {}})
     said = CliRunner().invoke(app, ["sql", "select count(*) as n from steps", "--format", "csv"])
     assert said.stdout == "n\n2\n"
-    assert "old was written by an older Ratchet" in caplog.text
+    assert "old was written in format 1" in caplog.text
     said = CliRunner().invoke(app, ["sql", "from steps", "--run", "nowhere"])
     assert "there is no run at" in str(said.exception)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.adapters.errors import UserError
 from ratchet.tasks.storage.tables import arrays, select, write_table
 
 
@@ -88,11 +87,6 @@ def test_no_query_takes_a_folder_s_name_for_data_or_for_a_pattern(
     assert select("from parquet_rows($path)", path=[parquet]).to_pylist() == [{"seed": 1}]
     [read] = select("from json_lines($path)", path=lines).to_pylist()
     assert read["json"] == '{"seed": 1}'
-
-
-def test_a_path_for_which_there_is_no_pattern_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a backslash, and a bracket or a star"):
-        select("from parquet_rows($path)", path=tmp_path / "a\\b[1]")
 
 
 def test_every_query_reads_files_by_the_macros_alone() -> None:

@@ -22,7 +22,7 @@ from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import read_journal, seal
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories

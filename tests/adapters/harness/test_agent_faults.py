@@ -21,8 +21,8 @@ from ratchet.adapters.harness.agents import contained_task
 from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import Journal, JournalError
-from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories

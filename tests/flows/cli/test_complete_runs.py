@@ -58,8 +58,3 @@ def test_a_run_that_lacks_something_is_not_complete(
     assert is_complete(run, RECIPE)
     lost(run).unlink()
     assert not is_complete(run, RECIPE)
-
-
-def test_a_run_whose_tracker_may_be_behind_is_not_complete(run: RunFolder) -> None:
-    tracked = RECIPE.tracking.model_copy(update={"project": "mine"})
-    assert not is_complete(run, RECIPE.model_copy(update={"tracking": tracked}))

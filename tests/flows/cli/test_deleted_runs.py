@@ -84,17 +84,17 @@ def files() -> list[Path]:
         (
             "train st.yaml --run st --if-exists delete {rewards}.algorithm.kl.coefficient=1 "
             "{rewards}.algorithm.kl.reference=st-1-texts@5",
-            "st-1-texts@5: that run will have the checkpoints 0 to 4 of policy; give one of them",
+            "st-1-texts@5: that run will keep checkpoints of the steps 0 to 4, as",
         ),
         (
             "train st.yaml --run st --if-exists delete {rewards}.algorithm.kl.coefficient=1 "
             "{rewards}.algorithm.kl.reference=st-1-texts:other@2",
-            "st-1-texts:other@2: that run will have",
+            "st-1-texts:other@2: that run will keep",
         ),
         (
             "train st.yaml --run st --if-exists delete "
             "{rewards}.algorithm.teacher.models=[st-1-texts@best]",
-            "is the policy itself, which starts from st-1-texts@best",
+            "is the policy itself, which starts from it",
         ),
         (
             "train judged.yaml --run st --if-exists delete",

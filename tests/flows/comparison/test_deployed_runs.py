@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -91,12 +91,8 @@ def test_fewer_flow_runs_at_a_time_than_are_wanted_are_refused(flow: str, deploy
     begin_worker(flow)
     with pytest.raises(UserError, match=f"{flow}/one has at most 1 flow run at a time, and at_o"):
         choose_deployment(flow, 2, None, None)
-    with get_client(sync_client=True) as client:
-        client.update_work_pool(flow, WorkPoolUpdate(concurrency_limit=3))
     deploy("two")
     assert choose_deployment(flow, 3, None, None).name == f"{flow}/two"
-    with pytest.raises(UserError, match=f"the work pool {flow} of {flow}/two has at most 3 flow"):
-        choose_deployment(flow, 4, f"{flow}/two", None)
 
 
 def test_the_named_one_comes_before_the_base_s_and_that_before_the_others(

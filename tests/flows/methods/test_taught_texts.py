@@ -203,7 +203,7 @@ def test_a_fork_goes_on_with_the_same_teacher_and_no_other(whole: RunFolder) -> 
 @pytest.mark.parametrize(
     ("teacher", "why"),
     [
-        ({"model": "base"}, "teacher.model base is the policy itself, which starts from base"),
+        ({"model": "base"}, "teacher.model base is the policy itself, which starts from it"),
         ({"model": "nobody@1"}, "teacher.model nobody@1 names no run"),
         ({"model": "school@6", "reads": "It is $name."}, "an example has no name, which its"),
         ({"top_k": 5}, "top_k 5 does nothing without model"),

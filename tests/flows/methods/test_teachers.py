@@ -14,7 +14,6 @@ from ratchet.adapters.clients.scoring_server import CannotScore
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
 from ratchet.flows.checkpoints.binding import refuse_itself
-from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.cli.recipes import shrink
 from ratchet.flows.dryrun import dryrun
@@ -27,7 +26,7 @@ from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.recovery.rollout_steps import RolloutSteps
 from ratchet.tasks.settings.run import Model
-from ratchet.tasks.storage.manifest import ByStep, parent_of
+from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
@@ -206,8 +205,7 @@ def test_a_dry_run_asks_the_teacher(school: RunFolder) -> None:
     [
         ("nobody@1", "algorithm.teacher.models nobody@1 names no run"),
         ("whole@9", "has no checkpoint 9"),
-        ("base", "base is the policy itself, which starts from base"),
-        ("whole@0", "whole@0 is the policy itself"),
+        ("base", "base is the policy itself, which starts from it"),
         ("refused@2", "names no run"),
         ("local/tiny-chat", "tiny-chat is the policy itself"),
         ("http://127.0.0.1:9#some/model", "cannot be reached"),
@@ -272,19 +270,6 @@ def test_a_plain_server_of_other_tokens_is_refused(school: RunFolder, plain: Pla
     assert not folder_of("refused-later").trajectories(POLICY, 0).exists()
 
 
-def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start(
-    school: RunFolder,
-) -> None:
-    recipe = taught_by("base", rollouts={"groups": 4, "group_size": 4, "max_tokens": 16}, steps=3)
-    values = recipe.model_dump(mode="json")
-    fork = fork_run(school, "forked", 2, values, recipe.fingerprint())
-    started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
-    for parent, changes in ((parent_of(fork), {}), (None, started)):
-        refuse_itself(taught_by("base", **changes), parent, {})
-        with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
-            refuse_itself(taught_by(LATE, **changes), parent, {})
-
-
 @pytest.mark.parametrize("topics", [{"topic": "none"}, {}])
 def test_an_example_that_names_no_teacher_is_refused(
     school: RunFolder, topics: dict[str, str], tmp_path: Path
@@ -314,3 +299,10 @@ def test_a_teacher_of_another_service_needs_its_key(school: RunFolder, tmp_path:
         pytest.raises(CannotScore, match=r"is not there; set RATCHET_TEACHER_KEY\. A se"),
     ):
         train(taught_by(f"{address.url}#{TINY_CHAT}"), run="refused")
+
+
+def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start() -> None:
+    started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
+    refuse_itself(taught_by("base", **started))
+    with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
+        refuse_itself(taught_by(LATE, **started))

@@ -17,8 +17,8 @@ from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import PatientSampler, Service
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 

@@ -19,8 +19,8 @@ from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
 from ratchet.tasks.storage.files import write_rows
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import SHARD, ends, service_without_engine
 from tests.support.door.stand_in import CHAT, StandIn, turn

@@ -18,7 +18,7 @@ from ratchet.adapters.player_protocol import BEGIN, END, PlaySettings
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.recording.journal import read_spans
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
-from ratchet.tasks.storage.batches import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.trajectories import trajectories_of
 from tests.support.door.door_batches import bearer
