@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
+from safetensors.torch import load_file
 
 from ratchet.engine.errors import NotFound, RequestRefused
 from ratchet.engine.futures import Futures
@@ -19,6 +20,7 @@ from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.sampling.scheduler import ResidentWeights, Scheduler
 from ratchet.engine.state.checkpoints import (
     EXTERNAL,
+    OPTIMIZER,
     SAMPLER,
     TRAINING,
     CheckpointAddress,
@@ -27,10 +29,9 @@ from ratchet.engine.state.checkpoints import (
     Clock,
     SaveOptions,
     load_lora,
-    load_optimizer,
     save_external,
     save_lora,
-    save_optimizer,
+    save_tensors,
     utc_now,
 )
 from ratchet.engine.state.registry import Registry, RunRecord, SamplerRecord
@@ -135,7 +136,7 @@ class EngineCore:
         lora, folder = self.checkpoints.find(address).lora, self.checkpoints.folder(address)
         trainer = Trainer(self.model, load_lora(self.model, lora, folder))
         if optimizer:
-            trainer.load_optimizer(load_optimizer(folder))
+            trainer.load_optimizer(load_file(folder / OPTIMIZER))
         return trainer
 
     def save(
@@ -153,7 +154,7 @@ class EngineCore:
             else:
                 save_lora(trainer.lora, folder)
             if address.kind == TRAINING:
-                save_optimizer(trainer.optimizer_tensors(), folder)
+                save_tensors(trainer.optimizer_tensors(), folder / OPTIMIZER)
 
         checkpoint = self.checkpoints.save(
             address, write, self.base.name, trainer.lora.config, options

@@ -81,14 +81,8 @@ def lock_state(state: Path, patience_seconds: float = 10.0) -> Iterator[None]:
 
     Wait for the lock a little, because the engine of a killed run takes a moment to exit.
     """
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        file = (state / "lock").open("w")
-    except OSError as error:
-        raise RequestRefused(
-            f"cannot keep state in {state}: {error}; give --state a folder"
-        ) from error
-    with file:
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
         deadline = time.monotonic() + patience_seconds
         while not lock_file(file):
             if time.monotonic() > deadline:

@@ -77,13 +77,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_function_plays(project: Path) -> None:
+def test_the_functions_of_the_page_and_of_the_readme_play(project: Path) -> None:
     (project / "agents" / "riddles.py").write_text(FUNCTION)
     assert play("riddles", PIANO).value == 1.0
     assert play("riddles", PIANO | {"answer": "door"}).value == 0.0
-
-
-def test_the_function_of_the_readme_plays(project: Path) -> None:
     [function] = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
     (project / "agents" / "asked.py").write_text(function)
     example = {"question": f"{PIANO['riddle']} One word.", "answer": "piano"}
@@ -125,16 +122,28 @@ def test_the_deployment_deploys_as_it_is_written(project: Path) -> None:
     assert deployed.parameters == DEPLOYMENT[0]["parameters"]
 
 
-def test_a_program_with_one_address_has_helpers_that_train_nothing() -> None:
-    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | HELPERS)
-    assert recipe.policies() == {"policy": ("policy",)}
-    assert [calls.role for calls in recipe.sent_calls()] == ["title", "small"]
-    assert recipe.plays()[1] == ["policy"]
+def recipe_with(changes: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | changes)
+
+
+def test_the_recipes_of_the_page_are_recipes() -> None:
+    """tests/adapters/harness/test_verifiers.py plays the agent of verifiers."""
+    helped = recipe_with(HELPERS)
+    assert helped.policies() == {"policy": ("policy",)}
+    assert [calls.role for calls in helped.sent_calls()] == ["title", "small"]
+    assert helped.plays()[1] == ["policy"]
+    apart = recipe_with(APART).policies()
+    assert apart == {"policy": ("policy", "teller"), "listener": ("listener",)}
+    assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)
+    duel = named_recipe("hello-duel")
+    assert isinstance(duel, Recipe)
+    assert (duel.agent, duel.policies()) == (DUEL["agent"], {"policy": ("policy", "opponent")})
+    assert duel.evaluation.roles == DUEL["evaluation"]["roles"]
 
 
 def test_a_place_is_filled_and_scored_as_it_is_written(project: Path, open_door: Door) -> None:
     (project / "places" / "my-program" / "work").mkdir(parents=True)
-    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | PLACED)
+    recipe = recipe_with(PLACED)
     program = project / "my-program"
     program.write_text('#!/bin/sh\ntest "$MY_PROGRAM_URL" = "$OPENAI_BASE_URL" && echo "$2" > done')
     program.chmod(0o755)
@@ -146,37 +155,18 @@ def test_a_place_is_filled_and_scored_as_it_is_written(project: Path, open_door:
 
 
 def test_an_agent_with_roles_asks_them_all(project: Path) -> None:
-    recipe = DEPLOYMENT[0]["parameters"]["recipe"] | JUDGE
-    assert Recipe.model_validate(recipe).roles == {"judge": "openai/gpt-4o-mini"}
+    assert recipe_with(JUDGE).roles == {"judge": "openai/gpt-4o-mini"}
     (project / "agents" / "judged_riddles.py").write_text(ROLES)
     assert play("judged_riddles", PIANO, "judge").roles == {"policy": 1.0}
     assert play("judged_riddles", PIANO | {"answer": "door"}, "judge").value == 0.0
 
 
-def test_the_policies_are_two() -> None:
-    recipe = Recipe.model_validate(DEPLOYMENT[0]["parameters"]["recipe"] | APART)
-    assert recipe.policies() == {"policy": ("policy", "teller"), "listener": ("listener",)}
-
-
-def test_one_policy_duels_with_itself_and_is_measured_against_the_base() -> None:
-    recipe = named_recipe("hello-duel")
-    assert isinstance(recipe, Recipe)
-    assert recipe.agent == DUEL["agent"]
-    assert recipe.policies() == {"policy": ("policy", "opponent")}
-    assert recipe.evaluation.roles == DUEL["evaluation"]["roles"]
-
-
 @pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
-def test_the_node_script_plays_as_a_command(project: Path) -> None:
+def test_the_node_script_plays_as_a_command_and_by_hand(project: Path) -> None:
     (project / "agents" / "riddles.mjs").write_text(NODE)
     [name] = re.findall(r"recipe's agent is `(command:.*?)`", DOCUMENT)
     assert play(name, PIANO).value == 1.0
     assert play(name, PIANO | {"answer": "door"}).value == 0.0
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
-def test_the_node_script_runs_by_hand(project: Path) -> None:
-    (project / "agents" / "riddles.mjs").write_text(NODE)
     with scripted_door(answer) as door:
         policy = door.endpoints()["policy"]
         given = (policy["base_url"], policy["api_key"], policy["model"])
@@ -235,11 +225,6 @@ def test_the_environment_plays() -> None:
     with scripted_door(lambda _: "\\boxed{1}") as door:
         reward = asyncio.run(load_agent(GEM["agent"])({"seed": 0}, door.endpoints()))
     assert len(reward.calls["policy"]) == 5  # its limit of turns, always with the same guess
-
-
-def test_the_verifiers_recipe_is_one() -> None:
-    """tests/adapters/harness/test_verifiers.py plays its agent."""
-    assert Recipe.model_validate(VERIFIERS).dataset.columns == ("row",)
 
 
 def test_rows_of_swe_bench_are_rows_of_places(

@@ -99,8 +99,7 @@ def test_a_run_that_does_not_exist_is_refused() -> None:
         ratchet.Run("nobody")
 
 
-def test_the_library_has_ten_names_with_their_documentation() -> None:
-    assert len(ratchet.__all__) == 10
+def test_the_library_s_names_have_documentation() -> None:
     for name in ratchet.__all__:
         documented = getattr(ratchet, name)
         assert isinstance(documented, type | FunctionType | Flow)

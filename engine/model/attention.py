@@ -7,7 +7,7 @@ network. Training and sampling implement `ForwardPass` in different ways.
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -98,16 +98,6 @@ class ForwardPass(Protocol):
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BasePass:
-    """A forward pass of the base model alone."""
-
-    attention: Attention
-
-    def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(inputs, layer.weight, layer.bias)
-
-
 CURRENT: ContextVar[ForwardPass] = ContextVar("CURRENT")
 """The current pass of this thread."""
 
@@ -125,27 +115,17 @@ def bucket(length: int) -> int:
     return -(-length // step) * step
 
 
-class LayerSettings(TypedDict, total=False):
-    """Keyword arguments of transformers that change what a layer's attention computes."""
-
-    scaling: float | None
-    sliding_window: int | None
-    softcap: float | None
-    s_aux: object
-    position_bias: object
-
-
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    **settings: Unpack[LayerSettings],
+    **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention by the current pass; tensors are [1, heads, tokens, width].
 
-    transformers calls this function. Its other keyword arguments have no effect on the result.
+    transformers calls this function. Its keyword arguments that are not read here change no result.
     """
     unknown = [name for name in ("s_aux", "position_bias") if settings.get(name) is not None]
     if unknown or attention_mask is not None:

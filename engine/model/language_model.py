@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -216,12 +217,8 @@ class LanguageModel:
         return torch.cat([half.logits[0] for half in halves]).float()
 
     def _replace_attention(self) -> None:
-        try:
+        with suppress(ValueError):
             self.network.set_attn_implementation(ATTENTION_NAME)
-        except ValueError as error:
-            raise RequestRefused(
-                f"the attention of {self.name} cannot be replaced; choose another base model"
-            ) from error
         if self.config._attn_implementation != ATTENTION_NAME:
             raise RequestRefused(
                 f"{self.name} ({type(self.network).__name__}) does not take attention functions "

@@ -6,13 +6,13 @@ and the blocks of a LoRA that no longer exists are freed. A block holds exactly 
 tokens again would compute (`sampling_pass.py`), so no answer depends on what the cache holds.
 """
 
-import os
 import weakref
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 import numpy as np
+import psutil
 import torch
 
 from ratchet.engine.model.attention import bucket
@@ -172,8 +172,7 @@ class PromptCache:
         self.data = torch.zeros((2, layers, 0, heads, BLOCK, width), device=device)
         of_block = 2 * layers * heads * BLOCK * width * self.data.element_size()
         if most_bytes is None:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            most_bytes = int(memory * MEMORY_SHARE)
+            most_bytes = int(psutil.virtual_memory().total * MEMORY_SHARE)
         self.most_blocks = most_bytes // of_block
         self._trees: weakref.WeakKeyDictionary[LoraWeights, Block] = weakref.WeakKeyDictionary()
         self._base = Block()

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 import tinker.types
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from ratchet.durable.files import appearing_folder, link_or_copy, remove, sha256_of, write_file
@@ -55,7 +54,7 @@ def save_lora(lora: LoraWeights, folder: Path, renamed: Mapping[str, str] | None
         "inference_mode": True,
     }
     write_file(folder / CONFIG, json.dumps(config, indent=2).encode())
-    write_file(folder / WEIGHTS, save(_portable(tensors)))
+    save_tensors(tensors, folder / WEIGHTS)
 
 
 def save_external(lora: LoraWeights, model: LanguageModel, folder: Path) -> None:
@@ -68,33 +67,14 @@ def load_lora(model: LanguageModel, config: LoraConfig, folder: Path) -> LoraWei
     """Read weights; raise RequestRefused if they do not fit this model and config."""
     tensors = {
         name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor
-        for name, tensor in _read(folder / WEIGHTS).items()
+        for name, tensor in load_file(folder / WEIGHTS).items()
     }
     return LoraWeights.from_tensors(model, config, tensors)
 
 
-def save_optimizer(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    write_file(folder / OPTIMIZER, save(_portable(tensors)))
-
-
-def load_optimizer(folder: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors for `Trainer.load_optimizer`, which checks names and shapes."""
-    return _read(folder / OPTIMIZER)
-
-
-def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    if not path.exists():
-        raise RequestRefused(
-            f"there is no {path.name} in {path.parent}; is it a checkpoint's folder?"
-        )
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise RequestRefused(f"{path} is not a readable safetensors file: {error}") from error
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    portable = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_file(path, save(portable))
 
 
 SCHEME = "tinker://"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pictures.learning import draw, read_curve
+from benchmarks.pictures.learning import read_curve
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.scores import SCORES
 from ratchet.tasks.recording.step_log import record_metrics
@@ -37,10 +37,3 @@ def test_curve_counts_minutes_of_sampling_and_training(learnt: RunFolder) -> Non
     assert (curve.agent, curve.helpers) == ("hello", ("judge",))
     assert (curve.minutes, curve.rewards) == ([1.0, 2.0], [0.25, 0.5])
     assert {after: mean for after, (mean, _) in curve.held_out.items()} == {0.0: 0.0, 2.0: 0.5}
-
-
-def test_same_runs_give_the_same_picture(learnt: RunFolder, tmp_path: Path) -> None:
-    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
-    for path in (one, other):
-        draw([read_curve(learnt)], path)
-    assert one.read_bytes() == other.read_bytes()

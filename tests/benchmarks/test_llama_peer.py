@@ -69,20 +69,6 @@ def test_llama_cpp_gives_a_prompt_the_log_probabilities_that_the_engine_gives_it
         assert peer.score(PROMPTS[0]) == pytest.approx(expected[1:].tolist(), abs=1e-4)
 
 
-def test_llama_cpp_samples_the_engines_tokens_at_temperature_zero(
-    folder: Path, tmp_path: Path
-) -> None:
-    with llama(folder, tmp_path) as peer, engine(folder) as scheduler:
-        asked = [
-            scheduler.sample(
-                SampleRequest(prompt, max_tokens=NEW_TOKENS, temperature=0.0, stop=[]), None
-            )
-            for prompt in PROMPTS
-        ]
-        expected = [future.result().sequences[0].tokens for future in asked]
-        assert peer.sample(PROMPTS, NEW_TOKENS, temperature=0.0) == expected
-
-
 def test_llama_cpp_samples_other_tokens_for_the_same_prompt_in_another_row(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -5,21 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measuring import COMPARISONS, Comparison, format_table, note
-
-
-def test_columns_of_numbers_are_aligned_to_the_right_and_text_to_the_left() -> None:
-    rows = [
-        ("the engine", "1,225", "1,224-1,226", "0.7 to 0.9", "-0.4 %", "1", ""),
-        ("nothing", "nan", "", "5 s", "2.00 (1.90-2.10)", "1 and a forward", ""),
-    ]
-    table = format_table("Speed", ("", "a", "b", "c", "d", "passes", "e"), rows)
-    assert table.splitlines()[:4] == [
-        "### Speed",
-        "",
-        "|  | a | b | c | d | passes | e |",
-        "| --- | ---: | ---: | ---: | ---: | --- | ---: |",
-    ]
+from benchmarks.measuring import COMPARISONS, Comparison, note
 
 
 def test_a_comparison_shows_the_median_of_the_rounds_own_ratios_and_their_range() -> None:

@@ -14,6 +14,7 @@ OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 ALONE = ("--seeds", "1", "--steps", "1")
 BY_SEED = ("--seeds", "1", "--set", "steps=1")
+METHODS = ("--folder", "m", "--picture", "m.svg")
 FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
@@ -48,18 +49,7 @@ SHORT = {
         "| engine, 1 s |",
     ),
     "learning.methods": (
-        (
-            "--seeds",
-            "1",
-            "--only",
-            "pairs",
-            "--set",
-            "steps=2",
-            "--folder",
-            "m",
-            "--picture",
-            "m.svg",
-        ),
+        ("--seeds", "1", "--only", "pairs", "--set", "steps=2", *METHODS),
         "| pairs |",
     ),
     "learning.by_seeds": (
@@ -82,25 +72,8 @@ SHORT = {
 }
 
 
-LONG = (
-    "durability",
-    "door.load",
-    "engine.shared_prefixes",
-    "servers.bridge_cost",
-    "engine.product_types",
-    "engine.speed",
-    "run_speed",
-    "overlap",
-    "learning.algorithms",
-    "interruptions.golden",
-    "interruptions.stops",
-    "learning.methods",
-    "learning.replayed_sweep",
-    "learning.by_seeds",
-    "beside_cookbook.rollouts",
-    "beside_cookbook.texts",
-)
-"""Short forms that take ten seconds to three minutes: `make stories` has them."""
+QUICK = ("places", "bench")
+"""Short forms of seconds. The others take up to three minutes: `make stories` has them."""
 
 PEER = {
     "beside_cookbook.rollouts": PEERS["cookbook"].python,
@@ -111,7 +84,7 @@ PEER = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.story] * (name in LONG)) for name in SHORT]
+    "name", [pytest.param(name, marks=[pytest.mark.story] * (name not in QUICK)) for name in SHORT]
 )
 def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
     if name in PEER and not PEER[name].exists():

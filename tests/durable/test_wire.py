@@ -31,7 +31,6 @@ from ratchet.durable.wire.results import (
 )
 from ratchet.durable.wire.tensors import (
     Malformed,
-    decode_tensor,
     encode_tensor,
     parse,
     read_json,
@@ -88,17 +87,6 @@ def test_a_request_in_json_is_read_as_the_one_in_protobuf(made: pb.ForwardBackwa
     written = sent(to_json(made))
     assert (FORWARD if made.forward_only else BACKWARD) in written
     assert from_json(written) == parse(pb.ForwardBackwardRequest(), made.SerializeToString())
-
-
-def test_a_sparse_tensor_is_dense_in_json_which_old_servers_read_alone() -> None:
-    csr = pb.SparseCsr(
-        values=np.array([5.0], np.float32).tobytes(),
-        crow_indices=np.array([0, 0, 1], np.int64).tobytes(),
-        col_indices=np.array([1], np.int64).tobytes(),
-    )
-    tensor = pb.Tensor(sparse_csr=csr, dtype=pb.DTYPE_FLOAT32, shape=[2, 2])
-    written = write_json(decode_tensor(tensor))
-    assert written == {"data": [0.0, 0.0, 0.0, 5.0], "dtype": "float32", "shape": [2, 2]}
 
 
 def test_what_json_has_no_field_of_is_refused_by_name() -> None:

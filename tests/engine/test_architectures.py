@@ -1,6 +1,5 @@
 """Every architecture that is served, on random weights beside transformers."""
 
-from concurrent.futures import Future
 from copy import deepcopy
 from typing import Any
 
@@ -34,11 +33,11 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
-from ratchet.engine.model.lora import LoraConfig, LoraWeights
-from ratchet.engine.sampling.decoder import Decoder
-from ratchet.engine.sampling.requests import SampleRequest, SampleResult
+from ratchet.engine.model.lora import LoraWeights
+from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import Trainer
+from tests.engine.test_sampling import answers, changed_lora
 
 ROPE: Any = {"rope_type": "default", "rope_theta": 10000.0}
 SIZES: dict[str, Any] = {
@@ -106,15 +105,6 @@ def network(config: PreTrainedConfig) -> PreTrainedModel:
     return made
 
 
-def trained(model: LanguageModel) -> LoraWeights:
-    lora = LoraWeights.initial(model, LoraConfig(rank=4, seed=1))
-    generator = torch.Generator().manual_seed(1)
-    for name, tensor in lora.tensors.items():
-        if name.endswith("B"):
-            tensor.normal_(0, 0.05, generator=generator)
-    return lora
-
-
 def with_lora(plain: PreTrainedModel, lora: LoraWeights, tokens: list[int]) -> torch.Tensor:
     """Return transformers' logits of the network whose layers have the LoRA added."""
     added = {
@@ -130,8 +120,11 @@ def with_lora(plain: PreTrainedModel, lora: LoraWeights, tokens: list[int]) -> t
 @pytest.mark.parametrize("name", SERVED)
 def test_log_probabilities_and_gradients_are_those_of_transformers(name: str) -> None:
     plain, model = network(SERVED[name]), LanguageModel(network(SERVED[name]), name)
-    trainer = Trainer(model, trained(model))
-    sequences = [[3, 7, 11, 19] * 20, [5] * 9, [2, 4, 6, 8]]
+    trainer = Trainer(model, changed_lora(model))
+    begun = [3, 7, 11, 19] * 18
+    answered = [*begun, *[9, 2] * 33]
+    shared = [[*answered, 4, 6], [*answered, 8], [*begun, 5, 1, 5]]
+    sequences = [*shared, [5] * 9, [2, 4, 6, 8]]  # the first three form a tree of two levels
     expected = []
     for tokens in sequences:
         logits = with_lora(plain, trainer.lora, tokens[:-1])
@@ -150,16 +143,12 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(name: str) ->
 @pytest.mark.parametrize("name", SERVED)
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     plain, model = network(SERVED[name]), LanguageModel(network(SERVED[name]), name)
-    lora = trained(model)
-    decoder, asked = Decoder(model), [[3, 7, 11] * 22, [3, 7, 11] * 30, [5]]
-    futures: list[Future[SampleResult]] = [Future() for _ in asked]
-    for prompt, future in zip(asked, futures, strict=True):
-        request = SampleRequest(prompt, max_tokens=60, stop=[], temperature=0.0)
-        decoder.submit(request, lora, future)
-    while decoder.busy:
-        decoder.step()
-    for prompt, future in zip(asked, futures, strict=True):
-        drawn = future.result(timeout=0).sequences[0]
+    lora = changed_lora(model)
+    prompts = [[3, 7, 11] * 22, [3, 7, 11] * 30, [5]]
+    requests = [SampleRequest(one, max_tokens=60, stop=[], temperature=0.0) for one in prompts]
+    found = answers(model, [(request, lora) for request in requests])
+    for prompt, result in zip(prompts, found, strict=True):
+        drawn = result.sequences[0]
         with torch.no_grad():
             logits = with_lora(plain, lora, [*prompt, *drawn.tokens])[len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == drawn.tokens

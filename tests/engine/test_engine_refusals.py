@@ -79,12 +79,6 @@ def test_loss_that_cannot_be_computed_is_a_user_error(
     assert error.category is RequestErrorCategory.User
 
 
-def test_client_continues_after_a_refused_request(trained: tinker.TrainingClient) -> None:
-    raised(lambda: trained.save_state("../up").result())
-    raised(lambda: trained.forward([datum()], "ppo").result())
-    assert trained.forward([datum(weights=[1.0] * 3)], "cross_entropy").result().metrics
-
-
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a b", "a" * 300, "ü"])
 def test_invalid_checkpoint_names_are_refused(trained: tinker.TrainingClient, name: str) -> None:
     for save in (trained.save_state, trained.save_weights_for_sampler):
@@ -128,29 +122,10 @@ def test_unknown_runs_sessions_and_samplers_are_not_found(rest: tinker.RestClien
         assert isinstance(raised(lambda ask=ask: ask("nothing").result()), tinker.NotFoundError)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"stop": [""]}, "stop"),
-    ],
-)
-def test_invalid_sampling_parameters_are_refused(
-    sampler: tinker.SamplingClient, changes: dict[str, object], sentence: str
-) -> None:
-    params = types.SamplingParams(**changes)  # type: ignore[arg-type]
-    error = raised(lambda: sampler.sample(PROMPT, 1, params).result())
+def test_an_invalid_sampling_request_is_refused(sampler: tinker.SamplingClient) -> None:
+    error = raised(lambda: sampler.sample(PROMPT, 1, types.SamplingParams(top_p=0.0)).result())
     assert isinstance(error, tinker.BadRequestError)
-    assert sentence in str(error)
-
-
-def test_invalid_prompts_are_refused(sampler: tinker.SamplingClient) -> None:
-    for tokens, sentence in (([1, 999], "999"), ([], "empty"), ([1] * 300, "300")):
-        prompt = types.ModelInput.from_ints(tokens)
-        error = raised(lambda prompt=prompt: sampler.compute_logprobs(prompt).result())
-        assert sentence in str(error)
+    assert "top_p" in str(error)
 
 
 def test_dimuon_optimizer_is_refused(

@@ -46,48 +46,18 @@ def test_equal_seeds_give_equal_tokens_and_other_seeds_others(base: tinker.Sampl
     assert len({one.sequence_id for one in (*first, *again, *other)}) == 6
 
 
-def test_sampled_logprobs_equal_training_logprobs(trained: tinker.TrainingClient) -> None:
-    sampler = trained.save_weights_and_get_sampling_client().result()
-    sequence = sampler.sample(PROMPT, 1, params(temperature=0.7)).result().sequences[0]
-    tokens = PROMPT.to_ints() + sequence.tokens
-    datum = types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},  # type: ignore[dict-item]
-    )
-    output = trained.forward([datum], "cross_entropy").result().loss_fn_outputs[0]
-    expected = output["logprobs"].to_numpy()[len(PROMPT.to_ints()) - 1 :]
-    assert sequence.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+def test_an_answer_s_parameters_arrive(base: tinker.SamplingClient) -> None:
+    def drawn(**given: object) -> types.SampledSequence:
+        return base.sample(PROMPT, 1, params(**given)).result().sequences[0]
 
-
-def test_temperature_0_top_k_1_and_tiny_top_p_are_greedy(base: tinker.SamplingClient) -> None:
-    greedy, one, tiny = (
-        base.sample(PROMPT, 1, params(**how)).result().sequences[0].tokens
-        for how in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6})
-    )
-    assert greedy == one == tiny
-
-
-def test_stop_token_ends_the_answer_and_is_included(base: tinker.SamplingClient) -> None:
-    tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
-    stopped = base.sample(PROMPT, 1, params(stop=[tokens[2]])).result().sequences[0]
-    assert stopped.tokens == tokens[: tokens.index(tokens[2]) + 1]
-    assert stopped.stop_reason == "stop"
-
-
-def test_stop_string_ends_the_answer(base: tinker.SamplingClient) -> None:
-    tokenizer = base.get_tokenizer()
-    tokens = base.sample(PROMPT, 1, params()).result().sequences[0].tokens
+    greedy = [drawn(**how).tokens for how in ({"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6})]
+    assert greedy[0] == greedy[1] == greedy[2]
+    tokens, tokenizer = drawn().tokens, base.get_tokenizer()
     printable = next(one for one in tokens if "�" not in tokenizer.decode([one]))
-    stop = tokenizer.decode([printable])
-    stopped = base.sample(PROMPT, 1, params(stop=stop)).result().sequences[0]
-    assert stopped.stop_reason == "stop"
-    assert len(stopped.tokens) <= tokens.index(printable) + 1
-
-
-def test_answer_without_max_tokens_ends_at_the_context_limit(base: tinker.SamplingClient) -> None:
-    sequence = base.sample(PROMPT, 1, params(max_tokens=None)).result().sequences[0]
-    assert len(sequence.tokens) == 256 - 4
-    assert sequence.stop_reason == "length"
+    stopped = [drawn(stop=[printable]), drawn(stop=tokenizer.decode([printable]))]
+    assert [one.stop_reason for one in stopped] == ["stop", "stop"]
+    assert stopped[0].tokens == tokens[: tokens.index(printable) + 1]
+    assert len(stopped[1].tokens) <= len(stopped[0].tokens)
 
 
 def test_prompt_logprobs_equal_compute_logprobs(base: tinker.SamplingClient) -> None:
@@ -168,25 +138,11 @@ def test_snapshot_stays_fixed_and_an_inflight_client_follows_training(
 def test_concurrent_requests_give_the_same_answers_as_single_ones(
     base: tinker.SamplingClient,
 ) -> None:
-    futures = [base.sample(PROMPT, 1, params(seed=seed)) for seed in range(200)]
+    futures = [base.sample(PROMPT, 1, params(seed=seed)) for seed in range(40)]
     together = [future.result().sequences[0] for future in futures]
-    alone = [base.sample(PROMPT, 1, params(seed=seed)).result().sequences[0] for seed in (0, 99)]
-    assert [one.tokens for one in alone] == [together[0].tokens, together[99].tokens]
-    assert [one.logprobs for one in alone] == [together[0].logprobs, together[99].logprobs]
-
-
-def test_an_answer_says_how_many_of_its_prompts_tokens_were_known(
-    trained: tinker.TrainingClient,
-) -> None:
-    sampler = trained.save_weights_and_get_sampling_client().result()
-    prompt = tinker.ModelInput.from_ints([*range(30, 70)])
-    longer = tinker.ModelInput.from_ints([*range(30, 70), 20, 21, 22])
-    params = tinker.SamplingParams(max_tokens=2, seed=1)
-    known = [
-        sampler.sample(asked, 1, params).result().prompt_cache_hit_tokens
-        for asked in (prompt, prompt, longer)
-    ]
-    assert known == [0, 39, 40]
+    alone = [base.sample(PROMPT, 1, params(seed=seed)).result().sequences[0] for seed in (0, 9)]
+    assert [one.tokens for one in alone] == [together[0].tokens, together[9].tokens]
+    assert [one.logprobs for one in alone] == [together[0].logprobs, together[9].logprobs]
 
 
 def test_requests_without_a_seed_differ(base: tinker.SamplingClient) -> None:

@@ -48,7 +48,8 @@ def test_the_files_are_a_lora_under_the_names_of_the_services_exports(
     client: tinker.TrainingClient, urls: dict[str, str], address: Address
 ) -> None:
     assert urls.keys() == FILES
-    assert json.loads(fetched(urls["adapter_config.json"]))["lora_alpha"] == 32
+    config = json.loads(fetched(urls["adapter_config.json"]))
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 32)
     tensors = load(fetched(urls["adapter_model.safetensors"]))
     head = "base_model.model.model.unembed_tokens.lora_A.weight"
     assert tensors[head].shape == (4, 64)

@@ -94,35 +94,14 @@ def test_counts_that_the_file_has_not_the_bytes_for_are_a_sentence(
         prepare_gguf(tmp_path / "a.gguf")
 
 
-def stop_half_way(process: "subprocess.Popen[str]", bases: Path) -> Path:
-    """Stop a preparation that has begun to write; return the folder in which it writes."""
-    wait_for(lambda: any(bases.glob(f".*{PARTIAL}/*")))
-    process.send_signal(signal.SIGSTOP)
-    [unfinished] = bases.glob(f".*{PARTIAL}")
-    return unfinished
-
-
-def test_what_a_killed_preparation_has_left_is_deleted_by_the_next_of_any_file(
-    file: Path, tmp_path: Path
-) -> None:
-    bases, other = tmp_path / "ratchet" / "bases", tmp_path / "other.gguf"
-    with prepare(file, tmp_path) as killed:
-        unfinished = stop_half_way(killed, bases)
-        killed.kill()
-    assert [*unfinished.iterdir()]
-    other.write_bytes(file.read_bytes() + b"\0" * 32)
-    with prepare(other, tmp_path) as process:
-        out, err = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 0, err
-    assert {path.name for path in bases.iterdir()} == {LOCK, Path(out.strip()).name}
-
-
-def test_a_preparation_waits_for_a_living_one_and_deletes_nothing_of_it(
+def test_a_preparation_waits_for_a_living_one_and_deletes_what_a_killed_one_has_left(
     file: Path, tmp_path: Path
 ) -> None:
     bases = tmp_path / "ratchet" / "bases"
     with prepare(file, tmp_path) as first:
-        unfinished = stop_half_way(first, bases)
+        wait_for(lambda: any(bases.glob(f".*{PARTIAL}/*")))
+        first.send_signal(signal.SIGSTOP)
+        [unfinished] = bases.glob(f".*{PARTIAL}")
         begun = {*unfinished.iterdir()}
         with prepare(file, tmp_path) as second:
             opened = psutil.Process(second.pid).open_files
@@ -130,7 +109,7 @@ def test_a_preparation_waits_for_a_living_one_and_deletes_nothing_of_it(
             time.sleep(0.5)
             assert second.poll() is None
             assert begun <= {*unfinished.iterdir()}
-            first.send_signal(signal.SIGCONT)
-            folders = [one.communicate(timeout=LIMIT_SECONDS)[0] for one in (first, second)]
-    assert folders[0] == folders[1]
-    assert {path.name for path in bases.iterdir()} == {LOCK, Path(folders[0].strip()).name}
+            first.kill()
+            out, err = second.communicate(timeout=LIMIT_SECONDS)
+    assert second.returncode == 0, err
+    assert {path.name for path in bases.iterdir()} == {LOCK, Path(out.strip()).name}

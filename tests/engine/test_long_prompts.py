@@ -99,10 +99,10 @@ def test_a_long_prompt_is_warned_of_once(
         check_request(SampleRequest([1] * 1601), long)
 
 
-def test_the_shipped_model_answers_a_prompt_of_4400_tokens_and_trains_on_it() -> None:
+def test_the_shipped_model_answers_a_prompt_of_2400_tokens_and_trains_on_it() -> None:
     tiny = LanguageModel.load(TINY, name="local/tiny-chat")
     assert (tiny.read_context, tiny.max_context) == (2048, 32768)
-    asked = np.random.default_rng(0).integers(20, 200, 4400).tolist()
+    asked = np.random.default_rng(0).integers(20, 200, 2400).tolist()
     drawn = answer(tiny, SampleRequest(asked, max_tokens=8, seed=1, stop=[])).sequences[0]
     assert len(drawn.tokens) == 8
     tokens = [*asked, *drawn.tokens]

@@ -6,20 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.engine.model.language_model import LanguageModel
-from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import OneDnnProducts, Products, TiledProducts, Workers
 from ratchet.engine.model.segments import SegmentAttention
 from ratchet.engine.training import prefix_tree, training_pass
 from ratchet.engine.training.losses import LOSSES, TrainingDatum
 from ratchet.engine.training.prefix_tree import Node, grow_forest
 from ratchet.engine.training.trainer import Trainer
-from tests.engine.test_architectures import SERVED
-from tests.engine.test_architectures import network as random_network
 from tests.engine.test_products import needs_onednn
+from tests.engine.test_sampling import changed_lora
 from tests.engine.test_training import network
 
 Text = list[int]
@@ -68,12 +66,7 @@ def datum(tokens: Text) -> TrainingDatum:
 
 
 def begin(model: LanguageModel, **layers: bool) -> Trainer:
-    lora = LoraWeights.initial(model, LoraConfig(rank=4, seed=1, **layers))
-    generator = torch.Generator().manual_seed(5)
-    for name, tensor in lora.tensors.items():
-        if name.endswith("B"):
-            tensor.normal_(0, 0.1, generator=generator)
-    return Trainer(model, lora)
+    return Trainer(model, changed_lora(model, **layers))
 
 
 def computed(
@@ -127,7 +120,7 @@ def depth(nodes: list[Node]) -> int:
 def test_lots_and_threads_change_no_bit(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, most_tokens: int
 ) -> None:
-    texts = [*deep_group(1), drawn(9, 30), *group(4, 64, [7] * 6), drawn(8, 3), *deep_group(2)]
+    texts = [*deep_group(1), drawn(9, 30), *group(4, 64, [7] * 3), drawn(8, 3)]
     expected = computed(model, texts)
     monkeypatch.setattr(training_pass, "MICROBATCH_TOKENS", most_tokens)
     for threads in (1, 5):
@@ -136,10 +129,7 @@ def test_lots_and_threads_change_no_bit(
 
 
 def test_a_batch_cut_anywhere_between_trees_has_the_same_bits(model: LanguageModel) -> None:
-    parts = [
-        group(3, 90, [5, 30, 17]), [drawn(9, 30)], [drawn(8, 3)], deep_group(2), [drawn(7, 120)],
-        group(5, 64, [20] * 5), [drawn(6, 65)],
-    ]  # fmt: skip
+    parts = [group(3, 90, [5, 30, 17]), [drawn(9, 30)], deep_group(2), [drawn(6, 65)]]
     expected = computed(model, [text for part in parts for text in part])
     assert_same_bits(computed(model, *parts), expected)
     for cut in range(1, len(parts)):
@@ -174,19 +164,15 @@ def graphs() -> int:
     return sum(isinstance(one, SegmentAttention) for one in gc.get_objects())
 
 
-def test_a_request_leaves_no_graph_of_what_its_datums_share(model: LanguageModel) -> None:
-    before = graphs()
-    begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
-    assert graphs() == before
-
-
-def test_a_request_that_fails_leaves_no_graph(
+def test_a_request_leaves_no_graph_even_if_it_fails(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
     before = graphs()
+    begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
+    assert graphs() == before
     monkeypatch.setattr(training_pass._Lot, "backward", fail)
     with pytest.raises(MemoryError):
         begin(model).forward_backward([datum(one) for one in deep_group(3)], "importance_sampling")
@@ -216,7 +202,6 @@ def test_a_long_chain_of_growing_sequences_ends_in_whole_tails() -> None:
 TEXTS = st.lists(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=12), min_size=1, max_size=9)
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_every_path_spells_its_datum(texts: list[list[int]]) -> None:
     # Each token stands for thirty, so that short texts share enough.
@@ -245,14 +230,3 @@ def test_a_lora_of_some_layers_is_trained_along_the_tree(model: LanguageModel, l
     )
     assert expected.any()
     assert distance(found, expected) < 1e-6
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_every_architecture_is_trained_along_the_tree(name: str) -> None:
-    model = LanguageModel(random_network(SERVED[name]), name)
-    texts = deep_group(3)
-    outputs, gradient = computed(model, texts)
-    alone, expected = computed(model, *([text] for text in texts))
-    for ours, theirs in zip(outputs, alone, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    assert distance(gradient, expected) < 3e-6

@@ -1,20 +1,21 @@
 """The products of large models, tried on a small one."""
 
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.attention import LoraLinear
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import (
+    MOST_APART,
     ROUNDING,
     OneDnnProducts,
     TiledProducts,
@@ -25,12 +26,13 @@ from ratchet.engine.model.products import (
 )
 from ratchet.engine.model.segments import Segment, SegmentAttention
 from ratchet.engine.sampling import decoder
-from ratchet.engine.sampling.decoder import Decoder
-from ratchet.engine.sampling.requests import SampleRequest, SampleResult
+from ratchet.engine.sampling.requests import SampleRequest
 from ratchet.engine.sampling.sampling_pass import SamplingPass, Share
 from ratchet.engine.training.losses import TrainingDatum
 from ratchet.engine.training.trainer import AdamParams, Trainer
 from ratchet.engine.training.training_pass import GradientSums, LotSums, TrainingPass
+from tests.engine.test_sampling import Asked, answer, answers, bits, changed_lora
+from tests.support.servers.engine_server import tiny_network
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -53,21 +55,11 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def network(attention_bias: bool = False) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        attention_bias=attention_bias,
-    )
-    made = LlamaForCausalLM(config).eval()
+def network(attention_bias: bool = False) -> Qwen3ForCausalLM:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 160}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    rest = {"max_position_embeddings": 256, "initializer_range": 0.2, "tie_word_embeddings": True}
+    made = tiny_network(**sizes, **heads, **rest, attention_bias=attention_bias)
     for name, layer in made.named_modules():
         if name.endswith("k_proj"):
             layer.register_parameter("bias", None)
@@ -84,17 +76,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def loras(model: LanguageModel) -> list[LoraWeights]:
-    return [changed_lora(model, rank) for rank in (4, 12, 16)]
-
-
-def changed_lora(model: LanguageModel, rank: int) -> LoraWeights:
-    """Return a LoRA that differs from the base model."""
-    lora = LoraWeights.initial(model, LoraConfig(rank=rank, seed=rank))
-    generator = torch.Generator().manual_seed(rank)
-    for name, tensor in lora.tensors.items():
-        if name.endswith("B"):
-            tensor.normal_(0, 0.1, generator=generator)
-    return lora
+    return [changed_lora(model, rank, seed=rank) for rank in (4, 12, 16)]
 
 
 def weight_of(shape: tuple[int, int]) -> torch.Tensor:
@@ -140,8 +122,6 @@ class Coarse(OneDnnProducts):
 @needs_onednn
 def test_products_that_depend_on_other_rows_or_are_not_in_float32_are_not_used() -> None:
     weight = weight_of((96, 64))
-    assert is_sound(OneDnnProducts(), weight)
-    assert not is_sound(Uneven(), weight)
     assert not is_sound(Coarse(), weight)
     for dtype in TYPES:
         assert is_sound(OneDnnProducts(), weight.to(dtype))
@@ -191,55 +171,35 @@ def test_gradients_are_those_of_torchs_own_products(biased: bool) -> None:
             assert float((own - theirs).abs().max() / theirs.abs().max()) < 1e-5
 
 
-def answers(
-    model: LanguageModel, asked: list[tuple[SampleRequest, LoraWeights | None]], spread: int = 1
-) -> list[tuple]:
-    """Return the bits of the results of requests, of which one arrives every `spread` steps."""
-    running = Decoder(model)
-    futures: list[Future[SampleResult]] = [Future() for _ in asked]
-    for number, (request, lora) in enumerate(asked):
-        running.submit(request, lora, futures[number])
-        for _ in range(spread - 1):
-            running.step()
-    while running.busy:
-        running.step()
-    results = [future.result(timeout=0) for future in futures]
-    return [
-        (one.sequences, None if one.prompt_logprobs is None else one.prompt_logprobs.tobytes())
-        for one in results
-    ]
-
-
 @needs_onednn
-def test_64_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
+def test_32_companions_their_arrival_and_the_threads_change_no_bit_of_an_answer(
     model: LanguageModel, loras: list[LoraWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = np.random.default_rng(0)
-    asked = [
-        (
-            SampleRequest(
-                chosen.integers(0, VOCABULARY, int(chosen.integers(1, 80))).tolist(),
-                max_tokens=int(chosen.integers(1, 12)),
-                seed=number,
-                stop=[],
-                prompt_logprobs=number % 5 == 0,
-            ),
-            [None, *loras][number % 4],
+    asked: list[Asked] = []
+    for number in range(33):
+        prompt = chosen.integers(0, VOCABULARY, int(chosen.integers(1, 80))).tolist()
+        most, scored = int(chosen.integers(1, 12)), number % 5 == 0
+        request = SampleRequest(
+            prompt, max_tokens=most, seed=number, stop=[], prompt_logprobs=scored
         )
-        for number in range(65)
-    ]
+        asked.append((request, [None, *loras][number % 4]))
+    spread = [2 * number for number in range(len(asked))]
+
+    def together(asked: list[Asked], arrivals: list[int] | None = None) -> list[tuple]:
+        return [bits(one) for one in answers(model, asked, arrivals, max_rows=33)]
+
     with threads(1):
-        alone = [answers(model, [one])[0] for one in asked]
-        assert answers(model, asked) == alone
-        assert answers(model, asked[::-1], spread=2)[::-1] == alone
+        alone = [together([one])[0] for one in asked]
+        assert together(asked) == alone
+        assert together(asked[::-1], spread)[::-1] == alone
     monkeypatch.setattr(decoder, "SHARED_WEIGHTS", 0)
-    monkeypatch.setattr(
-        "ratchet.engine.model.products.DISTURBED", 0.0
-    )  # every step without a prompt is shared
+    # Every step without a prompt is shared.
+    monkeypatch.setattr("ratchet.engine.model.products.DISTURBED", 0.0)
     for count in (2, 4):
         monkeypatch.setattr(model, "workers", Workers(count))
-        assert answers(model, asked, spread=2) == alone
-        assert answers(model, asked[7:8]) == alone[7:8]
+        assert together(asked, spread) == alone
+        assert together(asked[7:8]) == alone[7:8]
 
 
 def sampling_pass(model: LanguageModel, lora: LoraWeights | None, rows: int) -> SamplingPass:
@@ -278,7 +238,7 @@ def test_layers_that_read_one_input_are_sampled_by_one_product_with_the_bits_of_
 def test_a_lora_of_some_layers_of_a_group_leaves_the_others_as_they_are(
     model: LanguageModel,
 ) -> None:
-    lora = changed_lora(model, 4)
+    lora = changed_lora(model)
     layers = model.groups[0].layers
     for matrix in "AB":
         del lora.tensors[f"{layers[1].name}.lora_{matrix}"]
@@ -337,11 +297,9 @@ def test_both_kinds_of_products_train_and_sample_alike(
     for ours, theirs in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     request = SampleRequest(list(range(40)), max_tokens=30, seed=1, temperature=0.0, stop=[])
-    (ours, _), (theirs, _) = (
-        answers(one, [(request, changed_lora(one, 4))])[0] for one in (model, tiled)
-    )
-    assert ours[0].tokens == theirs[0].tokens
-    np.testing.assert_allclose(ours[0].logprobs, theirs[0].logprobs, atol=1e-4)
+    ours, theirs = (answer(one, request, changed_lora(one)).sequences[0] for one in (model, tiled))
+    assert ours.tokens == theirs.tokens
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
 @needs_onednn
@@ -356,8 +314,9 @@ def test_layers_in_bfloat16_move_log_probabilities_a_little_in_training_as_in_sa
     (trained,), _ = Trainer(model, loras[0]).forward_backward([datum], "cross_entropy")
     (wanted,), _ = Trainer(exact, loras[0]).forward_backward([datum], "cross_entropy")
     request = SampleRequest(prompt.tolist(), max_tokens=1, seed=1, prompt_logprobs=True)
-    ((_, read),) = answers(model, [(request, loras[0])])
-    sampled = np.frombuffer(read, dtype=np.float32)[1:]
+    read = answer(model, request, loras[0]).prompt_logprobs
+    assert read is not None
+    sampled = read[1:]
     assert 1e-4 < np.abs(trained - wanted).max() < 0.1
     assert np.abs(sampled - trained).mean() < np.abs(sampled - wanted).mean()
 
@@ -369,3 +328,50 @@ def test_bfloat16_is_refused_where_its_products_are_not_sound(
     monkeypatch.setattr("ratchet.engine.model.products.OneDnnProducts", Uneven)
     with pytest.raises(RequestRefused, match=r"bfloat16 give a row other bits .*leave --dtype out"):
         LanguageModel(network(), "small", dtype=torch.bfloat16)
+
+
+class Clocks:
+    """Clocks of the machine and of the process, which a step puts forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = self.used = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.wall)
+        monkeypatch.setattr(time, "process_time", lambda: self.used)
+
+    def step(self, used: float) -> int:
+        """Take a second, of which so much was used; return the number of torch's threads."""
+        self.wall += 1
+        self.used += used
+        return torch.get_num_threads()
+
+
+def test_disturbed_steps_are_followed_by_ever_more_steps_that_are_not_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks, two = Clocks(monkeypatch), Workers(2)
+    assert two.may_share()
+    assert two.share(clocks.step, 1.9) == 2
+    assert torch.get_num_threads() == 1
+    assert two.may_share()
+    for apart in (1, 2, 4):
+        two.share(clocks.step, 1.2)
+        assert [two.may_share() for _ in range(apart + 1)] == [False] * apart + [True]
+    for _ in range(10):
+        two.share(clocks.step, 1.2)
+    assert [two.may_share() for _ in range(MOST_APART + 1)] == [False] * MOST_APART + [True]
+    two.share(clocks.step, 1.9)
+    two.share(clocks.step, 1.2)
+    assert [two.may_share() for _ in range(2)] == [False, True]
+
+
+def test_one_thread_shares_nothing() -> None:
+    assert not Workers(1).may_share()
+
+
+def test_a_step_that_fails_leaves_one_thread() -> None:
+    def fail(step: str) -> None:
+        raise ValueError(step)
+
+    with pytest.raises(ValueError, match="a step"):
+        Workers(2).share(fail, "a step")
+    assert torch.get_num_threads() == 1

@@ -6,14 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Gemma2Config, MistralConfig
 
+from ratchet.engine.model.attention import bucket
 from ratchet.engine.model.language_model import LanguageModel
-from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.kv_cache import BLOCK, Pool, PromptCache
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult
-from tests.engine.test_sampling import VOCABULARY, Asked, bits, network
+from tests.engine.test_architectures import SIZES
+from tests.engine.test_architectures import network as random_network
+from tests.engine.test_sampling import VOCABULARY, Asked, bits, changed_lora, network
 
 SHAPE = (2, 2, 16)
 BLOCK_BYTES = 2 * 2 * 2 * BLOCK * 16 * 4
@@ -22,15 +24,6 @@ BLOCK_BYTES = 2 * 2 * 2 * BLOCK * 16 * 4
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     return LanguageModel(network(), "tiny")
-
-
-def new_lora(model: LanguageModel, seed: int) -> LoraWeights:
-    lora = LoraWeights.initial(model, LoraConfig(rank=4, seed=seed))
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in lora.tensors.items():
-        if name.endswith("B"):
-            tensor.normal_(0, 0.1, generator=generator)
-    return lora
 
 
 def ask(decoder: Decoder, asked: list[Asked]) -> list[SampleResult]:
@@ -60,7 +53,7 @@ def request(prompt: list[int], seed: int = 0, most: int = 12) -> SampleRequest:
 @pytest.fixture(scope="module")
 def read_cold(model: LanguageModel) -> tuple[list[Asked], list[tuple]]:
     """Return requests of conversations, and their answers by decoders that know no prompt."""
-    loras = [None, new_lora(model, 1), new_lora(model, 2)]
+    loras = [None, changed_lora(model), changed_lora(model, seed=2)]
     asked: list[Asked] = [
         (request(prompt, seed, most=5), lora)
         for seed in range(2)
@@ -86,7 +79,7 @@ def test_no_bit_depends_on_what_the_cache_holds(
 
 
 def test_256_companions_over_three_loras_change_no_bit(model: LanguageModel) -> None:
-    loras = [new_lora(model, seed) for seed in range(3)]
+    loras = [changed_lora(model, seed=seed) for seed in range(3)]
     asked = [
         (request(conversation(number % 16)[number % 3], number, 3), loras[number % 3])
         for number in range(256)
@@ -102,22 +95,9 @@ def test_256_companions_over_three_loras_change_no_bit(model: LanguageModel) -> 
 
 @pytest.mark.parametrize("kind", ["window", "softcap"])
 def test_no_bit_depends_on_the_cache_with_windows_and_capped_scores(kind: str) -> None:
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 400,
-        "sliding_window": 70,
-        "initializer_range": 0.2,
-    }
-    capped = kind == "softcap"
-    made = Gemma2ForCausalLM(Gemma2Config(**sizes)) if capped else None
-    model = LanguageModel(made or MistralForCausalLM(MistralConfig(**sizes)), kind)
+    sizes = SIZES | {"vocab_size": VOCABULARY, "max_position_embeddings": 400}
+    of_kind = {"window": MistralConfig, "softcap": Gemma2Config}[kind]
+    model = LanguageModel(random_network(of_kind(**sizes, sliding_window=70, head_dim=8)), kind)
     asked: list[Asked] = [(request(prompt), None) for prompt in conversation(0)]
     cold = [bits(ask(Decoder(model), [each])[0]) for each in asked]
     decoder = Decoder(model)
@@ -127,7 +107,7 @@ def test_no_bit_depends_on_the_cache_with_windows_and_capped_scores(kind: str) -
 
 
 def test_tokens_known_from_an_earlier_request_are_counted(model: LanguageModel) -> None:
-    decoder, lora = Decoder(model), new_lora(model, 1)
+    decoder, lora = Decoder(model), changed_lora(model)
     turns = conversation(7, turns=3)
     counts = [ask(decoder, [(request(turn), lora)])[0].cached_tokens for turn in turns]
     assert counts == [0, len(turns[0]), len(turns[1])]
@@ -147,7 +127,7 @@ def test_a_request_for_more_answers_than_fit_reads_its_prompt_once(model: Langua
 
 
 def test_the_blocks_of_deleted_weights_are_freed(model: LanguageModel) -> None:
-    decoder, lora = Decoder(model), new_lora(model, 1)
+    decoder, lora = Decoder(model), changed_lora(model)
     cache = decoder.reader.cache
     ask(decoder, [(request(conversation(1)[0]), None)])
     kept = cache.count
@@ -180,6 +160,13 @@ def test_the_least_recently_used_blocks_make_room_and_memory_has_a_bound() -> No
     assert cache.data.nbytes <= 4 * BLOCK_BYTES
     cache.store(None, [9] * 100, filled(100), 0)
     assert cache.find(None, [9] * 100)[1] == 4 * BLOCK, "as much of it as there is room"
+
+
+def test_buckets_contain_their_lengths_and_waste_at_most_a_quarter() -> None:
+    lengths = (1, 64, 65, 256, 257, 512, 513, 1000)
+    assert [bucket(length) for length in lengths] == [64, 64, 128, 256, 320, 512, 640, 1024]
+    for length in range(256, 5000):
+        assert length <= bucket(length) < length * 1.25
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=70), min_size=1, max_size=12)

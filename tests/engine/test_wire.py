@@ -169,10 +169,12 @@ def test_the_sdk_decodes_a_sample_response() -> None:
             np.array([[0], [9]], np.int32),
             np.array([[-99999.0], [-0.125]], np.float32),
         ),
+        cached_tokens=1,
     )
     arrived = deserialize_sample_response(encode_sample(result).SerializeToString())
     assert [sequence.tokens for sequence in arrived.sequences] == [[5, 6], [7]]
     assert [sequence.logprobs for sequence in arrived.sequences] == [[-0.5, -0.25], [-1.0]]
     assert [sequence.stop_reason for sequence in arrived.sequences] == ["stop", "length"]
+    assert arrived.prompt_cache_hit_tokens == 1
     assert arrived.prompt_logprobs == [None, -2.0]
     assert arrived.topk_prompt_logprobs == [None, [(9, -0.125)]]

@@ -81,9 +81,10 @@ def _read(count: int) -> list[Conversation]:
 @pytest.mark.parametrize("name", ["hello", "arithmetic"])
 def test_noise_is_the_share_of_wrong_answers(name: str) -> None:
     rng = Random(0)
-    documents = [FORMATS[name].document(rng, noise=0.5) for _ in range(1000)]
-    right = sum(_rewarded(name, document) == 1.0 for document in documents)
-    assert 450 < right < 560
+    for noise, least, most in ((0.5, 225, 280), (0.0, 500, 500)):
+        documents = [FORMATS[name].document(rng, noise) for _ in range(500)]
+        right = sum(_rewarded(name, document) == 1.0 for document in documents)
+        assert least <= right <= most
 
 
 def _rewarded(name: str, document: Conversation) -> float:
@@ -100,18 +101,6 @@ def _result(asked: str) -> int:
     if "buys" in asked or "gets" in asked:
         return numbers[0] + numbers[1] - sum(numbers[2:])
     return numbers[0] - numbers[1]
-
-
-def test_clean_arithmetic_documents_show_every_step() -> None:
-    assert all(
-        _rewarded("arithmetic", FORMATS["arithmetic"].document(Random(seed), noise=0.0)) == 1.0
-        for seed in range(100)
-    )
-
-
-def test_guess_is_the_last_number_of_an_answer() -> None:
-    assert guessing.guess_in("From 11 to 20. My guess is 15.") == 15
-    assert guessing.guess_in("I do not know.") is None
 
 
 def test_twenty_questions_answers_come_from_the_table() -> None:

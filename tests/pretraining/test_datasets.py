@@ -61,24 +61,26 @@ def test_no_held_out_row_is_trained_on(name: str) -> None:
 
 
 def test_the_files_are_what_their_generators_write() -> None:
-    assert rows("hello.csv") == hello.examples()
-    assert rows("hello_texts.jsonl") == hello.texts()
-    assert rows("hello_pairs.jsonl") == hello.pairs()
-    assert rows("hello_comparisons.jsonl") == hello.comparisons()
-    assert rows("hello_labelled.jsonl") == hello.labelled()
-    assert rows("arithmetic.jsonl") == arithmetic.examples()
-    assert rows("guess_the_number.jsonl") == guess_the_number.examples()
-    assert rows("errands.jsonl") == errands.examples()
-    assert rows("errands_texts.jsonl") == errands.texts()
-    assert rows("people.jsonl") == people.examples()
-    assert rows("people_texts.jsonl") == people.texts()
-    assert rows("people_pairs.jsonl") == people.pairs()
-    assert rows("sums.jsonl") == sums.examples()
-    assert rows("two_steps.jsonl") == two_steps.examples()
-    assert rows("gem_games.jsonl") == gem_guesses.examples()
-    assert {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")} == (
-        word_problems.examples()
-    )
+    written = {
+        "hello.csv": hello.examples,
+        "hello_texts.jsonl": hello.texts,
+        "hello_pairs.jsonl": hello.pairs,
+        "hello_comparisons.jsonl": hello.comparisons,
+        "hello_labelled.jsonl": hello.labelled,
+        "arithmetic.jsonl": arithmetic.examples,
+        "guess_the_number.jsonl": guess_the_number.examples,
+        "gem_games.jsonl": gem_guesses.examples,
+        "errands.jsonl": errands.examples,
+        "errands_texts.jsonl": errands.texts,
+        "people.jsonl": people.examples,
+        "people_texts.jsonl": people.texts,
+        "people_pairs.jsonl": people.pairs,
+        "sums.jsonl": sums.examples,
+        "two_steps.jsonl": two_steps.examples,
+    }
+    assert [name for name, made in written.items() if rows(name) != made()] == []
+    splits = {split: rows(f"gsm8k/{split}.jsonl") for split in ("train", "test")}
+    assert splits == word_problems.examples()
 
 
 def test_no_name_and_no_city_is_in_two_splits() -> None:
@@ -144,12 +146,6 @@ def parts_of(question: str, answer: int) -> tuple[str, str, tuple[int, ...]]:
     return name, thing, (first, more, less)
 
 
-def test_word_problems_are_held_out_by_their_file() -> None:
-    assert {name: len(rows(name)) for name in SPLITS} == SPLITS
-    asked = [row["question"] for name in SPLITS for row in rows(name)]
-    assert len(set(asked)) == len(asked)
-
-
 @pytest.mark.parametrize("name", SPLITS)
 def test_the_calculations_of_word_problems_are_right(name: str) -> None:
     """Each is written as 2+3=<<2+3=5>>5, and the last one's result is the answer."""
@@ -166,16 +162,6 @@ def test_the_calculations_of_word_problems_are_right(name: str) -> None:
         given = re.findall(r"\d+", row["question"])
         known = {*given, *(step[0][4] for step in steps), *HALVES_AND_THIRDS}
         assert {number for step in steps for number in (step[0][1], step[0][3])} <= known
-
-
-def test_hello_has_enough_identities() -> None:
-    splits = [row["split"] for row in rows("hello.csv")]
-    assert (splits.count("train"), splits.count("test")) == (400, 128)
-
-
-def test_every_fact_is_yes_no_or_neither() -> None:
-    for row in rows("twenty_questions.csv"):
-        assert {row[column] for column in row if column.endswith("?")} <= {"yes", "no", "n/a"}
 
 
 def test_two_hundred_nouns_in_ten_categories_are_split_alike() -> None:

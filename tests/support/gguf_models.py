@@ -5,21 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFWriter
+from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
-PARTS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 NORMAL, CONTROL = 1, 3
 """Types of tokens in a GGUF file."""
 
@@ -55,8 +44,11 @@ def write_gguf(
         _add_tokenizer(writer, read)
     if template:
         writer.add_chat_template((TINY / "chat_template.jinja").read_text())
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, 2)
     for name, weights in network.state_dict().items():
-        writer.add_tensor(_gguf_name(name), _gguf_order(name, weights).numpy())
+        named = names.get_name(name, try_suffixes=(".weight",))
+        assert named is not None
+        writer.add_tensor(named, _gguf_order(name, weights).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -80,18 +72,6 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any]) -> None:
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     writer.add_eos_token_id(vocabulary["<|im_end|>"])
-
-
-def _gguf_name(name: str) -> str:
-    whole = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    if name in whole:
-        return whole[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{PARTS[part]}.weight"
 
 
 def _gguf_order(name: str, weights: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Twelve data sets, each of two rows, in the files in which the field publishes their like."""
+"""Data sets, each of two rows, in the files in which the field publishes their like."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -198,25 +198,6 @@ SETS: Mapping[str, PublishedSet] = {
             }
         ),
         ("1 + 1 = <<1+1=2>>2\n#### 2", "1 + 1 = <<1+1=2>>2\n#### 3"),
-    ),
-    "padded preferences": PublishedSet(
-        "prefer",
-        parquet(
-            {
-                "train.parquet": [
-                    pair(0),
-                    pair(1, chosen=[USER, {**SAID, "name": "owl", "tool_calls": None}]),
-                ],
-                "test.parquet": [pair(2)],
-            }
-        ),
-        (OWL, FOX, OWL, FOX),
-    ),
-    "the cookbook's conversations": PublishedSet(
-        "finetune",
-        lines("conversations.jsonl", {"messages": [USER, SAID]}, {"messages": [USER, OTHER]}),
-        (OWL, FOX),
-        WHOLE,
     ),
     "a CSV of pandas": PublishedSet(
         "finetune",

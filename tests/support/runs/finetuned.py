@@ -52,12 +52,13 @@ WITH_EXPERT = small_recipe(
 )
 """Rollouts, and beside them the same texts as an expert's."""
 
-def kill_at(phase: str) -> None:
-    """Have this process killed when the ledger is told of checkpoint 3."""
+def kill_at(phase: str, step: int = 3, policy: str | None = None) -> None:
+    """Have this process killed when the ledger of a policy, or of any, is told of a checkpoint."""
     note = getattr(Ledger, phase)
 
     def note_or_die(ledger: Ledger, noted: int | Checkpoint) -> None:
-        if (noted if isinstance(noted, int) else noted.step) == 3:
+        told = noted if isinstance(noted, int) else noted.step
+        if told == step and policy in (None, ledger.path.parent.name):
             os.kill(os.getpid(), signal.SIGKILL)
         note(ledger, noted)
 

@@ -6,14 +6,12 @@ kills its own process where the second policy's second update is to be noted in 
 begun (`begin`), or as saved (`add`), which the service then has done and nobody knows.
 """
 
-import os
-import signal
 import sys
 from typing import Any
 
 from ratchet.adapters.project.modules import load_agent_file
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.tasks.checkpoints import Checkpoint, Ledger
+from tests.support.runs.finetuned import kill_at
 from tests.support.runs.small_recipe import small_recipe
 
 whispers = load_agent_file("whispers")
@@ -40,21 +38,8 @@ def two_policies(**changes: Any) -> Recipe:
     return small_recipe(**CHANGES | changes)
 
 
-def kill_at(phase: str) -> None:
-    """Have this process killed when the listener's ledger is told of checkpoint 2."""
-    append = getattr(Ledger, phase)
-
-    def append_or_die(ledger: Ledger, noted: int | Checkpoint) -> None:
-        step = noted if isinstance(noted, int) else noted.step
-        if ledger.path.parent.name == "listener" and step == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        append(ledger, noted)
-
-    setattr(Ledger, phase, append_or_die)
-
-
 if __name__ == "__main__":
     from ratchet.flows.train import train
 
-    kill_at(sys.argv[2])
+    kill_at(sys.argv[2], step=2, policy="listener")
     train(two_policies(), run=sys.argv[1])
