@@ -33,17 +33,8 @@ INSTALLED = (f"{Path(os.__file__).parent}{os.sep}", "/site-packages/", "/dist-pa
 QUIET_SECONDS = 3.0
 """Time without an import after which the others wait no longer for the first rollout's end."""
 
-IMPORT_SECONDS = 120
-"""Time for an import; a longer one ends the server."""
-
 THREAD_SECONDS = 5.0
 """Time in which a thread that an import has started may end, such as one that asks for a file."""
-
-OURS = (__file__, runpy.__file__, "<frozen runpy>")
-"""Files of the frames in which a program's run."""
-
-ENDED = ""
-"""Told in place of a module's name at a program's end."""
 
 PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36
 """Numbers of two options of a process in Linux's prctl: PR_SET_PDEATHSIG and so on."""
@@ -86,18 +77,16 @@ def learn(lines: bytes, tried: set[str]) -> bool:
 
     Returns whether a program has ended.
     """
-    signal.alarm(IMPORT_SECONDS)
     ended = False
     for line in lines.splitlines():
         name, file = json.loads(line)
-        ended |= name == ENDED
+        ended |= name == ""
         if name not in tried and name not in sys.modules:
             tried.add(name)
             with suppress(BaseException):  # whatever it raises, the program meets it too
                 spec = importlib.util.find_spec(name)
                 if spec is not None and spec.origin == file:
                     importlib.import_module(name)
-    signal.alarm(0)
     return ended
 
 
@@ -105,8 +94,7 @@ def burden() -> str:
     """Say what the imports have left that no fork can have, unless it ends in a while."""
     until = time.monotonic() + THREAD_SECONDS
     while True:
-        reason, tasks = "", Path("/proc/self/task")
-        threads = len([*tasks.iterdir()]) if tasks.is_dir() else threading.active_count()
+        reason, threads = "", len([*Path("/proc/self/task").glob("*")]) or threading.active_count()
         if threads > 1:
             known = [one.name for one in threading.enumerate()[1:]]
             reason = f"they start {threads - 1} threads ({', '.join(known) or 'not by Python'})"
@@ -119,8 +107,8 @@ def burden() -> str:
 
 def descriptors() -> list[tuple[int, str]]:
     """Return this process's descriptors and what they are of, as far as the system tells."""
-    found, listed = [], Path("/proc/self/fd")
-    for link in listed.iterdir() if listed.is_dir() else ():
+    found = []
+    for link in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):
             found.append((int(link.name), str(link.readlink())))
     return found
@@ -200,17 +188,9 @@ def become(request: dict[str, Any], streams: list[int], teller: Teller) -> None:
     sys.meta_path.insert(0, teller)
     try:
         run(request["words"])
-    except SystemExit:
-        raise
-    except BaseException as error:  # noqa: BLE001  It is shown as the interpreter shows it.
-        shown = error.__traceback__
-        while shown and shown.tb_frame.f_code.co_filename in OURS:
-            shown = shown.tb_next
-        sys.excepthook(type(error), error.with_traceback(shown), shown)
-        sys.exit(1)
     finally:
         teller.find_spec()
-        teller.tell(ENDED)
+        teller.tell("")  # its end
 
 
 def renew() -> None:
@@ -223,9 +203,7 @@ def renew() -> None:
     if "numpy.random" in loaded:
         loaded["numpy.random"].seed()
     for number, _ in descriptors():
-        if number > 2 and stat.S_ISREG(
-            os.fstat(number).st_mode
-        ):  # its offset is this process's own
+        if number > 2 and stat.S_ISREG(os.fstat(number).st_mode):
             # So that its offset is this process's own.
             opened = os.open(f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL))
             os.lseek(opened, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)

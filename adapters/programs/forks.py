@@ -5,17 +5,15 @@ run the program; see `fork_server.py`.
 """
 
 import logging
-import os
 import re
 import shlex
 import shutil
 import socket
 import sys
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
-from weakref import finalize
 
 from ratchet.adapters.calls import Example
 from ratchet.adapters.clients.current_rollout import Roles
@@ -32,23 +30,16 @@ from ratchet.adapters.programs.residents import LastingCommand, lasting_program,
 
 SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server", "client"))
 
-SERVERS_HOME = ".server"
-"""Folder beside the places that is HOME and TMPDIR of a server."""
-
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 """Variables of a server, so that no library for numbers starts threads as it is imported."""
-
-MOST_SERVERS = 4
-"""Servers of a program that may end; after them it is no more forked."""
 
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*")
 """Name of an interpreter of Python."""
 
 IMPORTED = re.compile(r"^(?:from|import) +(\w+)", re.M)
 
-OPTION = re.compile(r"-(?![A-Za-z]*[mc])[A-Za-z]+")
 WITH_A_WORD = ("-W", "-X")
-"""Options of an interpreter, and those that take a word."""
+"""Options of an interpreter that take a word."""
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +50,14 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
     The words are a console script's, or an interpreter's with a script or with `-m` and a module.
     Environment, place, reward and errors are as for `command`.
     """
-    interpreter, program, own = _read_line(line, split_words("forks", line))
+    interpreter, program, own = _read_line(line)
 
     async def play(
         example: Example, *, roles: Roles, place: Place | None = None, **_: str
     ) -> object:
         shared = {**program_environment(), **ONE_THREAD}
         if place is not None:  # no library reads the user's HOME, and nothing is filled in
-            folder = Path(place.settings.folder) / SERVERS_HOME
+            folder = Path(place.settings.folder) / ".server"
             folder.mkdir(parents=True, exist_ok=True)
             given = place.settings.variables.items()
             shared |= {"HOME": str(folder), "TMPDIR": str(folder)}
@@ -94,39 +85,30 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
 class _ForkServer(Program):
     """A process that has a program's imports, and forks for whoever has its channel."""
 
-    def __init__(self, channel: int) -> None:
-        super().__init__()
-        self.channel = channel
-        finalize(self, os.close, channel)
+    channel = -1
+
+
+_servers: dict[LastingCommand, _ForkServer] = {}
+"""The newest server of each program."""
 
 
 async def _start(command: LastingCommand) -> _ForkServer:
     ours, theirs = socket.socketpair()
-    channel = ours.detach()
     with theirs:
-        server = await start_program(
-            lambda: _ForkServer(channel),
-            [*command.words, str(theirs.fileno())],
-            dict(command.variables),
-            inherited=(theirs.fileno(),),
-        )
-    _started.setdefault(command, []).append(server)
+        number = theirs.fileno()
+        words, variables = [*command.words, str(number)], dict(command.variables)
+        server = await start_program(_ForkServer, words, variables, inherited=(number,))
+    server.channel = ours.detach()
+    _servers[command] = server
     return server
-
-
-_started: dict[LastingCommand, list[_ForkServer]] = {}
 
 
 async def _server(command: LastingCommand) -> _ForkServer | None:
     """Return the server of a program; None if that cannot be forked."""
-    before = _started.get(command, [])
-    if before and before[-1].exited.is_set():
-        reason = "".join(map(str, before[-1].stdout.last_json()))
-        if not reason and len(before) >= MOST_SERVERS:
-            reason = f"the server that does {before[-1].end()}, as {MOST_SERVERS - 1} others did"
-        if reason:
-            _warn(command.line, reason)
-            return None
+    before = _servers.get(command)
+    if before is not None and before.exited.is_set() and (reason := before.stdout.last_json()):
+        _warn(command.line, str(reason[0]))
+        return None
     return await lasting_program(command, _start)
 
 
@@ -140,41 +122,27 @@ def _warn(line: str, reason: str) -> None:
     )
 
 
-def _read_line(line: str, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Take the words of a command line apart; NoCommand if they run no program in Python.
+def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:
+    """Take a command line apart; NoCommand if it runs no program in Python.
 
-    They are its interpreter's, the program's, and the packages that each rollout imports for
-    itself.
+    Its parts are the interpreter's words, the program's, and the packages that each rollout imports
+    for itself.
     """
-    first, count = str(Path(shutil.which(words[0]) or words[0]).absolute()), 1
-    if not INTERPRETER.fullmatch(Path(first).name):
-        return _of_script(line, first, words[1:])
-    while count < len(words) and OPTION.fullmatch(words[count]):
+    words = split_words("forks", line)
+    script, text = Path(shutil.which(words[0]) or words[0]).absolute(), ""
+    if not INTERPRETER.fullmatch(script.name):
+        text = script.read_text(encoding="utf-8", errors="replace")
+        shebang = text.partition("\n")[0] if text.startswith("#!") else ""
+        words = [*shlex.split(shebang.removeprefix("#!")), str(script), *words[1:]]
+        words = [*dropwhile(lambda word: not INTERPRETER.fullmatch(Path(word).name), words)]
+    count = 1
+    while count < len(words) and words[count].startswith("-") and words[count] != "-m":
         count += 2 if words[count] in WITH_A_WORD else 1
-    program = [*words[count:]]
-    module = program[1] if program[:1] == ["-m"] and program[1:] else None
-    if not program or (program[0].startswith("-") and module is None):
+    python, program = shutil.which(words[0]) if words else None, words[count:]
+    if python is None or not program or program == ["-m"]:
         raise NoCommand(
-            f"the agent 'forks:{line}' names no program after its interpreter and the options of "
-            "that; write forks:PYTHON -m MODULE, or forks:PYTHON SCRIPT"
+            f"the agent 'forks:{line}' names no program in Python; write forks:PYTHON -m MODULE, "
+            "forks:PYTHON SCRIPT, or a script whose first line names its interpreter"
         )
-    return [first, *words[1:count]], program, [module.partition(".")[0]] if module else []
-
-
-def _of_script(
-    line: str, script: str, words: Sequence[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Read the interpreter of a script, which may follow `env`, and the packages it imports."""
-    with Path(script).open("rb") as file:
-        text = file.read().decode(errors="replace") if file.read(2) == b"#!" else ""
-    named = deque(shlex.split(text.partition("\n")[0]))
-    while named and not INTERPRETER.fullmatch(Path(named[0]).name):
-        named.popleft()
-    python = shutil.which(named[0]) if named else None
-    if python is None:
-        raise NoCommand(
-            f"{script} begins with no line that names an interpreter of Python, and the agent "
-            f"'forks:{line}' is a program in Python; write forks:PYTHON -m MODULE, or command:"
-        )
-    interpreter = [str(Path(python).absolute()), *[*named][1:]]
-    return interpreter, [script, *words], IMPORTED.findall(text)
+    own = [program[1].partition(".")[0]] if program[0] == "-m" else IMPORTED.findall(text)
+    return [str(Path(python).absolute()), *words[1:count]], program, own

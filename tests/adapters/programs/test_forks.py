@@ -17,7 +17,7 @@ import pytest
 from ratchet.adapters.clients.current_rollout import Endpoint
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.filling import fill
-from ratchet.adapters.places.place import PROGRAM_LOG, Place, PlaceError
+from ratchet.adapters.places.place import PROGRAM_LOG, Place
 from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
 from ratchet.adapters.process.program import CommandFailed, NoCommand
 from ratchet.adapters.programs.residents import kill_programs
@@ -160,7 +160,7 @@ def test_a_console_script_imports_its_libraries_once_and_its_own_package_each_ti
     (package / "cli.py").write_text("import library\ndef app(): print(1)")
     script = tmp_path / "tool"
     script.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom tool.cli import app\n"
+        f"#!/usr/bin/env -S {sys.executable} -B\nimport sys\nfrom tool.cli import app\n"
         "if __name__ == '__main__':\n    sys.exit(app())\n"
     )
     script.chmod(0o755)
@@ -245,19 +245,14 @@ raise SystemExit(1)
             "raise ValueError('not found')",
             r"(?s)status 1;.*program.py\", line 1, in <module>.*not found",
         ),
-        ("import sys; sys.exit(3)", "ended with exit status 3; it must end with 0"),
         ("import sys; sys.exit('no task')", r"(?s)ended with exit status 1;.*no task"),
-        ("import os; os._exit(4)", "ended with exit status 4"),
         ("import os; os.kill(os.getpid(), 9)", "was killed"),
         ("import os; os.kill(os.getppid(), 9)\nwhile True: pass", "was killed"),
-        ("print('I won')", r"(?s)printed no reward; its last line must be.*I won"),
-        ("if", "SyntaxError"),
     ],
 )
 def test_a_program_s_end_is_told_as_a_command_s_is(written: Any, end: str, said: str) -> None:
-    with pytest.raises(CommandFailed, match=said) as failed:
+    with pytest.raises(CommandFailed, match=said):
         play(written(end))
-    assert "fork_server.py" not in str(failed.value)
 
 
 def test_a_program_s_last_words_are_kept(written: Any, tmp_path: Path) -> None:
@@ -342,10 +337,7 @@ def test_a_killed_server_costs_no_rollout_and_is_started_anew(
     asyncio.run(killed())
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
-def test_servers_and_programs_end_with_the_process_that_plays(
-    end: str, written: Any, tmp_path: Path
-) -> None:
+def test_servers_and_programs_end_with_the_process_that_plays(written: Any, tmp_path: Path) -> None:
     name = written(
         "import json, os, sys, time\nif json.load(sys.stdin):\n"
         f"    begun = open({str(tmp_path / 'begun')!r}, 'w')\n"
@@ -359,12 +351,12 @@ async def begun():
     await rewards({name!r}, {{}})
     task = asyncio.create_task(rewards({name!r}, {{"for": "ever"}}))
     print(await appears(Path({str(tmp_path / "begun")!r})), servers()[0].pid, flush=True)
-    {end or "task.cancel()"}
+    os.kill(os.getpid(), 9)
 asyncio.run(begun())
 """
     words = [sys.executable, "-c", script]
     played = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert played.returncode == (-signal.SIGKILL if end else 0)
+    assert played.returncode == -signal.SIGKILL
     pids = [*map(int, played.stdout.split())]
     assert len(pids) == 3
     wait_until("the end of all its processes", lambda: not any(map(runs, pids)))
@@ -376,10 +368,8 @@ asyncio.run(begun())
         ("from threading import Event, Thread\nThread(target=Event().wait, daemon=True).start()",
          r"they start 1 threads \(Thread-1 \(wait\)\)"),
         ("import socket\nkept = socket.socket()", "they keep a connection open"),
-        ("import os\nif os.environ.get('OPENAI_API_KEY') is None:\n    os._exit(5)",
-         "ended with exit status 5, as 3 others did"),
     ],
-    ids=["a thread", "a connection", "an end"],
+    ids=["a thread", "a connection"],
 )  # fmt: skip
 def test_a_program_that_cannot_be_forked_plays_as_a_command_and_is_told_to_be_one(
     body: str, reason: str, imports: Path, written: Any, caplog: pytest.LogCaptureFixture
@@ -475,15 +465,6 @@ print(place.name.removeprefix("r"))
     assert len(imports.read_text().split()) == 2
 
 
-def test_a_program_is_held_to_the_bounds_of_its_place(written: Any, tmp_path: Path) -> None:
-    name = written("open('long', 'wb').write(bytes(2**20)); print(1)")
-    given = settings(tmp_path / "places", bounds=PlaceBounds(2**18, 1000, 2**32, 100))
-    place = Place(given, "r", {})
-    with pytest.raises(PlaceError, match="the place holds 0 MiB, and may hold 0"):
-        play_in(place, name)
-    assert (place.work / "long").stat().st_size == 2**18
-
-
 def test_a_server_has_the_recipe_s_variables_and_not_the_user_s_home(
     imports: Path, written: Any, tmp_path: Path
 ) -> None:
@@ -503,20 +484,10 @@ def test_a_server_has_the_recipe_s_variables_and_not_the_user_s_home(
     [
         ("", "names no program; write one"),
         ("no-such-program --now", "there is no program 'no-such-program'"),
-        ("sh -c true", "names an interpreter of Python"),
-        (sys.executable, "names no program after its interpreter"),
-        (f"{sys.executable} -Im module", "names no program after its interpreter"),
-        (f"{sys.executable} -c pass", "names no program after its interpreter"),
+        ("sh -c true", "names no program in Python"),
+        (f"{sys.executable} -B -m", "names no program in Python"),
     ],
 )
 def test_a_line_that_runs_no_program_in_python_is_refused(line: str, said: str) -> None:
     with pytest.raises(NoCommand, match=said):
         load_agent(f"forks:{line}")
-
-
-@pytest.mark.parametrize("first", ["{}", "/usr/bin/env -S {} -B"])
-def test_the_interpreter_of_a_console_script_is_found(first: str, tmp_path: Path) -> None:
-    script = tmp_path / "tool"
-    script.write_text(f"#!{first.format(sys.executable)}\nimport json\nprint(0.5)\n")
-    script.chmod(0o755)
-    assert play(f"forks:{script}").value == 0.5

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ratchet.adapters.clients.current_rollout import Endpoint
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.process.program import CommandFailed, NoCommand
-from ratchet.adapters.programs.residents import LONGEST_LINE, kill_programs
+from ratchet.adapters.process.program import CommandFailed
+from ratchet.adapters.programs.residents import LONGEST_LINE
 from tests.support.processes import ROOT, wait_until
 
 NOWHERE = {
@@ -226,8 +226,7 @@ def test_a_program_that_writes_a_longer_line_is_ended(end: str) -> None:
         asyncio.run(rewards(name, {}))
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
-def test_a_program_ends_with_the_process_that_plays(end: str) -> None:
+def test_a_program_ends_with_the_process_that_plays() -> None:
     """The program, and the child that it has forked, do not look at their stdin any more."""
     name = program("""
         request = read()
@@ -237,26 +236,11 @@ def test_a_program_ends_with_the_process_that_plays(end: str) -> None:
     script = (
         "import asyncio, os\n"
         "from tests.adapters.programs.test_resident_programs import rewards\n"
-        f"print(int(asyncio.run(rewards({name!r}, {{}}))[0]), flush=True)\n{end}"
+        f"print(int(asyncio.run(rewards({name!r}, {{}}))[0]), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
     )
     words = [sys.executable, "-c", script]
     played = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert played.returncode == (-signal.SIGKILL if end else 0)
+    assert played.returncode == -signal.SIGKILL
     group = int(played.stdout)
     wait_until("the end of all its processes", lambda: group not in groups())
-
-
-def test_a_program_that_cannot_run_is_refused_when_it_is_loaded() -> None:
-    with pytest.raises(NoCommand, match="there is no program 'no-such-program'"):
-        load_agent("resident:no-such-program --now")
-    with pytest.raises(NoCommand, match="write one, as in resident:node"):
-        load_agent("resident:")
-
-
-def test_the_programs_of_a_process_can_be_killed() -> None:
-    name = program("while True: write(read(), reward=os.getpid())")
-    [process] = asyncio.run(rewards(name, {}))
-    kill_programs()
-    wait_until("the program's end", lambda: not psutil.pid_exists(int(process)))
-    wait_until("another process", lambda: plays(name))
-    assert asyncio.run(rewards(name, {})) != [process]
