@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.process.clock import CLOSING, EVALUATION, TRAINING, phases
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.flow_runs import RunSummary, end_run, name_of_run
 from ratchet.flows.opening.run import OpenRun, open_run
@@ -40,7 +39,7 @@ def learn_given(recipe: R, run: str | None, have_read: Callable[[OpenRun, R], No
 def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     """Train the policy of a run on the units of each step, and score what is due."""
     drawing, left, updater = recipe.drawing(), run.steps_left(), run.policies.main.updater
-    begin_steps(run, TRAINING)
+    begin_steps(run)
 
     def draw(step: int) -> Path:
         return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
@@ -62,7 +61,6 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
         files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
         measure = measure_of(run.policies.main, step, files)
         record_step(run, step, {POLICY: measure}, given.measure(datums))
-    phases().enter(CLOSING)
 
 
 def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
@@ -71,5 +69,4 @@ def score(run: OpenRun, recipe: GivenRecipe, given: Given, step: int) -> None:
     if recipe.holds_out() and evaluation.due(step, run.end()):
         policy = run.policies.main.updater.sampler(step)
         drawn = evaluation.examples, evaluation.drawn_by(recipe.seed)
-        with phases().within(EVALUATION):
-            score_given(run.folder.measure(step), given, policy, *drawn)
+        score_given(run.folder.measure(step), given, policy, *drawn)

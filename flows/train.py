@@ -14,7 +14,6 @@ from pathlib import Path
 
 from prefect import flow
 
-from ratchet.adapters.process.clock import ROLLOUTS
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.evaluation import HeldOutEvaluations
 from ratchet.flows.opening.flow_runs import RunSummary, again_if_engine_dies, end_run, name_of_run
@@ -67,7 +66,7 @@ def learn(
     """
     make = partial(make_datums, run.folder, recipe, parts)
     smallest = recipe.rollouts.min_group_size()
-    begin_steps(run, ROLLOUTS)
+    begin_steps(run)
     for played in evaluations.around(steps):
         step, measures = played.step, dict[str, Measure]()
         for policy in run.policies:

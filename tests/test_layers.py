@@ -26,11 +26,10 @@ MODULES = "its modules"
 """Part of a layer: the modules that lie in its own folder, unless they are parts by themselves."""
 ARROWS = {
     "flows": {
-        "cli": {MODULES, "opening", "checkpoints", "server", "diagnosis", "importing", "recipe"},
-        "diagnosis": {"recipe"},
+        "cli": {MODULES, "opening", "checkpoints", "server", "importing", "recipe"},
         MODULES: {"opening", "checkpoints", "recipe", "server"},
-        "opening": {"checkpoints", "diagnosis", "recipe"},
-        "checkpoints": {"diagnosis", "recipe"},
+        "opening": {"checkpoints", "recipe"},
+        "checkpoints": {"recipe"},
         "server": {"recipe"},
         "importing": {"recipe"},
         "recipe": set(),

@@ -1,12 +1,15 @@
-"""Probes of a service: of single answers, of saved weights, and of the end of a session."""
+"""What a service of the Tinker API is found to offer, by the values that it gives: its probes."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import exp, isfinite
 
 import numpy as np
+import tinker
 from tinker import TrainingClient
 
 from ratchet.adapters.diagnosis.bench import (
@@ -15,12 +18,22 @@ from ratchet.adapters.diagnosis.bench import (
     TARGETS,
     Bench,
     Finding,
+    NoClient,
+    Verdict,
     continued,
     datum,
     datum_of,
 )
+from ratchet.adapters.errors import PassingError
+from ratchet.adapters.tinker.costs import Work
 from ratchet.adapters.tinker.live_policy import apart
-from ratchet.adapters.tinker.service import SDK_ERRORS, Service, ServiceRefused, translate_error
+from ratchet.adapters.tinker.service import (
+    SDK_ERRORS,
+    Service,
+    ServiceBroken,
+    ServiceRefused,
+    translate_error,
+)
 
 CHANCE = 0.01
 """Probability above which an answer tells nothing, since chance would have given it too."""
@@ -44,6 +57,34 @@ MET = 0.05
 AWAY = [-1.0] * len(TARGETS)
 """Weights of a loss that undoes what was learnt: without its moments a step of Adam is whole."""
 END_SECONDS = 5.0
+OTHER_PARTS = (LookupError, ValueError, TypeError)
+"""Errors of a probe whose answers have other parts than such answers have."""
+HOSTED = "hosted Tinker"
+"""What a diagnosis calls the service that the SDK knows by itself."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings about a service of a base model, by one version of the SDK."""
+
+    url: str
+    base: str
+    sdk: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    tokens: int
+
+    def of(self, name: str) -> Finding | None:
+        return next((one for one in self.findings if one.name == name), None)
+
+
+def probe_wire(bench: Bench) -> list[Finding]:
+    """Have one token sampled, and one pass computed, and both answers read by the SDK."""
+    bench.sample(bench.base_sampler(), max_tokens=1)
+    expected = f"an answer that SDK {tinker.__version__} reads"
+    older = bench.service.server.older_sdk
+    said = f"one, by a bridge from the wire of SDK {older}" if older else expected
+    return [Finding("wire", "offers", expected, said)]
 
 
 def probe_seeds(bench: Bench) -> list[Finding]:
@@ -181,16 +222,9 @@ def _compare(name: str, sampled: np.ndarray, trained: np.ndarray) -> Finding:
         return Finding(name, "lacks", expected, "none")
     off = apart(sampled, trained)
     kl = float((sampled - trained).mean()) if sampled.shape == trained.shape else float("nan")
-    rounded = ", rounded to bfloat16" if off > EXACT and _is_rounded(sampled) else ""
-    said = f"apart by up to {off:.2g}, self-KL {kl:.1e}{rounded}"
+    said = f"apart by up to {off:.2g}, self-KL {kl:.1e}"
     verdict = "offers" if off <= EXACT else "LIES" if off > ROUGH else "lacks"
     return Finding(name, verdict, expected, said, off if isfinite(off) else None)
-
-
-def _is_rounded(logprobs: np.ndarray) -> bool:
-    """Tell whether numbers have the 8 bits of a bfloat16."""
-    bits = logprobs.astype(np.float32).view(np.uint32)
-    return not (bits & 0xFFFF).any()
 
 
 def probe_state(bench: Bench) -> list[Finding]:
@@ -309,3 +343,77 @@ def _end(service: Service) -> str:
         except (*SDK_ERRORS, TimeoutError) as error:
             return f"{translate_error(error, 'the end of a session')}"
     return ""
+
+
+SERVICE_PROBES: Mapping[tuple[str, ...], Callable[[Bench], list[Finding]]] = {
+    ("wire",): probe_wire,
+    ("seeds",): probe_seeds,
+    ("logprobs", "company"): probe_sampler,
+    ("prompt_logprobs",): probe_prompts,
+    ("likeliest",): probe_likeliest,
+    ("clip",): probe_clip,
+    ("grad_clip",): probe_grad_clip,
+    ("targets",): probe_targets,
+    ("state", "no_moments", "optimizer"): probe_state,
+    ("ttl",): probe_ttl,
+    ("session_end", "outlives"): probe_end,
+}
+"""Names of findings → the probe that makes them."""
+TITLES: Mapping[str, str] = {
+    "wire": "answers that the SDK reads",
+    "seeds": "seeds",
+    "logprobs": "log-probabilities, alone",
+    "company": "log-probabilities, in company",
+    "prompt_logprobs": "log-probabilities of a prompt",
+    "likeliest": "likeliest tokens of a prompt",
+    "clip": "clip thresholds",
+    "grad_clip": "grad_clip_norm",
+    "targets": "several targets a place",
+    "state": "state without the optimizer",
+    "no_moments": "state that leaves the moments out",
+    "optimizer": "state with the optimizer",
+    "ttl": "ttl_seconds",
+    "session_end": "end of a session",
+    "outlives": "weights of a session that has ended",
+}
+"""Names of findings → what they are called in a table."""
+
+
+def examine(
+    service: Service, base: str, names: Collection[str] | None = None, *, strict: bool = False
+) -> Diagnosis:
+    """Probe what a service offers: the findings of these `names`, or all.
+
+    A probe that cannot be made, for reasons that may pass or because a client is refused, is a
+    finding too; `strict` raises its error.
+    """
+    began, found, spent = time.monotonic(), list[Finding](), list[Work]()
+    for named, probe in SERVICE_PROBES.items():
+        if names is None or not {*names}.isdisjoint(named):
+            found += _ask(Bench(service, base, spent), named, probe, strict)
+    return Diagnosis(
+        service.server.url or HOSTED,
+        base,
+        tinker.__version__,
+        tuple(one for one in found if names is None or one.name in names),
+        time.monotonic() - began,
+        sum(work.prefill + work.sampled + work.trained for work in spent),
+    )
+
+
+def _ask(
+    bench: Bench, named: Sequence[str], probe: Callable[[Bench], list[Finding]], strict: bool
+) -> list[Finding]:
+    """Make a probe in a session of its own; a refusal is a finding."""
+    verdict: Verdict = "lacks"
+    try:
+        with bench.beside() as own:
+            return probe(own)
+    except (PassingError, ServiceRefused, ServiceBroken) as error:
+        passes = isinstance(error, PassingError)
+        if strict and (passes or isinstance(error, NoClient)):
+            raise
+        verdict, said = "unknown" if passes else "lacks", str(error)
+    except OTHER_PARTS as error:
+        said = f"an answer with other parts: {type(error).__name__}: {error}"
+    return [Finding(name, verdict, "", said) for name in named]

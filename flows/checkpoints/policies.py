@@ -11,8 +11,8 @@ from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
 from ratchet.flows.checkpoints.binding import check_state, find_start
-from ratchet.flows.diagnosis.service import may_offer, tolerance_of
 from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.service_needs import may_offer, tolerance_of
 from ratchet.tasks.checkpoints import Ledger, policy_version
 from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import say, show, table_width, write_json
+from ratchet.adapters.process.terminal import show, terminal_width, write_json
 from ratchet.flows.cli.commands import AsJson, Overrides
 from ratchet.flows.recipe.loading import find_deployment, project_files
 
@@ -31,7 +31,7 @@ def deploy(
     files = [file] if file else project_files()
     from ratchet.flows.server.deployments import deploy_files, describe_deployed
 
-    say("deploying, which takes about half a minute", sys.stderr)
+    show("deploying, which takes about half a minute", sys.stderr)
     deployed = deploy_files(files, plain)
     if as_json:
         write_json([asdict(one) for one in deployed])
@@ -56,13 +56,13 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    from ratchet.flows.diagnosis.doctor import Examined
+    from ratchet.flows.recipe.service_needs import Examined
 
     examined = Examined.ask(name, set_ or [], url, base)
     if as_json:
         write_json(examined.record())
     else:
-        show(examined.table(table_width()))
-        say(examined.verdict())
+        show(examined.table(terminal_width()))
+        show(examined.verdict())
     if examined.refuses:
         raise SystemExit(UserError.status)

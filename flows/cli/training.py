@@ -1,6 +1,7 @@
 """The commands that train a run, or several, with a progress bar and closing lines."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,13 +12,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import httpx
+import psutil
 import typer
 from rich.console import Console
 
 from ratchet.adapters.errors import UserError, counted, did_you_mean
-from ratchet.adapters.process.clock import phases
 from ratchet.adapters.process.open_files import check_files
-from ratchet.adapters.process.terminal import hanging, say, table_width, write_json
+from ratchet.adapters.process.terminal import hanging, show, terminal_width, write_json
 from ratchet.adapters.tinker.engines import engine_begun
 from ratchet.flows.checkpoints.forks import fork_run, replay_run
 from ratchet.flows.checkpoints.names import CheckpointName
@@ -159,7 +160,7 @@ def resume(
         for one in granted:
             grant(one, limits)
         if resume_waiting(run):
-            say(f"{run} goes on where it waited")
+            show(f"{run} goes on where it waited")
             return
     if has_plan(folder):
         _train(run, changed_recipe(read_plan(folder).recipe, kind=FlowRecipe), as_json=as_json)
@@ -206,7 +207,7 @@ def _train(
 ) -> None:
     """Print what the recipe's preset has become, if it has one; train, and print the summary."""
     if said := describe_preset(recipe.model_dump()):
-        say(said, sys.stderr if as_json else None)
+        show(said, sys.stderr if as_json else None)
     if isinstance(recipe, RunRecipe):
         train_with_bar(run, recipe, replaced, as_json=as_json)
     elif isinstance(recipe, PlanRecipe):
@@ -255,11 +256,11 @@ def _end(run: RunFolder, summary: "RunSummary | None", *, as_json: bool) -> None
     from ratchet.flows.opening.flow_runs import summarize_run
 
     ended = summary or summarize_run(run)
-    spent = phases().describe()
+    spent = f"{time.time() - psutil.Process().create_time():.0f} s"
     if as_json:
         write_json(ended.model_dump(mode="json"))
     else:
-        say(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
+        show(_closing_lines(ended, run, spent if summary else f"{spent}: nothing was left to do"))
     if ended.is_untrained:
         raise SystemExit(UNTRAINED)
 
@@ -299,10 +300,10 @@ def train_runs(
         write_json(summary.model_dump(mode="json"))
         return
     record = read_plan(folder)
-    table = fitted(*record.table(), table_width(), ["run", "starts at", "held-out", "error"])
+    table = fitted(*record.table(), terminal_width(), ["run", "starts at", "held-out", "error"])
     said = [summary.outcome, table, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
-    say(f"{lines}\nserve   ratchet serve {summary.result}")
+    show(f"{lines}\nserve   ratchet serve {summary.result}")
 
 
 def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: object) -> T:

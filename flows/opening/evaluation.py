@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from ratchet.adapters.calls import Sampling
 from ratchet.adapters.errors import counted
-from ratchet.adapters.process.clock import CLOSING, EVALUATION, phases
 from ratchet.flows.opening.rollouts import (
     GroupSettings,
     OpenRollouts,
@@ -83,18 +82,14 @@ class HeldOutEvaluations:
         self._submit_due(start)
         self._decide(start - 1 - self._recipe.rollouts.lag)  # again, if its record is gone
         for played in steps:
-            with phases().within(EVALUATION):
-                self._decide(played.step - self._recipe.rollouts.lag)
+            self._decide(played.step - self._recipe.rollouts.lag)
             yield played
-        with phases().within(EVALUATION):
-            self._score(self._run.end())
-        phases().enter(CLOSING)
+        self._score(self._run.end())
 
     def follow(self, step: int) -> None:
         """Submit what is due after a step, and score what has been played beside the steps."""
         self._submit_due(step + 1)
-        with phases().within(EVALUATION):
-            self._score(step - self._recipe.rollouts.lag)
+        self._score(step - self._recipe.rollouts.lag)
 
     def _submit_due(self, step: int) -> None:
         """Submit evaluations due up to checkpoint `step` that are not submitted, nor on disk."""

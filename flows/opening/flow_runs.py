@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field
 from tenacity import RetryCallState, retry, retry_if_exception_type, stop_after_attempt
 
 from ratchet.adapters.errors import EngineDied, UserError, counted
-from ratchet.flows.diagnosis.service import may_offer
 from ratchet.flows.recipe.loading import read_recipe
 from ratchet.flows.recipe.plan import BEST
 from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.service_needs import may_offer
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.reports.facts import LOSS, Measure, read_facts
 from ratchet.tasks.settings.run import Budget

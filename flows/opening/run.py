@@ -8,15 +8,14 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from ratchet.adapters.process.clock import STARTING, phases
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.service import Service
 from ratchet.flows.checkpoints.policies import RunPolicies, open_policies
 from ratchet.flows.checkpoints.serving import bind_new, connect_run
-from ratchet.flows.diagnosis.service import probe_service
 from ratchet.flows.opening.checks import check_run
 from ratchet.flows.recipe.loading import check_binding, read_lineage
 from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.service_needs import probe_service
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.settings.run import Budget, Model
@@ -93,7 +92,6 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
     Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`, since then
     the same weights have sampled.
     """
-    phases().enter(STARTING)  # again, if an engine has died
     check_run(recipe, folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
     bound = {} if folder_of(name).exists() else bind_new(recipe)

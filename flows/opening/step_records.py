@@ -7,13 +7,12 @@ from functools import cache, partial
 from prefect import get_run_logger
 
 from ratchet.adapters.errors import counted
-from ratchet.adapters.process.clock import CLOSING, phases
 from ratchet.durable.process import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
-from ratchet.flows.diagnosis.service import may_offer
 from ratchet.flows.opening.flow_runs import wait_for_budget
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.flows.recipe.service_needs import may_offer
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.metrics import StepFiles, drop_costs, measure_step, name_metrics
 from ratchet.tasks.recording.scores import is_scored, read_evaluation
@@ -33,9 +32,8 @@ Measure = Callable[[], Metrics]
 """Measures what a policy made of a step, the first time that it is called."""
 
 
-def begin_steps(run: OpenRun, phase: str) -> None:
+def begin_steps(run: OpenRun) -> None:
     """Begin the steps that are left, unless the run's budget is spent."""
-    phases().enter(phase)
     run.tracking.follow()
     check_budget(run)
 
@@ -59,11 +57,10 @@ def record_step(
     `measures` has each policy's. `extra` metrics are recorded too. A step whose rollouts another
     run sampled costs nothing here.
     """
-    with phases().within(CLOSING):
-        if step + 1 == run.end():
-            for policy in run.policies:
-                policy.updater.save_due_state()
-        _record_step(run, step, measures, extra or {})
+    if step + 1 == run.end():
+        for policy in run.policies:
+            policy.updater.save_due_state()
+    _record_step(run, step, measures, extra or {})
     check_budget(run)
 
 

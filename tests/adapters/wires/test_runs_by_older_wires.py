@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ratchet.adapters.tinker.live_policy import LivePolicy, SubmittedUpdate, UpdateResult
-from ratchet.flows.diagnosis.service import read_diagnosis
+from ratchet.flows.recipe.service_needs import read_diagnosis
 from ratchet.flows.train import train
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import RunFolder

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ratchet.adapters.process.clock import phases
 from ratchet.flows.cli import training
 from ratchet.flows.cli.commands import app
 from ratchet.flows.opening.checks import is_complete
@@ -25,7 +24,6 @@ whole = fixture_of(RECIPE)
 def run(whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A copy of a run that is complete."""
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    phases.cache_clear()  # as in a new process
     return RunFolder(copytree(whole.path, tmp_path / "run"))
 
 

@@ -4,23 +4,23 @@ import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.servers.hello_on_skyrl import equal_steps
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.diagnosis import examination
-from ratchet.adapters.diagnosis.examination import SERVICE_PROBES
+from ratchet.adapters.diagnosis import probes
+from ratchet.adapters.diagnosis.probes import SERVICE_PROBES
 from ratchet.adapters.tinker.engines import TinkerServer
-from ratchet.adapters.tinker.service import ServiceRefused
+from ratchet.adapters.tinker.service import ServiceRefused, open_session
 from ratchet.flows.cli.commands import app
 from ratchet.flows.evaluate import evaluate
+from ratchet.flows.recipe.service_needs import probe_service
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger
-from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.spending.ledger import BudgetReached, grant
 from ratchet.tasks.storage.files import read_json
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
@@ -58,7 +58,16 @@ def with_fault(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("server", [name], indirect=True)
 
 
-def test_a_service_is_probed_once_and_recorded(server: PoorServer) -> None:
+def probed(server: PoorServer, engine: Address, name: str, **changes: Any) -> RunFolder:
+    """Probe what a small recipe needs of the server, as a run does before its first rollout."""
+    run = folder_of(name)
+    run.path.mkdir(parents=True, exist_ok=True)
+    with open_session(TinkerServer(server.url, engine.key, Future(), None), 60.0) as service:
+        probe_service(small_recipe(**SHORT, **changes), run, service)
+    return run
+
+
+def test_a_service_is_probed_once_and_recorded(server: PoorServer, engine: Address) -> None:
     train(small_recipe(**SHORT, steps=1), run="probed")
     run = folder_of("probed")
     recorded = read_json(run.service)
@@ -69,44 +78,48 @@ def test_a_service_is_probed_once_and_recorded(server: PoorServer) -> None:
     assert sum(row.get("trained", 0) for row in work if row.get("task") == "diagnosis") > 0
 
     server.asked.clear()
-    train(small_recipe(**SHORT, steps=1), run="probed-again")
-    assert server.asked.count("create_model") == 1  # the run's own
-    assert read_json(folder_of("probed-again").service)["findings"] == recorded["findings"]
+    probed(server, engine, "probed")
+    assert "create_model" not in server.asked
 
 
 def test_hosted_tinker_whose_fields_are_those_of_the_api_is_probed_for_its_precision_alone(
-    engine: Address, root: Path, monkeypatch: pytest.MonkeyPatch
+    server: PoorServer, engine: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosted = TinkerServer(engine.url, engine.key, Future(), None)
-    monkeypatch.setattr("ratchet.adapters.tinker.service.server_at", lambda *_: nullcontext(hosted))
-    monkeypatch.setattr("ratchet.adapters.tinker.service.needs_engine", lambda _: False)
-    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    monkeypatch.setenv("TINKER_API_KEY", engine.key)
-    train(small_recipe(**SHORT, steps=1), run="hosted")
-    recorded = read_json(folder_of("hosted").service)
+    monkeypatch.delenv("TINKER_BASE_URL")
+    recorded = read_json(probed(server, engine, "hosted").service)
     assert recorded["url"] == "hosted Tinker"
     assert [one["name"] for one in recorded["findings"]] == ["logprobs", "company"]
 
 
 @with_fault("ignores grad_clip_norm")
 def test_a_run_whose_key_a_service_does_not_honour_is_refused_before_a_rollout(
-    server: PoorServer,
+    server: PoorServer, engine: Address
 ) -> None:
-    recipe = small_recipe(**SHORT, optimizer={"learning_rate": 0.005, "grad_clip_norm": 0.5})
+    clipped = {"optimizer": {"learning_rate": 0.005, "grad_clip_norm": 0.5}}
     with pytest.raises(ServiceRefused) as refused:
-        train(recipe, run="clipped")
+        train(small_recipe(**SHORT, **clipped), run="clipped")
     assert "does not honour grad_clip_norm, which optimizer.grad_clip_norm 0.5 needs" in str(
         refused.value
     )
     assert not folder_of("clipped").exists()
+    probed(server, engine, "unclipped")
 
 
-@with_fault("ignores grad_clip_norm")
-def test_a_run_that_does_not_need_what_a_service_does_not_honour_is_trained(
-    server: PoorServer,
+@with_fault("names no sampled sequences")
+def test_a_service_whose_answers_the_sdk_cannot_read_is_named_before_a_rollout(
+    server: PoorServer, engine: Address
 ) -> None:
-    train(small_recipe(**SHORT, steps=1), run="unclipped")
-    assert steps_done(folder_of("unclipped").metrics) == 1
+    with pytest.raises(ServiceRefused, match=r"cannot train this recipe: .*breaks the wire"):
+        probed(server, engine, "unread")
+
+
+@with_fault("knows no end of a session")
+def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
+    server: PoorServer, engine: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
+        probed(server, engine, "endless")
+    assert "lacks end of a session" in caplog.text
 
 
 @with_fault("ignores seeds")
@@ -120,20 +133,14 @@ def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
 
 
 @with_fault("loads no optimizer")
-def test_a_run_on_a_service_without_optimizers_says_what_a_crash_repeats(
-    server: PoorServer, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("server")
+def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had_not(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        train(small_recipe(**SHORT, steps=2), run="forgetful")
+        whole = folder_of(train(small_recipe(**SHORT, steps=3), run="straight").run)
     assert "a crash applies the recorded datums of every step again" in caplog.text
-    run = folder_of("forgetful")
-    assert states_of(run) == [0]
-
-
-@with_fault("loads no optimizer")
-@pytest.mark.usefixtures("server")
-def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had_not() -> None:
-    whole = folder_of(train(small_recipe(**SHORT, steps=3), run="straight").run)
+    assert [one.step for one in Ledger(whole.checkpoints(POLICY)).states(99)] == [0]
     assert equal_steps(stopped_and_resumed("stopped"), whole) == 3
 
 
@@ -172,27 +179,6 @@ def stopped_and_resumed(name: str) -> RunFolder:
     return run
 
 
-def states_of(run: RunFolder) -> list[int]:
-    return sorted(saved.step for saved in Ledger(run.checkpoints("policy")).states(99))
-
-
-@with_fault("knows no end of a session")
-def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
-    server: PoorServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        train(small_recipe(**SHORT, steps=1), run="endless")
-    assert "lacks end of a session" in caplog.text
-
-
-@with_fault("names no sampled sequences")
-def test_a_service_whose_answers_the_sdk_cannot_read_is_named_before_a_rollout(
-    server: PoorServer,
-) -> None:
-    with pytest.raises(ServiceRefused, match=r"cannot train this recipe: .*breaks the wire"):
-        train(small_recipe(**SHORT), run="unread")
-
-
 def test_a_service_that_breaks_the_wire_later_stops_the_run_and_is_named(
     server: PoorServer,
 ) -> None:
@@ -206,9 +192,8 @@ def test_a_service_that_breaks_the_wire_later_stops_the_run_and_is_named(
 def test_doctor_tells_what_of_a_recipe_a_service_forbids(
     server: PoorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probes = {names: probe for names, probe in SERVICE_PROBES.items() if "grad_clip" in names}
-    monkeypatch.setattr(examination, "SERVICE_PROBES", probes)  # all of them take longer
-    monkeypatch.setattr(examination, "PATIENCE_WITH_PROBE", 60.0)
+    probed = {names: probe for names, probe in SERVICE_PROBES.items() if "grad_clip" in names}
+    monkeypatch.setattr(probes, "SERVICE_PROBES", probed)  # all of them take longer
     clipped = ["doctor", "hello", "--set", "optimizer.grad_clip_norm=0.5"]
     said = CliRunner().invoke(app, clipped)
     assert said.exit_code == 2
@@ -218,15 +203,3 @@ def test_doctor_tells_what_of_a_recipe_a_service_forbids(
     record = json.loads(asked.stdout)
     assert (asked.exit_code, record["refuses"], record["unmet"]) == (0, False, [])
     assert {one["name"]: one["verdict"] for one in record["findings"]} == {"grad_clip": "LIES"}
-
-
-def test_doctor_says_what_a_recipe_needs_and_no_time_was_left_for(
-    server: PoorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examination, "MOST_SECONDS", 0.0)
-    said = CliRunner().invoke(app, ["doctor", "hello"]).output
-    assert "hello can be trained there, as far as it is known" in said
-    assert "- it has not shown seeds, which seed 0 needs (0 s were over before; ask again" in said
-    record = json.loads(CliRunner().invoke(app, ["doctor", "hello", "--json"]).stdout)
-    assert record["not_known"][0].startswith("it has not shown answers that the SDK reads")
-    assert len({*record["not_known"]}) == len(record["not_known"])

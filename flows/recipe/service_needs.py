@@ -1,19 +1,26 @@
-"""What a recipe needs of its service, by the key that asks for it, and what a run's service offers.
+"""What a recipe needs of its service, by the key that asks for it, and what a service offers.
 
-A service is probed once, and what is found is recorded in the run's folder.
+A run's service is probed once, and what is found is recorded in the run's folder.
 """
 
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import tinker
 
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
-from ratchet.adapters.diagnosis.examination import HOSTED, TITLES, Diagnosis, examine
-from ratchet.adapters.tinker.service import Service, ServiceRefused
-from ratchet.flows.recipe.run_recipe import RunRecipe
+from ratchet.adapters.diagnosis.probes import HOSTED, TITLES, Diagnosis, examine
+from ratchet.adapters.errors import counted
+from ratchet.adapters.tinker.service import Service, ServiceRefused, connect
+from ratchet.flows.recipe.loading import named_recipe
+from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from ratchet.tasks.reports.tables import fitted
+from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.files import is_written, read_json, write_json
 from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunFolder
 
@@ -35,11 +42,10 @@ SAMPLER_FINDINGS = ("logprobs", "company")
 """Findings of how far a sampler is off the trainer of its weights."""
 WIDER = 4.0
 """Rebuilt weights may be so many times as far off as a sampler is off its trainer."""
+DOCTORS_PATIENCE = 30.0
+FINDING_COLUMNS = ["what", "found", "expected", "measured"]
 ROUGH_COST = f"what a crash rebuilds is compared within {WIDER:g} times that"
 END_COST = "the training clients of a session that has ended may keep their places"
-
-_known: dict[tuple[str, str, str], dict[str, Finding]] = {}
-"""Findings of this process, by URL, base model and SDK: several runs ask one service once."""
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +73,7 @@ class ServiceNeed:
 
 @dataclass(frozen=True)
 class Unmet:
-    """A need that a service does not meet, or of which nothing is known, with what was found."""
+    """A need that a service does not meet, with what was found."""
 
     need: ServiceNeed
     found: Finding
@@ -75,7 +81,7 @@ class Unmet:
     def fact(self) -> str:
         """Say what is needed by which key, and what came of it."""
         found = self.found
-        does = {"LIES": "does not honour", "unknown": "has not shown"}.get(found.verdict, "lacks")
+        does = "does not honour" if found.verdict == "LIES" else "lacks"
         expected = f"expected {found.expected}, got " if found.expected else ""
         came = f"{expected}{found.measured}"
         return f"it {does} {TITLES[found.name]}, which {self.need.key} needs ({came})"
@@ -96,12 +102,6 @@ def unmet(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
     lacking = [Unmet(need, found) for need, found in known if found and not need.is_met(found)]
     refused = {one.found.name for one in lacking if not one.need.cost}
     return [one for one in lacking if not one.need.cost or one.found.name not in refused]
-
-
-def not_known(recipe: RunRecipe, diagnosis: Diagnosis) -> list[Unmet]:
-    """List the needs of a recipe of which a diagnosis does not know whether they are met."""
-    known = [(need, diagnosis.of(need.finding)) for need in needs(recipe)]
-    return [Unmet(need, found) for need, found in known if found and found.verdict == "unknown"]
 
 
 def _always(recipe: RunRecipe) -> Iterator[ServiceNeed]:
@@ -216,12 +216,8 @@ def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
 
 
 def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
-    key = _key(recipe)
-    known, asked = _known.setdefault(key, {}), _asked(recipe)
-    made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
-    known |= {one.name: one for one in made.findings}
-    wanted = tuple(one for name, one in known.items() if name in asked)
-    diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
+    made = examine(service, recipe.model.base, _asked(recipe), strict=True)
+    diagnosis = replace(made, url=_key(recipe)[0])  # not a bridge's own
     write_json(run.service, asdict(diagnosis))
     return diagnosis
 
@@ -239,3 +235,94 @@ def _key(recipe: RunRecipe) -> tuple[str, str, str]:
     """Return what findings are of; the address is not that of a bridge, which each start has."""
     url = os.environ.get("TINKER_BASE_URL") or HOSTED
     return url, recipe.model.base, tinker.__version__
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A diagnosis of a service and, if a recipe is to be trained there, what it does not meet."""
+
+    diagnosis: Diagnosis
+    recipe: str | None
+    lacking: tuple[Unmet, ...]
+
+    @classmethod
+    def ask(
+        cls, name: str | None, overrides: Sequence[str], url: str | None, base: str | None
+    ) -> "Examined":
+        """Probe the service at a URL, or that of the environment, or an engine started for it."""
+        recipes = [] if name is None else _recipes(name, overrides)
+        if url is not None:
+            os.environ["TINKER_BASE_URL"] = url
+        if base is None and recipes:
+            base = recipes[0].model.base
+        diagnosis = diagnose(base)
+        lacking = [one for recipe in recipes for one in unmet(recipe, diagnosis)]
+        return cls(diagnosis, name, tuple(dict.fromkeys(lacking)))
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a run of the recipe would be refused."""
+        return any(not one.need.cost for one in self.lacking)
+
+    def table(self, width: int) -> str:
+        """Return the findings as a table, below a line of what they are of and what they took."""
+        made = self.diagnosis
+        took = f"{made.seconds:.1f} s and {counted(made.tokens, 'token')}"
+        rows = [
+            [TITLES[one.name], one.verdict, one.expected, one.measured] for one in made.findings
+        ]
+        table = fitted(FINDING_COLUMNS, rows, width, FINDING_COLUMNS[2:])
+        return f"{made.url}, {made.base}, by SDK {made.sdk}, in {took}\n\n{table}"
+
+    def verdict(self) -> str:
+        """Say what of the recipe the service forbids, and what a run would do without."""
+        if self.recipe is None:
+            return ""
+        can = "cannot" if self.refuses else "can"
+        said = [
+            f"{one.fact()}; a run goes on without it: {one.need.cost}"
+            if one.need.cost
+            else one.describe()
+            for one in sorted(self.lacking, key=lambda one: one.need.cost != "")
+        ]
+        return "\n- ".join([f"\n{self.recipe} {can} be trained there", *said])
+
+    def record(self) -> dict[str, Any]:
+        """Return the diagnosis, and what of the recipe it forbids, as JSON."""
+        return {
+            **asdict(self.diagnosis),
+            "recipe": self.recipe,
+            "refuses": self.refuses,
+            "unmet": [asdict(one) for one in self.lacking],
+        }
+
+
+def diagnose(base: str | None) -> Diagnosis:
+    """Probe the service of the environment, or else an engine that is started for it.
+
+    Without a base model it is that of a recipe which names none, or else the service's first.
+    """
+    asked = base or Model().base
+    Model(base=asked).check_service()
+    with (
+        TemporaryDirectory(prefix="ratchet-doctor-") as state,
+        connect(asked, Path(state), DOCTORS_PATIENCE) as service,
+    ):
+        named = asked if base else _first_model(service, asked)
+        made = examine(service, named)
+    return replace(made, url=os.environ.get("TINKER_BASE_URL") or made.url)  # not a bridge's own
+
+
+def _recipes(name: str, overrides: Sequence[str]) -> Sequence[RunRecipe]:
+    recipe = named_recipe(name, overrides, FlowRecipe)
+    if trained := recipe.trained():
+        return trained
+    raise FlowError(f"{name} is a {recipe.flow}; give the recipe whose keys it varies")
+
+
+def _first_model(service: Service, default: str) -> str:
+    """Return the default base if the service has it, or else its first model."""
+    asked = service.rest().get_server_capabilities()
+    models = service.result(asked, "the models it has").supported_models
+    names = [one.model_name for one in models if one.model_name]
+    return default if default in names or not names else names[0]
