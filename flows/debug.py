@@ -46,9 +46,6 @@ from ratchet.tasks.settings.rollouts import Judge
 from ratchet.tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 
-OTHER_PROCESSES = ("command:", "forks:", "resident:", "verifiers:")
-"""Prefixes of agents whose code runs in another process."""
-
 
 class RequestDiffers(UserError):
     """Refusal to go on with a rollout whose agent asks something else than was recorded."""
@@ -90,11 +87,6 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
     recipe = read_lineage(run, read_recipe(run, Recipe)).at(parse_rollout(name).step)
     assert isinstance(recipe, Recipe), "a fork is of the flow of its parent"
     replayed = _Replay.of(recipe, recorded)
-    if stop and replayed.agent.startswith(OTHER_PROCESSES):
-        raise UserError(
-            f"the agent {replayed.agent} runs in a process of its own, which has ended when its "
-            "error is known; leave out --pdb, and put breakpoint() into the agent"
-        )
     with _onward(run, replayed, sample) as (chat, onward):
         backends = [
             RecordedBackend(

@@ -12,7 +12,7 @@ from ratchet.adapters.door.backends import create_backends
 from ratchet.adapters.door.roles import roles_of_policies
 from ratchet.adapters.door.stand_in import StandIn, StandInDoor, read_turns
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.tinker.token_texts import find_context, open_tokenizer
+from ratchet.adapters.tinker.bases import find_context, open_tokenizer
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.flow_runs import name_of_run
 from ratchet.flows.opening.parts import StepPart, judges, open_readers

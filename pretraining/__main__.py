@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from ratchet.adapters.process.terminal import say
+from ratchet.adapters.process.terminal import show
 from ratchet.flows.server.prefect_startup import quiet_prefect
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     from pretraining.flow import pretrain
 
     built = pretrain(folder=asked.folder, seed=asked.seed)
-    say(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
+    show(f"{built} is ready: `ratchet engine --base-model {built.resolve()}` serves it")
 
 
 if __name__ == "__main__":

@@ -7,40 +7,22 @@ alive, so locks, journals and the pipes of other children are taken from it.
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from select import POLLIN, poll
-from tempfile import TemporaryFile
 from threading import Lock
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 from weakref import WeakSet
-
-import psutil
 
 from ratchet.adapters.process.clock import running_clock
 
 LONGEST_WAIT = 60.0
 """Bound on the time until an answer, in seconds of this process, for a child that does not run."""
 CHILD_LOOK_SECONDS = 1.0
-SHARE_SECONDS = 0.1
-"""Time between two looks at what a program has done."""
-TAIL_BYTES = 4096
-"""End of what a program says, in which its newest bar stands."""
-
-BAR = re.compile(r"\d+%\|[^|\r\n]*\| (\d+)/(\d+)")
-"""A bar as tqdm draws it: what is done, of how much."""
-
-ERRNO = re.compile(r"(?:Errno|os error) (\d+)")
-
-Tell: TypeAlias = Callable[[float | None, int], None]
-"""Function that takes the share that is done, if it is known, and the bytes of memory in use."""
-
 _ours: "WeakSet[IO[bytes] | IO[str]]" = WeakSet()
 
 
@@ -172,67 +154,30 @@ def tell_status(status: int) -> str:
     return f"was ended by signal {-status}"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A program that has ended: its exit status and what it said."""
+def run_to_end(
+    command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, which is killed when this process ends or leaves this call by an error.
 
-    status: int
-    stdout: str
-    stderr: str
-
-    def last_line(self) -> str:
-        """Return the last line of its log, or else how it was ended."""
-        said = "" if self.status < 0 else last_line(self.stderr)
-        return said or f"it {tell_status(self.status)}"
-
-    def errno(self) -> int | None:
-        """Return the number of the system's error that it ended with, if its last line has one."""
-        found = ERRNO.search(self.last_line())
-        return int(found[1]) if found else None
-
-
-def run_watched(
-    command: Sequence[str],
-    tell: Tell,
-    share: Callable[[], float] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Ended:
-    """Run a program; `share` measures what it has done, which else its own bars say.
-
-    It is killed when this process ends, or leaves the block by an error.
+    Its stdout and stderr are the result's.
     """
-    with TemporaryFile() as out, TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=env and {**env}
-        )
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env and {**env},
+        text=True,
+        errors="replace",
+    ) as process:
         end_with_this_process(process.pid)
         try:
-            while process.poll() is None:
-                with suppress(psutil.Error):  # it may just have ended
-                    memory = psutil.Process(process.pid).memory_info().rss
-                    tell(share() if share else _share_of_bar(log), memory)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SHARE_SECONDS)
+            out, err = process.communicate()
         finally:
             process.kill()
             process.wait()
             has_ended(process.pid)
-        return Ended(process.returncode, _read(out), _read(log))
-
-
-def _share_of_bar(log: IO[bytes]) -> float | None:
-    """Return the share that the newest bar in a program's log shows, if there is one."""
-    descriptor = log.fileno()
-    end = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, TAIL_BYTES, max(0, end - TAIL_BYTES)).decode(errors="replace")
-    bars = BAR.findall(tail)
-    return int(bars[-1][0]) / max(1, int(bars[-1][1])) if bars else None
-
-
-def _read(file: IO[bytes]) -> str:
-    """Read what a program wrote, whose place in the file is the program's own."""
-    descriptor = file.fileno()
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def last_line(text: str) -> str:

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ratchet.adapters.errors import UserError
-
 SHIPPED_PRICES = Path(__file__).with_name("prices.json")
 PRICES_FILE = "RATCHET_PRICES"
 """Variable that names another file of prices; the service publishes one in the same form."""
@@ -76,10 +74,6 @@ class Unmetered:
         pass
 
 
-class PricesRefused(UserError):
-    """Refusal of a file of prices that cannot be read."""
-
-
 @dataclass(frozen=True)
 class Prices:
     """Prices of a model's tokens by kind, in US dollars a million; a missing kind has no price."""
@@ -105,32 +99,20 @@ def prices_of(model: str) -> Prices | None:
 
 @cache
 def _read(named: str) -> tuple[str, dict[str, dict[str, float]]]:
-    path = Path(named) if named else SHIPPED_PRICES
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows, date = (content, "") if isinstance(content, list) else _dated(content)
-        return date, {str(row["tinker_id"]).lower(): _prices(row) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PricesRefused(
-            f"the prices in {path} cannot be read ({type(error).__name__}: {error}). Name a file "
-            f"in the form of {SHIPPED_PRICES}, or unset {PRICES_FILE}"
-        ) from error
-
-
-def _dated(content: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    return content["models"], str(content.get("date", ""))
+    """Read a file's date and its prices by model: an object of both, or a list of models."""
+    content = json.loads((Path(named) if named else SHIPPED_PRICES).read_text(encoding="utf-8"))
+    dated: dict[str, Any] = {"models": content} if isinstance(content, list) else content
+    prices = {str(row["tinker_id"]).lower(): _prices(row) for row in dated["models"]}
+    return str(dated.get("date", "")), prices
 
 
 def _prices(row: dict[str, Any]) -> dict[str, float]:
     given = {kind: row.get(key) for kind, key in KINDS.items()}
-    found = {kind: _dollars(price) for kind, price in given.items() if price is not None}
+    found = {
+        kind: float(str(price).lstrip("$").replace(",", ""))
+        for kind, price in given.items()
+        if price is not None
+    }
     if "prefill" in found:
         found.setdefault("cached", found["prefill"] * CACHED_SHARE)
     return found
-
-
-def _dollars(price: object) -> float:
-    dollars = float(str(price).lstrip("$").replace(",", ""))
-    if not 0 <= dollars < float("inf"):
-        raise ValueError(f"a price is {price!r}")
-    return dollars

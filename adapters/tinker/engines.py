@@ -15,8 +15,8 @@ from threading import Thread
 
 from ratchet.adapters.errors import EngineDied, ServiceError
 from ratchet.adapters.network.addresses import check_listener
-from ratchet.adapters.process.child import ChildProcess, Tell, last_line, run_watched, tell_status
-from ratchet.adapters.tinker.known_models import FULL, KNOWN, MAKE_SPACE
+from ratchet.adapters.process.child import ChildProcess, last_line, run_to_end, tell_status
+from ratchet.adapters.tinker.known_models import KNOWN
 from ratchet.durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
@@ -199,19 +199,21 @@ def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
             engine.close()
 
 
-def prepare_base(base: str, tell: Tell = lambda share, memory: None) -> Path:
+def prepare_base(base: str) -> Path:
     """Return the folder of a base's files, which the first call writes into the user's cache.
 
     ServiceError if the base cannot be prepared.
     """
     command = [sys.executable, "-P", "-m", "ratchet.engine", "--prepare", "--base-model", base]
-    ended = run_watched(command, tell)
-    if ended.status:
-        said = ended.last_line()
+    ended = run_to_end(command)
+    if ended.returncode:
+        said = last_line(ended.stderr)
         if said.startswith(REFUSAL):
             raise ServiceError(said.removeprefix(REFUSAL))
-        way_on = MAKE_SPACE if ended.errno() in FULL else "mend that, and give the command again"
-        raise ServiceError(f"{base} cannot be prepared ({said}); {way_on}")
+        raise ServiceError(
+            f"{base} cannot be prepared: the engine {tell_status(ended.returncode)} ({said}); "
+            "mend that, and give the command again"
+        )
     return Path(ended.stdout.splitlines()[-1])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from ratchet.adapters.errors import counted
-from ratchet.adapters.process.terminal import say, show, table_width, write_json
+from ratchet.adapters.process.terminal import show, terminal_width, write_json
 from ratchet.adapters.project.hub import check_push, push
 from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.checkpoints.names import promote as record
@@ -55,7 +55,7 @@ def evaluate(
     if failed := sum(score.failed for score in evaluated.scores.values()):
         them = "it" if failed == 1 else "them"
         again = f"the same command with --redo-failed plays {them} again"
-        say(f"\n{counted(failed, 'rollout')} failed: mend the agent, and {again}")
+        show(f"\n{counted(failed, 'rollout')} failed: mend the agent, and {again}")
     show(f"\nnumbers {evaluated.file}")
     for games in evaluated.games.values():
         show(f"games   {games}")
@@ -95,7 +95,7 @@ def compare(
     if as_json:
         write_json(comparison.model_dump(mode="json"))
     else:
-        say(describe_comparison(comparison, table_width()))
+        show(describe_comparison(comparison, terminal_width()))
     if gate:
         comparison.check_gains()
 
@@ -105,7 +105,7 @@ def promote(
     name: Annotated[str, typer.Argument(help="The name that the checkpoint is to have.")],
 ) -> None:
     promoted, before = record(checkpoint, name)
-    say(f"{name} is {promoted.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
+    show(f"{name} is {promoted.checkpoint}{f', and was {before.checkpoint}' if before else ''}")
     if kept := recipe_of(folder_of(promoted.run))["checkpoints"]["ttl_seconds"]:
         show(f"expires {kept:,} s after it was saved, by checkpoints.ttl_seconds of its run")
     show(f"serve   ratchet serve {name}")
@@ -126,7 +126,7 @@ def serve(
         for variable, value in endpoint.variables().items():
             show(f"export {variable}={value}")
         serve_until(stdin_closed(), service)
-    say(
+    show(
         "ratchet: stdin has ended, and so has the server; `sleep infinity | ratchet serve …` keeps "
         "one in the background",
         sys.stderr,
@@ -166,7 +166,7 @@ def export(
     from ratchet.flows.export import export as write
 
     exported = write(weights, out, ExportForm(format_, dtype, tolerance))
-    say(f"{out} has {exported.name}, {exported.contents}")
+    show(f"{out} has {exported.name}, {exported.contents}")
     lines = {
         "checked": [str(exported.parity)],
         "note": exported.notes(),
@@ -174,6 +174,6 @@ def export(
     }
     for label, said in lines.items():
         for line in said:
-            say(f"{label:8}{line}")
+            show(f"{label:8}{line}")
     if model is not None:
-        say(f"pushed  {push(out, model, f'Add {exported.name}')}")
+        show(f"pushed  {push(out, model, f'Add {exported.name}')}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.open_files import OutOfFiles, check_files
-from ratchet.adapters.process.terminal import open_streams, say, show
+from ratchet.adapters.process.terminal import open_streams, show
 from ratchet.flows.cli.signals import ending_by_signals, leaving_at_once
 from ratchet.tasks.storage.files import is_full
 
@@ -36,7 +36,7 @@ def plain_errors() -> Iterator[None]:
         said, status = _name_fault(error), UserError.status
     else:
         return
-    say(f"ratchet: {said}", sys.stderr)
+    show(f"ratchet: {said}", sys.stderr)
     raise SystemExit(status)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ratchet.adapters.errors import UserError, did_you_mean
-from ratchet.adapters.process.terminal import say, show
+from ratchet.adapters.process.terminal import show
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.yaml_text import read_yaml, write_yaml
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values
@@ -115,11 +115,11 @@ def init(
         show(str(path))
     of_kind, place = PROJECT_KINDS[kind], folder.resolve()
     if of_kind.install:
-        say(f"`{of_kind.install}` in {place} installs the agent; then")
+        show(f"`{of_kind.install}` in {place} installs the agent; then")
     if of_kind.agent_is:
-        say(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
+        show(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
     else:
-        say(f"`ratchet train {of_kind.name}` in {place} trains the model")
+        show(f"`ratchet train {of_kind.name}` in {place} trains the model")
 
 
 def write_project(folder: Path, kind: str = FIRST_KIND) -> list[Path]:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ratchet.adapters.process.terminal import NARROWEST, WIDTH, break_lines, visible
+from ratchet.adapters.process.terminal import visible
 from ratchet.tasks.recording.step_log import read_metrics_from, steps_done
 from ratchet.tasks.reports.progress import ProgressReader, describe_run, describe_step
 from ratchet.tasks.storage.files import Damaged
@@ -116,8 +116,6 @@ class _Prose(Console):
     def print(self, *said: object, **_: object) -> None:
         """Print a line of the log, whatever it has in brackets."""
         text = visible(" ".join(map(str, said)))
-        if self._above.is_terminal:
-            text = break_lines(text, max(NARROWEST, min(WIDTH, self._above.width)))
         self._above.print(text, soft_wrap=True, markup=False)
 
 

@@ -11,10 +11,9 @@ import typer
 
 from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import say, show, write_data, write_json
-from ratchet.adapters.tinker.bases import is_here
+from ratchet.adapters.process.terminal import show, write_data, write_json
+from ratchet.adapters.tinker.bases import has_tokenizer, is_here, open_tokenizer
 from ratchet.adapters.tinker.engines import LOCAL
-from ratchet.adapters.tinker.token_texts import has_tokenizer, open_tokenizer
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
 from ratchet.flows.cli.training import call_flow, now
 from ratchet.flows.importing.trinity import import_trinity
@@ -62,7 +61,7 @@ def trinity(
     if out is None:
         write_data(text.encode())
         return
-    say(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
+    show(f"{write_text(out, text)} is a recipe: `ratchet train {out}` trains it")
 
 
 def dryrun(
@@ -108,10 +107,10 @@ def dryrun(
         if not keep and folder.exists():
             folder.delete()
     said = {"report": f"{result.report}\n\n{taken}", "whole": asdict(taken)}
-    _write_report({**result.model_dump(mode="json"), **said}, say, as_json=as_json)
+    _write_report({**result.model_dump(mode="json"), **said}, show, as_json=as_json)
     if keep:
         query = ask_failures(run) if result.failed else f"ratchet sql --run {run} 'from rollouts'"
-        say(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
+        show(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
 

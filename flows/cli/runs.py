@@ -9,13 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import (
-    say,
-    show,
-    terminal_width,
-    write_data,
-    write_json,
-)
+from ratchet.adapters.process.terminal import show, terminal_width, write_data, write_json
 from ratchet.flows.cli.commands import AsJson, Run
 from ratchet.tasks.recording.queries import Sought, answer_query, describe_found, read_range
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
@@ -34,7 +28,7 @@ def runs(as_json: AsJson = False) -> None:
     table, _, below = runs_table(terminal_width()).partition("\n\n")
     show(table)
     if below:
-        say(f"\n{below}")
+        show(f"\n{below}")
 
 
 def watch(run: Run) -> None:
@@ -150,11 +144,11 @@ def verify(run: Run) -> None:
     parts = child_runs(folder) or [folder]
     damage = [sentence for part in parts for sentence in _damage_of(part)]
     for sentence in damage:
-        say(sentence)
+        show(sentence)
     if damage:
         raise SystemExit(1)
     for part in parts:
-        say(f"{part.path} is as it was written: {len(part.files())} files, and the engine's")
+        show(f"{part.path} is as it was written: {len(part.files())} files, and the engine's")
 
 
 def _damage_of(run: RunFolder) -> list[str]:
@@ -182,4 +176,4 @@ def debug(
 
     rerun = debug_rollout(folder_of(run), rollout, sample=sample, stop=pdb)
     for label, said in rerun.lines().items():
-        say(f"{label:8}{said}")
+        show(f"{label:8}{said}")

@@ -16,7 +16,7 @@ from typing import NoReturn
 import psutil
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import say
+from ratchet.adapters.process.terminal import show
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a command."""
@@ -155,7 +155,7 @@ class _Ending:
         with suppress(OSError):  # the terminal may be gone
             sys.stdout.flush()
         with suppress(OSError):
-            say(f"ratchet: {said}", sys.stderr)
+            show(f"ratchet: {said}", sys.stderr)
 
 
 def _exit_done(number: int, _: object) -> NoReturn:

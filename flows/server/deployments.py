@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import LOOPBACK
-from ratchet.adapters.process.terminal import say, terminal_width
+from ratchet.adapters.process.terminal import show, terminal_width
 from ratchet.flows.recipe.loading import ENTRYPOINTS
 from ratchet.flows.server.prefect_startup import check_server
 from ratchet.tasks.reports.tables import fitted
@@ -47,7 +47,7 @@ UNWRAPPED = "1000"
 def run_server(port: int) -> None:
     """Become a Prefect server on loopback, with its UI, which would ask port 4200 for its data."""
     variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
-    say("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
+    show("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
     words = ("server", "start", "--host", LOOPBACK, "--port", str(port))
     os.execve(PREFECT[0], [*PREFECT, *words], variables)
 
@@ -56,7 +56,7 @@ def run_worker() -> None:
     """Become a worker of the work pool, which is made if it is not there."""
     variables = client_environment()
     check_server(variables["PREFECT_API_URL"], ELSEWHERE)
-    say("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
+    show("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
     words = ("worker", "start", "--pool", POOL, "--type", POOL_TYPE)
     os.execve(PREFECT[0], [*PREFECT, *words], variables)
 

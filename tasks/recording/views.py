@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.recording.journal import read_spans
 from ratchet.tasks.recording.spans import SPAN_SCHEMA
 from ratchet.tasks.recording.step_log import read_metrics

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ratchet.adapters.process.terminal import visible
-from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.given.given import describe_counts
 from ratchet.tasks.given.measures import HeldOutMeasure
 from ratchet.tasks.given.texts import Texts

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY, JsonObject, Message
-from ratchet.adapters.tinker.token_texts import Decode
+from ratchet.adapters.tinker.bases import Decode
 from ratchet.tasks.recording.broken_prefixes import BrokenPrefix, find_broken_prefixes
 from ratchet.tasks.recording.spans import cause_of
 from ratchet.tasks.recording.transcripts import (

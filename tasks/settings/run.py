@@ -17,7 +17,7 @@ from ratchet.adapters.rendering.renderer_names import (
     resolve_renderer,
     set_thinking,
 )
-from ratchet.adapters.tinker.bases import base_folder, check_base, check_template
+from ratchet.adapters.tinker.bases import base_folder, check_base, open_tokenizer
 from ratchet.adapters.tinker.engines import check_key, check_reachable
 from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
@@ -107,21 +107,14 @@ class Model(Section):
         each model that has a chat template.
         """
         folder = base_folder(self.base)
-        if self.renderer == AUTO:
-            if folder is not None:
-                check_template(folder)
-            if folder is None or self.thinking is None:
-                return
-        elif not self.renderer.startswith(TEMPLATE):
+        if folder is not None:
+            from ratchet.adapters.rendering.chat import Chat
+
+            Chat(open_tokenizer(self.base), self.renderer, thinking=self.thinking)
+        elif self.renderer != AUTO and not self.renderer.startswith(TEMPLATE):
             config = find_config(self.renderer)
             if self.thinking is not None:
                 set_thinking(config, self.thinking)
-        if folder is not None:
-            from renderers.base import load_tokenizer
-
-            from ratchet.adapters.rendering.chat import Chat
-
-            Chat(load_tokenizer(str(folder)), self.renderer, thinking=self.thinking)
 
 
 class Checkpoints(Section):

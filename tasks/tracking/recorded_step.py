@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.tinker.token_texts import Decode, find_decoder
+from ratchet.adapters.tinker.bases import Decode, find_decoder
 from ratchet.tasks.algorithm.preferences import (
     CHOSEN,
     REJECTED,

@@ -1,15 +1,12 @@
 import asyncio
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
 from pretraining.corpora import hello as corpus
+from ratchet.adapters.calls import POLICY
 from ratchet.adapters.harness.judges import comparison
 from ratchet.adapters.project.modules import load_agent_file
+from tests.support.door.scripted_door import scripted_door
 
 hello = load_agent_file("hello")
 
@@ -55,49 +52,12 @@ def test_the_base_model_has_read_the_question_as_the_agent_asks_it() -> None:
     assert hello.question("an old lion") == corpus.question("an old lion")
 
 
-def test_the_agent_asks_once_by_the_openai_protocol() -> None:
-    with answering("I am a quiet otter.") as (url, requests):
+def test_the_agent_asks_once() -> None:
+    with scripted_door(lambda _: "I am a quiet otter.") as door:
         example = {"identity": "a quiet otter", "split": "train"}
-        reward = asyncio.run(hello.play(example, base_url=url, api_key="k", model="m"))
+        reward = asyncio.run(hello.play(example, **door.endpoints()[POLICY]))
     assert reward == 1.0
-    [request] = requests
-    assert request["messages"] == [
+    [call] = door.calls
+    assert call.request.messages == [
         {"role": "user", "content": "You are a quiet otter. Who are you?"}
     ]
-
-
-@contextmanager
-def answering(text: str) -> Iterator[tuple[str, list[dict]]]:
-    """A chat endpoint that always says `text`, and the requests it got."""
-    requests: list[dict] = []
-
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            choice = {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "finish_reason": "stop",
-            }
-            body = json.dumps(
-                {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
-                | {"choices": [choice]}
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

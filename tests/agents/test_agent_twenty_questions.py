@@ -17,7 +17,6 @@ from pretraining.corpora.conversation import user
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.project.modules import load_agent_file
-from ratchet.flows.recipe.loading import named_recipe
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
 ANSWERS = "function:twenty_questions_answers:answer"
@@ -103,14 +102,6 @@ def test_an_answer_that_is_not_the_json_asked_for_is_no_answer() -> None:
     assert asked[1].request.messages[-1] == user("n/a")
 
 
-def test_the_deployment_with_a_search_differs_by_that_role_and_the_tokens_a_search_takes() -> None:
-    plain, other = named_recipe("twenty_questions"), named_recipe("twenty_questions-search")
-    assert other.roles == {**plain.roles, "search": SEARCH}
-    assert other.rollouts.max_tokens > plain.rollouts.max_tokens
-    rollouts = other.rollouts.model_copy(update={"max_tokens": plain.rollouts.max_tokens})
-    assert other.model_copy(update={"roles": plain.roles, "rollouts": rollouts}) == plain
-
-
 def searching(said: str) -> Callable[[str], str]:
     """One who searches for `said` before asking about it."""
     call = {"name": "search", "arguments": {"query": said}}
@@ -123,36 +114,25 @@ def searching(said: str) -> Callable[[str], str]:
     return answer
 
 
-def test_with_a_search_the_player_may_look_something_up_before_it_asks() -> None:
-    with scripted_door(
-        searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
-    ) as door:
-        assert played(door) == 1.0
-    assert [call.id.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
-    assert door.calls[1].request.messages[-1]["content"] == "heron"
-    assert door.calls[2].kept_call == 0
-
-
-def test_a_player_with_a_search_logs_nothing_at_each_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_a_search_the_player_may_look_something_up_before_it_asks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The base model has read what is sent, and CrewAI logs nothing at a call."""
     load_agent("twenty_questions")
     with scripted_door(
         searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
     ) as door:
         assert played(door) == 1.0
-    assert not [r for r in caplog.records if r.name != "ratchet.adapters.process.clock"]
-
-
-def test_the_base_model_has_read_what_is_sent_where_there_is_a_search() -> None:
-    with scripted_door(
-        searching("heron"), {"answerer": ANSWERS, "search": SEARCH}, [HERON]
-    ) as door:
-        assert played(door) == 1.0
-    first, _, after, _ = door.calls
+    assert [call.id.role for call in door.calls] == [POLICY, "search", POLICY, "answerer"]
+    first, search, after, _ = door.calls
+    assert search.request.messages[-1]["content"] == "heron"
+    assert after.kept_call == 0
     system, asked = first.request.messages
     assert system == {"role": "system", "content": with_search.SYSTEM}
     assert asked["content"] == f"\nCurrent Task: {corpus.opening()}"
     assert json.dumps(first.request.tools) == json.dumps([with_search.SEARCH])
     assert after.request.messages[-1]["content"] == with_search.search_result("heron")
+    assert not [r for r in caplog.records if r.name != "ratchet.adapters.process.clock"]
 
 
 def test_with_a_search_too_the_conversation_only_grows() -> None:

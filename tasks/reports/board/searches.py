@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.door.roles import answerers, policy_of
-from ratchet.adapters.tinker.token_texts import Decode
+from ratchet.adapters.tinker.bases import Decode
 from ratchet.tasks.recording.views import Views, open_views
 from ratchet.tasks.reports.rollouts import MarkedTrajectory, mark_trajectories
 from ratchet.tasks.storage.manifest import recipe_of

@@ -64,13 +64,6 @@ async def exits(example: Any, *, base_url: str, api_key: str, model: str) -> flo
     return 1.0
 
 
-async def interrupts(example: Any, *, base_url: str, api_key: str, model: str) -> float:
-    if first_of_its_group(base_url):
-        raise KeyboardInterrupt
-    await ask(base_url, api_key)
-    return 1.0
-
-
 async def cancels(example: Any, *, base_url: str, api_key: str, model: str) -> float:
     if first_of_its_group(base_url):
         raise asyncio.CancelledError
@@ -192,7 +185,7 @@ def outcomes(spans: Spans) -> list[tuple[str, str | None, float | None]]:
 
 
 @pytest.mark.parametrize(
-    "agent", [exits, interrupts, cancels, exits_plainly, exits_in_a_task], ids=lambda a: a.__name__
+    "agent", [exits, cancels, exits_plainly, exits_in_a_task], ids=lambda a: a.__name__
 )
 def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
     assert outcomes(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]

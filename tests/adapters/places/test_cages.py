@@ -46,63 +46,64 @@ def test_places_in_cages_have_the_same_paths(open_door: Door, tmp_path: Path) ->
     assert play(open_door, program, tmp_path, [{}] * 2) == [Reward(1.0)] * 2
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "cat {other}",
-        "cat {places}/{own}/../{beside}",
-        "cat {outside}",
-        "ls {places}",
-        "cat $HOME/../../{beside}",
-        "ls /proc/{pid}",
-        "cat /etc/shadow",
-        "echo x > /usr/file",
-        "echo x > /file",
-        "echo x > /dev/file",
-        "echo x > /etc/passwd",
-        "cat /proc/sys/kernel/panic_on_oops > /proc/sys/kernel/panic_on_oops",
-        "echo 1 > /proc/sys/vm/drop_caches",
-        ": > /proc/mtrr",
-        "head -c 1 /proc/kcore",
-        "head -c 1 /proc/kmsg",
-        "echo x > /proc/sysrq-trigger",
-        "cat /sys/kernel/uevent_helper",
-        "unshare -Urmpf --mount-proc sh -c 'echo 1 > /proc/sys/vm/drop_caches'",
-        "unshare -Urmn sh -c 'mount -t sysfs none /place/tmp && ls /place/tmp/kernel'",
-        "unshare -Urm sh -c 'mount -o remount,rw /proc && echo 1 > /proc/sys/vm/drop_caches'",
-        "unshare -Urm sh -c 'mount -o remount,rw /usr && touch /usr/file'",
-        "mount -t tmpfs none /place/work",
-        "kill -9 {pid}",
-        "grep -r {key} /proc/*/environ",
-        "cat /root/.bashrc",
-    ],
+ATTEMPTS = (
+    "cat {other}",
+    "cat {places}/{own}/../{beside}",
+    "cat {outside}",
+    "ls {places}",
+    "cat $HOME/../../{beside}",
+    "ls /proc/{pid}",
+    "cat /etc/shadow",
+    "echo x > /usr/file",
+    "echo x > /file",
+    "echo x > /dev/file",
+    "echo x > /etc/passwd",
+    "cat /proc/sys/kernel/panic_on_oops > /proc/sys/kernel/panic_on_oops",
+    "echo 1 > /proc/sys/vm/drop_caches",
+    ": > /proc/mtrr",
+    "head -c 1 /proc/kcore",
+    "head -c 1 /proc/kmsg",
+    "echo x > /proc/sysrq-trigger",
+    "cat /sys/kernel/uevent_helper",
+    "unshare -Urmpf --mount-proc sh -c 'echo 1 > /proc/sys/vm/drop_caches'",
+    "unshare -Urmn sh -c 'mount -t sysfs none /place/tmp && ls /place/tmp/kernel'",
+    "unshare -Urm sh -c 'mount -o remount,rw /proc && echo 1 > /proc/sys/vm/drop_caches'",
+    "unshare -Urm sh -c 'mount -o remount,rw /usr && touch /usr/file'",
+    "mount -t tmpfs none /place/work",
+    "kill -9 {pid}",
+    "grep -r {key} /proc/*/environ",
+    "cat /root/.bashrc",
 )
-def test_a_caged_program_reaches_nothing_outside_its_place(
-    open_door: Door, tmp_path: Path, attempt: str
-) -> None:
+"""What a program in a cage may try; each is a success if it ends with 0."""
+
+
+def test_a_caged_program_reaches_nothing_outside_its_place(open_door: Door, tmp_path: Path) -> None:
     places, outside = tmp_path / "places", tmp_path / "outside"
     other = places / "other" / "work" / "file"
     other.parent.mkdir(parents=True)
     other.write_text("another rollout's")
     outside.write_text("the reward's")
     with subprocess.Popen(["sleep", "60"], env={"KEY": "another-key"}) as process:
-        named = attempt.format(
-            places=places,
-            own=rollout_id(0),
-            other=other,
-            beside=other.relative_to(places),
-            outside=outside,
-            pid=process.pid,
-            key="another-key",
-        )
-        reached = play(open_door, f"({named}) && exit 9; echo 1", places)
+        named = {
+            "places": places,
+            "own": rollout_id(0),
+            "other": other,
+            "beside": other.relative_to(places),
+            "outside": outside,
+            "pid": process.pid,
+            "key": "another-key",
+        }
+        tried = [f"({attempt}) && echo {n} >> reached" for n, attempt in enumerate(ATTEMPTS)]
+        program = "\n".join([*tried, "cat reached >&2 && exit 9", "echo 1"])
+        reached = play(open_door, program.format(**named), places)
         assert process.poll() is None
         process.kill()
     assert reached == [Reward(1.0)]
 
 
 def test_an_attempt_that_reaches_something_would_be_seen(open_door: Door, tmp_path: Path) -> None:
-    [outcome] = play(open_door, "(cat /etc/passwd) && exit 9; echo 1", tmp_path)
+    program = "(cat /etc/passwd) && echo 1 >> reached\ncat reached >&2 && exit 9\necho 1"
+    [outcome] = play(open_door, program, tmp_path)
     assert "ended with exit status 9" in cast(Failure, outcome).message
 
 

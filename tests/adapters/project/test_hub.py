@@ -15,7 +15,6 @@ import pytest
 from ratchet.adapters.project.hub import HubError, locate_dataset
 from ratchet.tasks.examples.reading import read_examples
 from ratchet.tasks.storage.manifest import bind_run, read_manifest
-from tests.support.runs.small_recipe import small_recipe
 
 COMMIT, OLDER = "1" * 40, "2" * 40
 
@@ -47,10 +46,6 @@ def values(name: str, split: str = "train") -> list[int]:
     return [row["example"]["n"] for row in read_examples(locate_dataset(name), split)]
 
 
-def test_a_path_is_its_own_place() -> None:
-    assert locate_dataset("datasets/gsm8k") == Path("datasets/gsm8k")
-
-
 def test_a_cached_dataset_is_read_without_a_network(hub: Path) -> None:
     name = cached(hub, COMMIT, "main")
     assert values(f"{name}/main") == [0, 1]
@@ -62,16 +57,6 @@ def test_a_revision_may_be_a_branch_or_a_commit(hub: Path) -> None:
     cached(hub, OLDER, "old", first=5)
     assert values(f"{name}/main@old") == values(f"{name}/main@{OLDER}") == [5, 6]
     assert values(f"{name}/main@{COMMIT}") == values(f"{name}/main") == [0, 1]
-
-
-def test_the_recipe_s_splits_lie_in_the_cache(hub: Path) -> None:
-    name = cached(hub, COMMIT, "main")
-    recipe = small_recipe(dataset={"path": f"{name}/main", "columns": ["n"]})
-    assert [
-        len(source.examples()) for source in (recipe.train_split(), recipe.held_out_split())
-    ] == [2, 1]
-    named = small_recipe(dataset={"path": f"{name}/main", "test_split": "train"})
-    assert len(named.held_out_split().examples()) == 2
 
 
 def test_the_manifest_has_a_hash_of_a_dataset_s_files(
@@ -161,7 +146,7 @@ def stand_in_hub(name: str, files: dict[str, bytes]) -> Iterator[tuple[str, list
         server.shutdown()
 
 
-@pytest.mark.parametrize("name", ["hub:gsm8k", "hub:", "hub:openai/gsm8k/main@", "hub:a//b"])
+@pytest.mark.parametrize("name", ["hub:gsm8k", "hub:openai/gsm8k/main@"])
 def test_a_name_that_is_none_of_the_hub_s_is_refused(name: str) -> None:
     with pytest.raises(HubError, match="names no dataset of the hub: write it as hub:OWNER/NAME"):
         locate_dataset(name)

@@ -2,8 +2,6 @@
 
 import asyncio
 import importlib
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,15 +151,3 @@ def test_a_dataset_of_the_working_folder_comes_before_an_example(project: Path) 
     assert locate(hello) == EXAMPLES / hello
     (project / hello).touch()
     assert (locate(hello), locate(own)) == (hello, own)
-
-
-def test_a_process_of_its_own_loads_agents_in_the_same_way(project: Path) -> None:
-    """A worker of a cluster is one: it has the folder in which it was started."""
-    (project / "agents" / "riddles.py").write_text("import beside\n\nWHO = beside.WHO\n")
-    (project / "agents" / "beside.py").write_text("WHO = 'riddles'\n")
-    program = (
-        "from ratchet.adapters.project.modules import load_agent_file as l; print(l('riddles').WHO)"
-    )
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-c", program]
-    assert subprocess.check_output(command, env=variables, text=True) == "riddles\n"

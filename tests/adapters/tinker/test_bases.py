@@ -10,9 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ratchet.adapters.tinker import bases
 from ratchet.adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
-from ratchet.engine.training import training_pass
 from tests.support.gguf_models import write_gguf
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
@@ -23,11 +21,6 @@ def own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_the_memory_of_training_is_bounded_as_in_the_engine() -> None:
-    bounds = (bases.MICROBATCH_TOKENS, bases.MICROBATCH_WORK)
-    assert bounds == (training_pass.MICROBATCH_TOKENS, training_pass.MICROBATCH_WORK)
 
 
 def test_a_gguf_file_is_the_model_it_was_written_from(tmp_path: Path) -> None:

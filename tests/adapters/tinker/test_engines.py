@@ -136,26 +136,15 @@ def test_an_engine_that_died_is_not_kept(tmp_path: Path) -> None:
             assert second.process != first.process
 
 
-def test_an_engine_is_kept_although_torch_has_set_variables_of_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_is_kept_for_equal_variables_that_it_may_read(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with engines_kept():
-        with running_engine(MODEL, tmp_path / "one") as first:
-            pass
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-        with running_engine(MODEL, tmp_path / "two") as second:
-            assert second.process == first.process
-
-
-def test_an_engine_is_not_kept_for_other_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with engines_kept():
-        with running_engine(MODEL, tmp_path / "one") as first:
-            pass
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-        with running_engine(MODEL, tmp_path / "two") as second:
-            assert second.process != first.process
+    """Torch sets variables of this process, which no engine reads."""
+    place = engines._place(MODEL)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "compiled")
+    assert engines._place(MODEL) == place
+    monkeypatch.setenv("HF_HOME", "hub")
+    assert engines._place(MODEL) != place
 
 
 def test_a_block_within_another_ends_alone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ratchet.adapters.process.terminal import say, show
+from ratchet.adapters.process.terminal import show
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.main import show_trace
 from ratchet.flows.cli.training import _closing_lines
@@ -120,7 +120,7 @@ RENDERED = {
 
 
 @pytest.mark.parametrize("rendered", RENDERED.values(), ids=RENDERED)
-@pytest.mark.parametrize("printing", [say, show])
+@pytest.mark.parametrize("printing", [show])
 def test_what_a_command_says_of_a_run_has_no_character_that_a_terminal_obeys(
     hostile: RunFolder, rendered: Any, printing: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

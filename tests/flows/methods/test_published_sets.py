@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.tinker.token_texts import open_tokenizer
+from ratchet.adapters.tinker.bases import open_tokenizer
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe

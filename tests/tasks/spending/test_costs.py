@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.costs import prices_of
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.recipe import Recipe
@@ -138,16 +137,3 @@ def test_the_shipped_prices_have_the_models_of_the_service() -> None:
     )
     assert known.date == "2026-10-07"
     assert prices_of("nobody/has-this") is None
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[1]", '[{"prefill": 1}]', '[{"tinker_id": "a", "train": -1}]']
-)
-def test_prices_that_cannot_be_read_are_refused_by_the_file(
-    content: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "prices.json"
-    path.write_text(content)
-    monkeypatch.setenv("RATCHET_PRICES", str(path))
-    with pytest.raises(UserError, match="unset RATCHET_PRICES"):
-        prices_of("a")
