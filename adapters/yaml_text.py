@@ -12,6 +12,7 @@ import yaml
 Json = Any
 """A value of JSON."""
 
+MOST_LETTERS = 1_000_000
 TAG = "tag:yaml.org,2002:"
 
 PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -81,6 +82,8 @@ _Reader.add_constructor(f"{TAG}map", lambda reader, node: reader.construct_mappi
 
 def read_yaml(text: str, *, older: bool = False) -> Json:
     """Read the values of a text, with the truth values of YAML 1.1 if it is older; or YamlError."""
+    if len(text) > MOST_LETTERS:
+        raise YamlError(f"it has {len(text):,} letters, and {MOST_LETTERS:,} are read at most")
     try:
         return yaml.load(text, Loader=_OlderReader if older else _Reader)
     except yaml.MarkedYAMLError as error:

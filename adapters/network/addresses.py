@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ratchet.adapters.errors import UserError
+
 REACH_SECONDS = 5.0
 LOOPBACK = "127.0.0.1"
 LOOPBACK_HOSTS = (LOOPBACK, "localhost")
@@ -17,6 +19,12 @@ DIRECT = (*LOOPBACK_HOSTS, "::1")
 
 EXEMPT = ("no_proxy", "NO_PROXY")
 """Variables that name the hosts without a proxy. Some clients read only one of them."""
+
+SOCKS = "one is a SOCKS proxy, which needs the package socksio: install that"
+PROXY_REMEDY = (
+    "write a proxy as http://host:port, and a host of NO_PROXY as a name, or as an address without "
+    "brackets and, in IPv6, without a range"
+)
 
 
 @dataclass(frozen=True)
@@ -156,3 +164,22 @@ def _with_direct(named: str) -> str:
         return named
     hosts = [host.strip() for host in named.split(",") if host.strip()]
     return ",".join([*hosts, *(host for host in DIRECT if host not in hosts)])
+
+
+def check_proxies() -> None:
+    """Refuse (UserError) proxies, or hosts without one, that the HTTP client cannot read.
+
+    The client refuses them also where no address needs them. A proxy may hold a password, and is
+    not shown.
+    """
+    import httpx  # takes a tenth of a second, which a command that asks nobody need not wait
+
+    try:
+        httpx.Client(verify=False).close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        names = ", ".join(name for name in sorted(os.environ) if name.lower().endswith("_proxy"))
+        remedy = SOCKS if isinstance(error, ImportError) else PROXY_REMEDY
+        raise UserError(
+            f"the proxies of the environment ({names}) cannot be used; {remedy}, or unset the "
+            "variables"
+        ) from error

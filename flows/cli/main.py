@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.open_files import OutOfFiles, check_files
 from ratchet.adapters.process.terminal import open_streams, show
@@ -65,6 +66,8 @@ def main() -> None:
     open_streams()
     sys.excepthook = show_trace
     with leaving_at_once(), plain_errors(), ending_by_signals():
+        if remedy := instead_of(" ".join(["ratchet", *sys.argv[1:2]])):
+            raise UserError(f"there is no command `{sys.argv[1]}`{remedy}")
         from ratchet.flows.cli.commands import app  # takes a while, in which a signal may come
 
         app()

@@ -40,8 +40,9 @@ def deploy(
 
 
 def worker() -> None:
-    from ratchet.flows.server.deployments import run_worker
+    from ratchet.flows.server.deployments import run_worker, warn_of_older
 
+    warn_of_older()
     run_worker()
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.redaction import quote
@@ -38,6 +39,8 @@ ENTRYPOINTS = {
     )
 }
 """Flows that train, by their entrypoints in prefect.yaml."""
+OLD_ENTRYPOINT = re.compile(r"flows\.(\w+)\.\1")
+"""Entrypoint of a flow before all packages were within `ratchet`."""
 RECIPE_FILES = (".yaml", ".yml")
 PLAYED = (
     "`ratchet train` trains this one, and `ratchet evaluate NAME --model RUN` has the agent of "
@@ -332,12 +335,19 @@ def read_deployments(file: Path) -> dict[str, dict[str, Any]]:
         return {}
     values = _read_yaml(file)
     try:
-        return {str(one["name"]): one for one in values["deployments"] if str(one["entrypoint"])}
+        read = {str(one["name"]): one for one in values["deployments"] if str(one["entrypoint"])}
     except (KeyError, TypeError) as error:
         raise RecipeError(
             f"{file} has no list `deployments` of which each has a name and an entrypoint "
             f"({error!r}); give it one, as Prefect reads it"
         ) from error
+    for name, one in read.items():
+        if OLD_ENTRYPOINT.fullmatch(entrypoint := str(one["entrypoint"])):
+            raise RecipeError(
+                f"the deployment {name} of {file} has the entrypoint {entrypoint} of an earlier "
+                f"version; write ratchet.{entrypoint}"
+            )
+    return read
 
 
 def _read_yaml(file: Path) -> Any:
@@ -359,7 +369,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
         if not equals:
             raise RecipeError(f"--set {key}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
-            near = did_you_mean_key(key, known) or ";"
+            near = instead_of(key) or did_you_mean_key(key, known) or ";"
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +11,17 @@ from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
-from ratchet.adapters.errors import UserError
+from ratchet.adapters.errors import UserError, listed
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.terminal import show, terminal_width
-from ratchet.flows.recipe.loading import ENTRYPOINTS
+from ratchet.flows.recipe.loading import ENTRYPOINTS, OLD_ENTRYPOINT
 from ratchet.flows.server.prefect_startup import check_server
 from ratchet.tasks.reports.tables import fitted
 
@@ -106,6 +108,21 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
     ]
 
 
+def warn_of_older() -> None:
+    """Say which deployments of the work pool name a flow as an earlier version did."""
+    check_server(address := client_environment()["PREFECT_API_URL"], ELSEWHERE)
+    in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
+        found = client.read_deployments(work_pool_filter=in_pool)
+    older = [one.name for one in found if OLD_ENTRYPOINT.fullmatch(one.entrypoint or "")]
+    if older:
+        show(
+            f"{listed(older)} on the server: of an earlier version, whose flows this one does not "
+            "find; `ratchet deploy NAME` puts each there anew",
+            sys.stderr,
+        )
+
+
 def describe_deployed(deployed: Sequence[Deployed]) -> str:
     """Return a table of deployments, and the commands that come next.
 
@@ -116,11 +133,20 @@ def describe_deployed(deployed: Sequence[Deployed]) -> str:
     names = [one.deployment for one in deployed]
     chosen = [name for name in names if name.startswith("train/")] or names
     server = f"PREFECT_API_URL={client_environment()['PREFECT_API_URL']}"
+    worker, prefect = map(_beside, ("ratchet", "prefect"))
     return (
         f"{table}\n\nnext, in a terminal each:\n"
-        f"    {server} ratchet worker      # runs what is scheduled, until Ctrl-C\n"
-        f"    {server} prefect deployment run {chosen[0]} --watch"
+        f"    {server} {worker} worker      # runs what is scheduled, until Ctrl-C\n"
+        f"    {server} {prefect} deployment run {chosen[0]} --watch"
     )
+
+
+def _beside(command: str) -> str:
+    """Return the path by which a shell in this folder finds a command of this environment."""
+    path = Path(sys.executable).with_name(command)
+    if shutil.which(command) == str(path):
+        return command
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from threading import Event, Thread
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.network.addresses import check_listener
+from ratchet.adapters.network.addresses import check_listener, check_proxies
 from ratchet.adapters.process.child import tell_status
 from ratchet.adapters.process.clock import Wait
 from ratchet.flows.server.embedded_server import EmbeddedServer
@@ -100,9 +100,10 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
 
 
 def check_prefect() -> None:
-    """Raise UserError if nothing listens at PREFECT_API_URL, of the environment or a profile."""
+    """Raise UserError if nothing listens at PREFECT_API_URL, or if no client reads the proxies."""
     from prefect.settings import PREFECT_API_URL
 
+    check_proxies()
     url = PREFECT_API_URL.value()
     if url:
         check_server(url, "mend PREFECT_API_URL, or unset it to run beside an embedded server")

@@ -13,6 +13,7 @@ from math import inf
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
+from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import UserError, did_you_mean
 from ratchet.adapters.project.modules import load_module, source_of
 
@@ -66,7 +67,7 @@ ANY: Known = MappingProxyType({})
 def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
     """Return the row of a name in a table of a kind, such as loss; ValueError if it has none."""
     if name not in table:
-        near = did_you_mean(name, table)
+        near = instead_of(f"{kind} {name}") or did_you_mean(name, table)
         raise ValueError(f"no {kind} '{name}' (there is: {', '.join(table)}){near}")
     return table[name]
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Self, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import did_you_mean_key
 from ratchet.adapters.redaction import quote
 
@@ -147,7 +148,7 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
         key, given = ".".join(map(str, mistake["loc"])), mistake["input"]
         place = f"recipe.{key}".removesuffix(".")
         unknown = mistake["type"] == "extra_forbidden"
-        near = did_you_mean_key(key, known) if unknown else ""
+        near = (instead_of(key) or did_you_mean_key(key, known)) if unknown else ""
         shown = "" if isinstance(given, Mapping | BaseModel) else f" (got {quote(given, place)})"
         lines.append(f"{place}: {mistake['msg'].removeprefix('Value error, ')}{shown}{near}")
     return "; ".join(lines)

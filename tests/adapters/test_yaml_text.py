@@ -65,6 +65,7 @@ def test_an_alias_stands_for_its_value_and_a_merged_key_below_those_that_are_wri
     [
         ("a: &a [*a]", "column 4: found unconstructable recursive node"),
         ("a: 1\nb: 2\na: 3", "line 3, column 1: the key a is there twice"),
+        ("a" * 1_000_001, "it has 1,000,001 letters, and 1,000,000 are read at most"),
         ("a: 1\n---\nb: 2", "expected a single document in the stream, but"),
         ("a: !!python/object:os.system x", "could not determine a constructor for the tag"),
         ("a:\n\t- b", "line 2, column 1: while scanning for the next token, found char"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -18,7 +19,13 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES
+from ratchet.flows.server.deployments import (
+    AUTOMATION,
+    FLOW_NAMES,
+    POOL,
+    POOL_TYPE,
+    warn_of_older,
+)
 
 NIGHTLY = """
   - name: nightly
@@ -161,6 +168,32 @@ def test_a_training_deployment_without_a_recipe_is_refused_in_words(folder: Path
     (folder / "prefect.yaml").write_text(entry)
     with pytest.raises(RecipeError, match=r"the deployment a of prefect\.yaml has no parameter"):
         named_recipe("a")
+
+
+def test_a_deployment_of_an_earlier_version_is_refused_with_its_entrypoint_now(
+    folder: Path,
+) -> None:
+    entry = "deployments: [{name: a, entrypoint: flows.train.train, parameters: {recipe: {}}}]"
+    (folder / "prefect.yaml").write_text(entry)
+    with pytest.raises(RecipeError, match=r"earlier version; write ratchet\.flows\.train\.train$"):
+        named_recipe("a")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_worker_names_the_deployments_of_an_earlier_version(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with get_client(sync_client=True) as client:
+        if POOL not in [pool.name for pool in client.read_work_pools()]:
+            client.create_work_pool(WorkPoolCreate(name=POOL, type=POOL_TYPE))
+        flow = client.create_flow_from_name("train")
+        for name, entrypoint in (
+            ("old", "flows.train.train"),
+            ("new", "ratchet.flows.train.train"),
+        ):
+            client.create_deployment(flow, name, work_pool_name=POOL, entrypoint=entrypoint)
+    warn_of_older()
+    assert capsys.readouterr().err.startswith("old on the server: of an earlier version")
 
 
 def test_the_working_folder_s_deployment_comes_before_an_example_s(project: Path) -> None:

@@ -9,8 +9,10 @@ from threading import Thread
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import (
     check_listener,
+    check_proxies,
     exempt_loopback,
     spare_loopback,
 )
@@ -131,3 +133,25 @@ def test_a_host_behind_a_proxy_of_all_schemes_is_not_asked_directly(
         check_listener("https://nowhere.invalid")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     check_listener("https://nowhere.invalid")  # only the proxy can find it
+
+
+@pytest.mark.usefixtures("without_proxies")
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("ALL_PROXY", "socks5://me:secret@host:1080", "install that"),
+        ("all_proxy", "socks4://me:secret@host:1080", "http://host:port"),
+        ("HTTPS_PROXY", "http://me:secret@host:port", "http://host:port"),
+        ("HTTP_PROXY", "http://me:se/cret@host:80", "http://host:port"),
+        ("NO_PROXY", "fd00::/8", "without a range"),
+        ("NO_PROXY", "a.org,[::1]", "without brackets"),
+    ],
+)
+def test_a_proxy_that_the_http_client_cannot_read_is_refused_by_its_variable(
+    name: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=remedy) as refused:
+        check_proxies()
+    assert name in str(refused.value)
+    assert "cret" not in str(refused.value)
