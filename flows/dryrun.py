@@ -59,7 +59,7 @@ class _Open:
 
 @flow(name="dryrun", flow_run_name=name_of_run)
 def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
-    """Play the first step's examples with the untrained model, as far as datums.
+    """Play the first step's examples, in two batches, with the untrained model, as far as datums.
 
     Args:
         recipe: How many examples, and how often each is played, is its `rollouts`.
@@ -69,7 +69,7 @@ def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
     recipe = check_start(recipe, folder_of(run))
     with _played_by_model(recipe, run) if said is None else _told(recipe, run, said) as opened:
         at, source = opened.folder, recipe.train_split()
-        size, path = ShardSize(recipe.rollouts.groups), at.shard(shard_name("train", 0))
+        size, path = ShardSize(recipe.rollouts.groups, batches=2), at.shard(shard_name("train", 0))
         shard = draw_shard(path, source, recipe.seed, 0, size)
         groups = training_groups(recipe)
         runner = replace(opened.runner, check=lambda _: None)  # what fails is shown

@@ -5,14 +5,13 @@ What the door reports of a batch becomes spans in the batch's journal.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ratchet.adapters.door.batches import OpenBatch, SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.player_protocol import PlaySettings
-from ratchet.adapters.process.event_loop import run_event_loop
+from ratchet.adapters.process.event_loop import run_in_lasting_loop
 from ratchet.adapters.tinker.service import Lifeline
 from ratchet.tasks.recording.journal import Journal, seal
 from ratchet.tasks.recording.recorder import JournalRecorder
@@ -53,14 +52,13 @@ class RolloutHost:
 
     def play(self, batch: OpenBatch, play: Play) -> None:
         """Open a batch at the door and have it played; EngineDied if the engine dies meanwhile."""
-        run_event_loop(self._play_while_alive(batch, play))
+        run_in_lasting_loop(self._play_while_alive(batch, play))
 
     def cancel(self) -> None:
         """Cancel all batches, also those that begin later; journals keep what was recorded."""
         self._cancelled = True
         for cancel in list(self._cancels):
-            with suppress(RuntimeError):  # the batch has ended, and closed its event loop
-                cancel()
+            cancel()
 
     async def _play_while_alive(self, batch: OpenBatch, play: Play) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

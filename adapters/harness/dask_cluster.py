@@ -24,7 +24,7 @@ from ratchet.adapters.harness.agents import in_thread
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
 from ratchet.adapters.process.clock import Wait
-from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait, run_event_loop
+from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait, run_in_lasting_loop
 from ratchet.adapters.process.open_files import raise_limit
 from ratchet.durable.process import usable_cores
 
@@ -121,7 +121,7 @@ def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
     spare_loopback()
     raise_limit()
     try:
-        run_event_loop(play_batch(door, batch, token.get_secret_value()))
+        run_in_lasting_loop(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
         raise DoorUnreachable(
             f"{socket.gethostname()} could not reach the door at {door} for the batch {batch} "

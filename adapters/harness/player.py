@@ -47,7 +47,7 @@ from ratchet.adapters.player_protocol import (
     write_record,
 )
 from ratchet.adapters.process.clock import running_clock
-from ratchet.adapters.process.event_loop import cancel_and_wait, watch_event_loop
+from ratchet.adapters.process.event_loop import cancel_and_wait
 from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.process.program import (
     MORE_VARIABLES,
@@ -148,7 +148,7 @@ async def play_batch(door: str, batch: str, token: str, reach: Reach = door_at) 
     Raises BatchRefused if the door refuses the batch or one of its ends.
     """
     asyncio.get_running_loop().set_task_factory(contained_task)
-    async with watch_event_loop(), reach(door, batch, token) as asked:
+    async with reach(door, batch, token) as asked:
         begun = await asked.begin()
         roles = tuple(begun.settings.roles)
         play = load_for_roles(begun.settings.agent, roles, placed=begun.settings.place is not None)

@@ -13,9 +13,9 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from ratchet.adapters.process.clock import FIRST_WORD_SECONDS, running_clock
@@ -30,6 +30,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _threads = ThreadPoolExecutor(2, "aside")
+_starting = threading.Lock()
 
 
 class RunningLoop(asyncio.SelectorEventLoop):
@@ -47,6 +48,33 @@ def run_event_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a loop of its own, as `asyncio.run` does."""
     with asyncio.Runner(loop_factory=RunningLoop) as runner:
         return runner.run(work)
+
+
+def run_in_lasting_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the event loop of all agents of this process, and wait for its result.
+
+    A client, a lock or a semaphore that an agent's module keeps belongs to the first loop that
+    waits for it, so that loop lasts as long as the process. CancelledError if it is cancelled.
+    """
+    with _starting:
+        loop = _lasting_loop()
+    try:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+    except CancelledError as error:
+        raise asyncio.CancelledError from error
+
+
+@cache
+def _lasting_loop() -> asyncio.AbstractEventLoop:
+    started = Future[asyncio.AbstractEventLoop]()
+
+    async def last() -> None:
+        async with watch_event_loop():
+            started.set_result(asyncio.get_running_loop())
+            await asyncio.Event().wait()
+
+    threading.Thread(target=run_event_loop, args=[last()], name="agents", daemon=True).start()
+    return started.result()
 
 
 @asynccontextmanager

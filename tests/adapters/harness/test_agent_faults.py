@@ -71,6 +71,21 @@ async def cancels(example: Any, *, base_url: str, api_key: str, model: str) -> f
     return 1.0
 
 
+clients: dict[str, AsyncOpenAI] = {}
+few = asyncio.Semaphore(1)
+
+
+async def asks_by_the_client_of_its_module(
+    _: Any, *, base_url: str, api_key: str, **__: str
+) -> float:
+    async with few:
+        client = clients.setdefault("one", AsyncOpenAI(base_url=base_url, api_key=api_key))
+        ours = client.with_options(base_url=base_url, api_key=api_key)
+        messages: Any = [{"role": "user", "content": "hi"}]
+        await ours.chat.completions.create(model="policy", messages=messages)
+    return 1.0
+
+
 def exits_plainly(example: Any, *, base_url: str, **_: str) -> float:
     if first_of_its_group(base_url):
         sys.exit("no")
@@ -189,6 +204,13 @@ def outcomes(spans: Spans) -> list[tuple[str, str | None, float | None]]:
 )
 def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
     assert outcomes(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
+
+
+def test_what_an_agent_s_module_keeps_serves_every_batch(stage: Stage, tmp_path: Path) -> None:
+    """A client's connections and a semaphore's waiters belong to one event loop."""
+    for batch in ("first", "second"):
+        spans = stage.play(tmp_path / batch, asks_by_the_client_of_its_module)
+        assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
 
 
 def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
