@@ -9,8 +9,11 @@ from typing import Any, SupportsFloat
 
 from ratchet.adapters.calls import POLICY, JsonObject
 
+LARGEST = 1e6
+"""Largest size of a reward: sums and squares of larger ones are beyond a float32's digits."""
 NEEDED = (
-    "a finite number is needed, or for each role a number or a list with one for each of its calls"
+    f"a finite number is needed, of at most {LARGEST:,.0f} in size, or for each role a number or a "
+    "list with one for each of its calls"
 )
 
 
@@ -53,7 +56,7 @@ def read_reward(value: object) -> Reward:
     """
     if value is None or (isinstance(value, Mapping) and not value):
         return Reward(None)
-    if (number := read_number(value)) is not None:
+    if (number := read_number(value)) is not None and abs(number) <= LARGEST:
         return Reward(number)
     if not isinstance(value, Mapping):
         raise _no_reward(value)
@@ -68,6 +71,8 @@ def read_reward(value: object) -> Reward:
         else:
             raise _no_reward(value)
     rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
+    if any(abs(number) > LARGEST for number in rewards):
+        raise _no_reward(value)
     mean = fmean(rewards) if rewards else None
     return Reward(roles.get(POLICY, mean), roles, calls)
 

@@ -50,10 +50,14 @@ Advantages = dict[str, list[float]]
 AdvantageEstimator = Callable[[Groups, Settings], Advantages]
 Comparison = Callable[[Sequence[float], Settings], list[float]]
 
+ROUNDING = 1e-9
+"""Part of the largest reward by which equal rewards may differ, such as 0.6 and 3 * 0.2."""
+
 
 def is_uniform(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal, so that every centred reward is 0."""
-    return min(rewards) == max(rewards)
+    """Return whether all rewards are equal but for rounding, so that no centred reward teaches."""
+    least, most = min(rewards), max(rewards)
+    return most - least <= ROUNDING * max(abs(least), abs(most))
 
 
 def centred(returns: Sequence[float], _: Settings) -> list[float]:

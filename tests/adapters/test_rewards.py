@@ -22,7 +22,7 @@ from ratchet.adapters.rewards import (
     reward_verdict,
 )
 
-numbers = st.floats(-1e6, 1e6)
+numbers = st.floats(-1e5, 1e5)
 returned = numbers | st.dictionaries(
     st.sampled_from(["policy", "guesser", "judge"]),
     numbers | st.lists(numbers, max_size=4),
@@ -42,6 +42,10 @@ returned = numbers | st.dictionaries(
         ({}, Reward(None)),
         ({"asker": 1, "measure/a b.": 4}, Reward(1.0, {"asker": 1.0, "measure/a b.": 4.0})),
         ({"measure/unread": 1}, Reward(None, {"measure/unread": 1.0})),
+        (
+            {"policy": -1e6, "measure/bytes": 1e9},
+            Reward(-1e6, {"policy": -1e6, "measure/bytes": 1e9}),
+        ),
     ],
 )
 def test_a_number_is_the_reward_of_all_roles_and_a_dict_of_each(value: Any, reward: Reward) -> None:
@@ -83,6 +87,8 @@ NONE = {
     "a text of Python": "good",
     "a list": [1.0],
     "an infinite part": {"policy": [1, float("inf")]},
+    "a reward beyond a million": -1.1e6,
+    "parts beyond a million together": {"policy": [6e5, 6e5]},
 }
 
 

@@ -102,11 +102,18 @@ def test_gigpo_adds_the_advantage_of_a_call_among_those_that_observed_the_same()
 
 
 @every_comparison
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3.7])
-def test_a_uniform_step_teaches_exactly_nothing(name: str, reward: float) -> None:
-    assert advantages(name, [reward] * 3) == [0.0, 0.0, 0.0]
-    assert advantages(name, [reward]) == [0.0]
-    assert is_uniform([reward] * 3)
+@pytest.mark.parametrize(
+    "rewards", [[0.0] * 3, [0.1] * 3, [-3.7] * 3, [0.6, 0.1 * 6, 0.6], [1e6, 1e6 - 1e-5, 1e6]]
+)
+def test_a_uniform_step_teaches_exactly_nothing(name: str, rewards: list[float]) -> None:
+    assert advantages(name, rewards) == [0.0, 0.0, 0.0]
+    assert advantages(name, rewards[:1]) == [0.0]
+    assert is_uniform(rewards)
+
+
+def test_a_small_difference_of_rewards_is_one() -> None:
+    assert not is_uniform([0.0, 1e-7, 0.0])
+    assert not is_uniform([0.0, 1e-300])
 
 
 @every_comparison
