@@ -78,9 +78,7 @@ def collect(stage: Stage, tmp_path: Path) -> Any:
     return collected
 
 
-def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
-    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prompt_beyond_what_the_model_has_read_is_answered(stage: Stage, tmp_path: Path) -> None:
     tokenizer = stage.service.tokenizer_of(stage.sampler)
     served = Chat(tokenizer, context=stage.service.context(str(TINY)))
     spans = replace(stage, chat=served).play(tmp_path, asks_at_length)
@@ -88,12 +86,6 @@ def test_a_prompt_beyond_what_the_model_has_read_is_answered_and_said_to_be(
     (prompt,) = {span["gen_ai_usage_input_tokens"] for span in calls}
     assert (len(calls), prompt > 4300) == (2, True)
     assert [end["reward"] for end in ends(spans)] == [1.0, 1.0]
-    (noise,) = [
-        said.getMessage()
-        for said in caplog.records
-        if said.name == "ratchet.adapters.rendering.chat"
-    ]
-    assert noise.startswith(f"a prompt of {prompt} tokens is beyond the 2048 that ")
 
 
 def test_each_rollout_leaves_its_calls_and_its_reward(collect: Any) -> None:
