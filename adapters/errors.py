@@ -46,13 +46,11 @@ def did_you_mean_key(key: str, known: Iterable[str]) -> str:
     section, _, name = key.rpartition(".")
     own = {last: one for one in keys for of, _, last in [one.rpartition(".")] if of == section}
     short = [last for last in own if _is_short_for(name, last)]
-    near = difflib.get_close_matches(name, short, n=1, cutoff=0)
-    if near := near or difflib.get_close_matches(name, own, n=1):
+    if near := short or difflib.get_close_matches(name, own, n=1):
         return _ask_after([own[near[0]]])
-    if namesakes := [one for one in keys if one.rpartition(".")[2] == name]:
-        return _ask_after(difflib.get_close_matches(key, namesakes, n=1, cutoff=0))
-    others = [] if section and own else keys
-    return _ask_after(difflib.get_close_matches(key, others, n=1))
+    namesakes = [one for one in keys if one.rpartition(".")[2] == name]
+    others = namesakes or ([] if section and own else keys)
+    return _ask_after(difflib.get_close_matches(key, others, n=1, cutoff=0 if namesakes else 0.6))
 
 
 def _is_short_for(short: str, name: str) -> bool:

@@ -322,16 +322,10 @@ def refusal_of(error: Exception) -> Refused:
     """Return an error as a refusal, with its cause if nobody foresaw it."""
     if isinstance(error, Refused):
         return error
-    text = (
-        f"The endpoint failed: {_describe(error)}. The traceback is in the log of process "
-        f"{os.getpid()}."
-    )
+    # The type and the first words of the error, without this process's secrets.
+    said = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_CAUSE]
+    text = f"The endpoint failed: {said}. The traceback is in the log of process {os.getpid()}."
     return Refused(500, text, code="internal_error")
-
-
-def _describe(error: Exception) -> str:
-    """Return an error's type and the beginning of its words, without this process's secrets."""
-    return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:LONGEST_CAUSE]
 
 
 async def _wait_for(

@@ -68,6 +68,7 @@ class PolicyBackend:
         prompt = await run_aside(request.characters, memory.kept.of(chat).prompt_of, request)
         seed = call.seed(self.run_seed)
         params = self._sampling_params(request, chat, seed, len(prompt.token_ids))
+        chat.tell_of_noise(len(prompt.token_ids))
         memory.begin(
             Begun(
                 id=call,

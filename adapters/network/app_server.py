@@ -6,7 +6,6 @@ With a certificate the server speaks TLS.
 import asyncio
 import socket
 import threading
-from errno import EADDRINUSE
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -101,10 +100,8 @@ def _bind(listener: Listener) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        is_taken = error.errno == EADDRINUSE
-        first = "stop what listens there" if is_taken else "name an address of this machine"
         raise CannotListen(
-            f"cannot listen on port {port} of {host} ({error.strerror}); {first}, or give another "
-            "port"
+            f"cannot listen on port {port} of {host} ({error.strerror}); stop what listens there, "
+            "or give another port"
         ) from error
     return bound

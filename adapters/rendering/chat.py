@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -29,6 +30,8 @@ from ratchet.adapters.rendering.marks import RENDERER_REMEDY, KeptEncodings, Wri
 from ratchet.adapters.rendering.messages import create_tool_call
 from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
 from ratchet.adapters.rendering.renderers import choose_renderer
+
+log = logging.getLogger(__name__)
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers without a limit say 10^30."""
@@ -69,7 +72,7 @@ class Chat:
         self.read_context: int | None = declared if is_limit else None
         """The longest text that the model has read, if its tokenizer says so."""
         self.context = context or self.read_context
-        self.model = str(getattr(tokenizer, "name_or_path", "") or "the model")
+        self._told_of_noise = False
 
     def with_thinking(self, thinking: bool | None) -> "Chat":
         """Return the chat format with thinking on, off or as the renderer has it.
@@ -82,6 +85,14 @@ class Chat:
             other = Chat(self._tokenizer, self._chosen, self.context, thinking)
             self._others[thinking] = other
         return self._others[thinking]
+
+    def tell_of_noise(self, prompt: int) -> None:
+        """Warn, once, of a prompt beyond the texts of the training; no service says it."""
+        if self.read_context is not None and prompt > self.read_context and not self._told_of_noise:
+            self._told_of_noise = True
+            name = self._tokenizer.name_or_path or "the model"
+            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
+            log.warning(text, prompt, self.read_context, name)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer.
@@ -359,8 +370,6 @@ def check_length(chat: Chat, messages: Sequence[Message]) -> None:
     if not longest or chat.context is None:
         return
     said = [message["content"].strip() for message in messages if message["role"] != "assistant"]
-    if sum(map(len, said)) <= chat.context * longest:
-        return
     characters = sum(len(normalize("NFC", text)) for text in said)  # as many tokenizers read it
     if characters > chat.context * longest:
         raise too_long(chat.context, f"{characters} characters, more than these can hold")

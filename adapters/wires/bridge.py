@@ -56,8 +56,6 @@ Codec = Literal["protobuf", "json"]
 """The form of datums in a wire from before a training client was created by loading."""
 SDK_OF: Mapping[Codec, str] = {"protobuf": "0.25", "json": "0.24"}
 """The newest SDK that certainly speaks a wire of this form."""
-Says = Callable[[Any], bool]
-"""Whether a field's value asks for something that no server does of itself."""
 
 
 def never(_: Any) -> bool:
@@ -69,7 +67,7 @@ def other_than_adam(config: Any) -> bool:
     return config not in (None, {"type": "adamw"})
 
 
-NEWER: Mapping[str, Mapping[str, Says]] = {
+NEWER: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
     "create_session": {"display_name": never},
     "create_model": {"optimizer_config": other_than_adam},
     "load_weights": {"optimizer_config": other_than_adam},
@@ -87,7 +85,7 @@ NEWER: Mapping[str, Mapping[str, Says]] = {
         "record_stability_info": bool,
     },
 }
-"""Call → its fields that came after SDK 0.25, and what each asks for."""
+"""Call → its fields that came after SDK 0.25, and which values of each ask for something."""
 
 
 def without_newer(call: str, body: Mapping[str, Any], form: Codec) -> dict[str, Any]:
