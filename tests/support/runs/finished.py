@@ -16,7 +16,7 @@ from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_pla
 
 
 def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
-    """Write a run that has all its steps, their checkpoints with weights, and a measure."""
+    """Write a run that has all its steps, their checkpoints with weights, and the measures that are due."""
     recipe, run = count_steps(recipe), folder_of(name)
     write_manifest(run, recipe.model_dump(mode="json"), recipe.fingerprint())
     for policy in recipe.policies():
@@ -29,21 +29,24 @@ def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
                 write_text(run.engine / address.removeprefix("tinker://") / "adapter", "weights")
     for step in range(recipe.steps):
         record_metrics(run.metrics, step, {})
-    if isinstance(recipe, Recipe):
-        scores = score_outcomes([ScoredRollout(f"group{n}", n % 2) for n in range(4)])
-        scored = {"sampled": scores.model_dump(mode="json")}
-        write_json(run.evaluation(f"{recipe.steps:05d}"), scored)
-    else:
-        measured = HeldOutMeasure(
-            measure="loss",
-            examples=1,
-            tokens=9,
-            value=0.5,
-            standard_error=None,
-            interval=None,
-            beside={},
-        )
-        write_json(run.measure(recipe.steps), measured.model_dump(mode="json"))
+    steps = range(recipe.steps + 1)
+    for step in (one for one in steps if recipe.evaluation.due(one, recipe.steps)):
+        share = step / recipe.steps
+        if isinstance(recipe, Recipe):
+            scores = score_outcomes([ScoredRollout(f"group{n}", share * (n % 2)) for n in range(4)])
+            scored = {"sampled": scores.model_dump(mode="json")}
+            write_json(run.evaluation(f"{step:05d}"), scored)
+        else:
+            measured = HeldOutMeasure(
+                measure="loss",
+                examples=1,
+                tokens=9,
+                value=1 - share / 2,
+                standard_error=None,
+                interval=None,
+                beside={},
+            )
+            write_json(run.measure(step), measured.model_dump(mode="json"))
     return run
 
 
