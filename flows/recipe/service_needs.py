@@ -1,6 +1,6 @@
 """What a recipe needs of its service, by the key that asks for it, and what a service offers.
 
-A run's service is probed once, and what is found is recorded in the run's folder.
+A service is probed once a process, and what is found is recorded in the run's folder.
 """
 
 import logging
@@ -46,6 +46,9 @@ DOCTORS_PATIENCE = 30.0
 FINDING_COLUMNS = ["what", "found", "expected", "measured"]
 ROUGH_COST = f"what a crash rebuilds is compared within {WIDER:g} times that"
 END_COST = "the training clients of a session that has ended may keep their places"
+
+_known: dict[tuple[str, str, str], dict[str, Finding]] = {}
+"""Findings of this process, by URL, base model and SDK: several runs ask one service once."""
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +219,12 @@ def _recorded(run: RunFolder, recipe: RunRecipe) -> Diagnosis | None:
 
 
 def _probe(recipe: RunRecipe, run: RunFolder, service: Service) -> Diagnosis:
-    made = examine(service, recipe.model.base, _asked(recipe), strict=True)
-    diagnosis = replace(made, url=_key(recipe)[0])  # not a bridge's own
+    key = _key(recipe)
+    known, asked = _known.setdefault(key, {}), _asked(recipe)
+    made = examine(service, recipe.model.base, asked - known.keys(), strict=True)
+    known |= {one.name: one for one in made.findings}
+    wanted = tuple(one for name, one in known.items() if name in asked)
+    diagnosis = Diagnosis(*key, wanted, made.seconds, made.tokens)
     write_json(run.service, asdict(diagnosis))
     return diagnosis
 

@@ -48,7 +48,6 @@ FILES: dict[str, str] = {
     "agents/lacking.py": f"import no_such_library\n{PLAY}",
     "agents/misspelt.py": "def play(:\n",
     "agents/narrow.py": "def play(example):\n    return 1.0\n",
-    "fine.gguf": "this is no model",
     "empty.csv": "",
     "headed.csv": "question,split\n",
     "whole.csv": "question\n1\n",
