@@ -129,7 +129,7 @@ def describe_deployed(deployed: Sequence[Deployed]) -> str:
     They name the server, since Prefect starts another one where no server is named.
     """
     rows = [astuple(one) for one in deployed]
-    table = fitted(DEPLOYMENT_COLUMNS, rows, terminal_width(), DEPLOYMENT_COLUMNS)
+    table = fitted(DEPLOYMENT_COLUMNS, rows, terminal_width(), DEPLOYMENT_COLUMNS[-1:])
     names = [one.deployment for one in deployed]
     chosen = [name for name in names if name.startswith("train/")] or names
     server = f"PREFECT_API_URL={client_environment()['PREFECT_API_URL']}"
