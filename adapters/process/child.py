@@ -75,6 +75,12 @@ class ChildProcess:
                 return None
         return self._answers.readline()
 
+    def take_stderr(self) -> IO[bytes]:
+        """Return the program's stderr; its reader closes it, and can read on after `end`."""
+        stream, self.process.stderr = self.process.stderr, None
+        assert stream is not None
+        return stream
+
     def end(self, seconds: float) -> int:
         """Close the program's stdin, and kill it if it has not ended in time; return its status."""
         with self.process as process:

@@ -40,9 +40,8 @@ def deploy(
 
 
 def worker() -> None:
-    from ratchet.flows.server.deployments import run_worker, warn_of_older
+    from ratchet.flows.server.deployments import run_worker
 
-    warn_of_older()
     run_worker()
 
 

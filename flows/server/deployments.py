@@ -57,7 +57,8 @@ def run_server(port: int) -> None:
 def run_worker() -> None:
     """Become a worker of the work pool, which is made if it is not there."""
     variables = client_environment()
-    check_server(variables["PREFECT_API_URL"], ELSEWHERE)
+    check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
+    warn_of_older(address)
     show("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
     words = ("worker", "start", "--pool", POOL, "--type", POOL_TYPE)
     os.execve(PREFECT[0], [*PREFECT, *words], variables)
@@ -108,9 +109,8 @@ def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deploye
     ]
 
 
-def warn_of_older() -> None:
+def warn_of_older(address: str) -> None:
     """Say which deployments of the work pool name a flow as an earlier version did."""
-    check_server(address := client_environment()["PREFECT_API_URL"], ELSEWHERE)
     in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         found = client.read_deployments(work_pool_filter=in_pool)

@@ -2,21 +2,32 @@
 
 import atexit
 import os
+import re
 import sys
-from subprocess import DEVNULL
+from collections import deque
+from subprocess import PIPE
+from threading import Thread
+from typing import IO
 
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.child import ChildProcess, tell_status
 from ratchet.adapters.process.clock import Wait
+from ratchet.adapters.process.terminal import show
 
 ANSWER_SECONDS = 5.0
 SERVER_CLOSING_SECONDS = 5.0
+LAST_WORD_SECONDS = 0.2
 
 PROGRAM = "ratchet.flows.server.embedded_program"
 SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
 QUIET = "CRITICAL"
-"""Default log level of a server, which hides why a start fails."""
+"""Default log level of a server; it hides why a start fails."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+
+KEPT_LINES = 200
+"""Last lines of a server's output that are kept: an error's whole stack trace."""
+CAUSE = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
+"""Line of a stack trace that names the error."""
 
 
 class EmbeddedServer:
@@ -28,6 +39,8 @@ class EmbeddedServer:
 
     def __init__(self) -> None:
         self._port = 0
+        self.words = deque[str](maxlen=KEPT_LINES)
+        """Last lines of the server's output."""
         self.child = self._load()
 
     @property
@@ -42,16 +55,16 @@ class EmbeddedServer:
     def wait(self, limit: float) -> None:
         """Wait until the server answers.
 
-        RuntimeError if its process ends first, or if `limit` seconds are over.
+        RuntimeError, with its last words, if its process ends first or `limit` seconds are over.
         """
         waiting = Wait("the start of Prefect's embedded server", limit)
         while (port := self.child.hear(waiting.until_next())) is None:
             if waiting.over:
-                raise RuntimeError(f"it did not answer within {limit:g} s")
+                raise RuntimeError(f"it did not answer within {limit:g} s{self._last_words()}")
             waiting.speak()
         if not port:
             status = self.child.end(SERVER_CLOSING_SECONDS)
-            raise RuntimeError(f"it {tell_status(status)}")
+            raise RuntimeError(f"it {tell_status(status)}{self._last_words()}")
         self._port = int(port)
 
     def restart(self) -> None:
@@ -86,16 +99,43 @@ class EmbeddedServer:
 
     def _load(self) -> ChildProcess:
         level = os.environ.get(SERVER_LEVEL, "")
-        is_quiet = level == QUIET and CONSOLE_LEVEL not in os.environ
+        console = {CONSOLE_LEVEL: level} if level else {}
         environment = {
-            **({CONSOLE_LEVEL: level} if level else {}),
+            **console,
             **os.environ,
+            **(dict.fromkeys((SERVER_LEVEL, CONSOLE_LEVEL), "ERROR") if _is_quiet() else {}),
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_FINAL": "1",
             "PREFECT__SERVER_EPHEMERAL": "1",
         }
-        return ChildProcess(self.command(), environment, DEVNULL if is_quiet else None)
+        return ChildProcess(self.command(), environment, PIPE)
 
     def _tell(self) -> None:
-        """Tell the process its port."""
+        """Tell the process its port, and hear from now on what it says."""
         self.child.tell(str(self._port).encode())
+        self.words.clear()
+        listening = (self.child.take_stderr(), self.words, not _is_quiet())
+        self._listener = Thread(target=_listen, args=listening, daemon=True)
+        self._listener.start()
+
+    def _last_words(self) -> str:
+        """Quote the last error in the server's output, or else its last line."""
+        self._listener.join(LAST_WORD_SECONDS)  # until it has heard all, if the process has ended
+        said = [line.strip() for line in [*self.words] if line.strip()]
+        causes = [line for line in said if CAUSE.match(line)]
+        return f": {(causes or said)[-1]}" if said else ""
+
+
+def _is_quiet() -> bool:
+    """Return whether the user has asked for no more than critical lines."""
+    return os.environ.get(SERVER_LEVEL) == QUIET and CONSOLE_LEVEL not in os.environ
+
+
+def _listen(stream: IO[bytes], words: deque[str], is_shown: bool) -> None:
+    """Keep the last lines of a server's output, and show every line if `is_shown`."""
+    with stream:
+        for read in stream:
+            line = read.decode(errors="replace").rstrip("\n")
+            words.append(line)
+            if is_shown:
+                show(line, sys.stderr)

@@ -79,9 +79,9 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
         server.wait(settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
     except RuntimeError as error:
         raise UserError(
-            f"Prefect's embedded server does not start: {error}. --verbose shows what it says. Its "
-            f"database is in {settings.PREFECT_HOME.value()}: make space there, end another "
-            "process that has locked it, or set PREFECT_HOME to another folder"
+            f"Prefect's embedded server does not start: {error}. Its database is in "
+            f"{settings.PREFECT_HOME.value()}: make space there, end another process that has "
+            "locked it, or set PREFECT_HOME to another folder; then repeat the command"
         ) from error
     over = Event()
     keeper = Thread(target=_keep_running, args=(server, over), daemon=True)

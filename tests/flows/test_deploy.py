@@ -194,7 +194,7 @@ def test_a_worker_names_the_deployments_of_an_earlier_version(
             ("new", "ratchet.flows.train.train"),
         ):
             client.create_deployment(flow, name, work_pool_name=POOL, entrypoint=entrypoint)
-    warn_of_older()
+    warn_of_older(str(PREFECT_API_URL.value()))
     assert capsys.readouterr().err.startswith("old on the server: of an earlier version")
 
 

@@ -1,5 +1,6 @@
 """Prefect's embedded server, as a command starts it."""
 
+import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -21,10 +22,20 @@ from ratchet.flows.cli.training import explain_absence
 from ratchet.flows.server.embedded_server import PROGRAM, EmbeddedServer
 from ratchet.flows.server.prefect_startup import server_begun, start_server
 
+LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+
+FAILS = f"""
+import os, sys
+print("Traceback:\\n  in a line\\nsqlite3.DatabaseError: file is no database", file=sys.stderr)
+print(os.environ["{LEVEL}"], "Application startup failed.", file=sys.stderr)
+raise SystemExit(3)
+"""
+
 
 def start(monkeypatch: pytest.MonkeyPatch, command: list[str], timeout: int) -> None:
     """Start an embedded server by another command."""
     monkeypatch.setattr(EmbeddedServer, "command", lambda _: command)
+    monkeypatch.setenv("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     embedded: Mapping[Any, Any] = {
         PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True,
         PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: timeout,
@@ -47,16 +58,28 @@ def test_a_server_that_loads_ends_when_a_profile_names_another(
             assert not loading.is_running()
 
 
-def test_a_server_that_ends_is_a_sentence_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = r"exit status 3\. --verbose shows what it says\. Its database is in .* PREFECT_HOME"
+@pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])
+def test_a_server_that_ends_is_a_sentence_with_its_last_words(
+    of_the_user: str | None,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv(LEVEL, raising=False)
+    if of_the_user:
+        monkeypatch.setenv(LEVEL, of_the_user)
+    words = r"exit status 3: sqlite3.DatabaseError: file is no database\. Its database is in "
     with pytest.raises(UserError, match=words):
-        start(monkeypatch, ["sh", "-c", "exit 3"], timeout=60)
+        start(monkeypatch, [sys.executable, "-c", FAILS], timeout=60)
+    said = capsys.readouterr().err
+    assert shown in said
+    assert bool(said) == bool(of_the_user)
 
 
 def test_a_server_that_does_not_answer_is_a_sentence_with_its_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = r"does not start: it did not answer within 1 s\. .* database is in .* set PREFECT_HOME"
+    said = r"does not start: it did not answer within 1 s\. Its database is in .* set PREFECT_HOME"
     with pytest.raises(UserError, match=said):
         start(monkeypatch, ["sleep", "600"], timeout=1)
 
