@@ -21,6 +21,8 @@ from typing import Any, ParamSpec, TypeVar
 from ratchet.adapters.process.clock import FIRST_WORD_SECONDS, running_clock
 
 STDLIB = sysconfig.get_path("stdlib")
+MOST_THREADS = 128
+"""Threads in which agents work at a time by `asyncio.to_thread`: asyncio's own are one loop's."""
 SHORT_TEXT = 20_000
 """Characters of a text on which work takes a few milliseconds."""
 
@@ -69,8 +71,10 @@ def _lasting_loop() -> asyncio.AbstractEventLoop:
     started = Future[asyncio.AbstractEventLoop]()
 
     async def last() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS, "agents"))
         async with watch_event_loop():
-            started.set_result(asyncio.get_running_loop())
+            started.set_result(loop)
             await asyncio.Event().wait()
 
     threading.Thread(target=run_event_loop, args=[last()], name="agents", daemon=True).start()
