@@ -10,6 +10,7 @@ import shlex
 import shutil
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import cache
 from itertools import dropwhile
@@ -32,6 +33,8 @@ SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server
 
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 """Variables of a server, so that no library for numbers starts threads as it is imported."""
+
+MOST_SERVERS = 4
 
 INTERPRETER = re.compile(r"(python|pypy)[\d.]*")
 """Name of an interpreter of Python."""
@@ -59,9 +62,8 @@ def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
         if place is not None:  # no library reads the user's HOME, and nothing is filled in
             folder = Path(place.settings.folder) / ".server"
             folder.mkdir(parents=True, exist_ok=True)
-            given = place.settings.variables.items()
             shared |= {"HOME": str(folder), "TMPDIR": str(folder)}
-            shared |= {name: value for name, value in given if "${" not in value}
+            shared |= {n: v for n, v in place.settings.variables.items() if "${" not in v}
         serving = (*interpreter, str(SERVER), *own)
         command = LastingCommand(line, serving, Path.cwd(), (*shared.items(),))
         words, inherited = [*interpreter, *program], list[int]()
@@ -88,8 +90,8 @@ class _ForkServer(Program):
     channel = -1
 
 
-_servers: dict[LastingCommand, _ForkServer] = {}
-"""The newest server of each program."""
+_servers = defaultdict[LastingCommand, list[_ForkServer]](list)
+"""The servers that each program has had, MOST_SERVERS at most."""
 
 
 async def _start(command: LastingCommand) -> _ForkServer:
@@ -99,27 +101,24 @@ async def _start(command: LastingCommand) -> _ForkServer:
         words, variables = [*command.words, str(number)], dict(command.variables)
         server = await start_program(_ForkServer, words, variables, inherited=(number,))
     server.channel = ours.detach()
-    _servers[command] = server
+    _servers[command].append(server)
     return server
 
 
 async def _server(command: LastingCommand) -> _ForkServer | None:
-    """Return the server of a program; None if that cannot be forked."""
-    before = _servers.get(command)
-    if before is not None and before.exited.is_set() and (reason := before.stdout.last_json()):
-        _warn(command.line, str(reason[0]))
-        return None
+    """Return the server of a program; None if that cannot be forked, or ends its servers."""
+    if (before := _servers[command]) and before[-1].exited.is_set():
+        reason = "".join(map(str, before[-1].stdout.last_json()))
+        if reason or len(before) == MOST_SERVERS:
+            _warn(command.line, reason or f"the server that does {before[-1].end()}")
+            return None
     return await lasting_program(command, _start)
 
 
 @cache
 def _warn(line: str, reason: str) -> None:
-    log.warning(
-        "the program of 'forks:%s' cannot be forked once its libraries are imported: %s; it plays "
-        "as command: has it play, so write command: in place of forks:",
-        line,
-        reason,
-    )
+    fact = "the program of 'forks:%s' cannot be forked once its libraries are imported: %s; "
+    log.warning(f"{fact}it plays as by command:, so write command: in its place", line, reason)
 
 
 def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:

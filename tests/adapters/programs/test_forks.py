@@ -368,8 +368,10 @@ asyncio.run(begun())
         ("from threading import Event, Thread\nThread(target=Event().wait, daemon=True).start()",
          r"they start 1 threads \(Thread-1 \(wait\)\)"),
         ("import socket\nkept = socket.socket()", "they keep a connection open"),
+        ("import os\nif os.environ.get('OPENAI_API_KEY') is None:\n    os._exit(5)",
+         "the server that does ended with exit status 5"),
     ],
-    ids=["a thread", "a connection"],
+    ids=["a thread", "a connection", "an end"],
 )  # fmt: skip
 def test_a_program_that_cannot_be_forked_plays_as_a_command_and_is_told_to_be_one(
     body: str, reason: str, imports: Path, written: Any, caplog: pytest.LogCaptureFixture
