@@ -11,6 +11,7 @@ from typing import Literal, cast
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
+    NotedSettings,
     Number,
     Option,
     OwnFunctionError,
@@ -342,15 +343,24 @@ def check_advantage(name: str, settings: Settings) -> None:
     complete_settings(f"the advantage {name}", settings, row.settings)
     if row.settings is ANY and is_as_bound(name):
         group = {f"rollout {place}": [Earned(place, place)] for place in (0.0, 1.0)}
-        estimate_advantages({"group": group}, name, settings)
+        noted = NotedSettings(settings)
+        estimate_advantages({"group": group}, name, noted)
+        noted.refuse_ignored(f"the advantage {name}")
 
 
 def _estimate_own(name: str, row: Advantage, groups: Groups, settings: Settings) -> Advantages:
     """Call a function of the project; OwnFunctionError unless each call gets a finite number."""
-    estimated = row.estimate(groups, settings)
-    wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
-    found = {rollout: len(values) for rollout, values in estimated.items()}
-    if found != wanted or not all(map(isfinite, chain.from_iterable(estimated.values()))):
+    try:
+        estimated = row.estimate(groups, settings)
+        wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
+        found = {rollout: len(values) for rollout, values in estimated.items()}
+        finite = all(map(isfinite, chain.from_iterable(estimated.values())))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OwnFunctionError(
+            f"the advantage {name} raises {error!r}; mend it, or give "
+            "algorithm.advantage_settings what it reads"
+        ) from error
+    if found != wanted or not finite:
         raise OwnFunctionError(
             f"the advantage {name} does not return a finite number for each call of each rollout; "
             "return an object of lists, by the names of the rollouts"

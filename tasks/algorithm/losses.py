@@ -33,6 +33,7 @@ from ratchet.tasks.algorithm.preferences import PREFERENCES
 from ratchet.tasks.algorithm.settings import (
     ANY,
     Known,
+    NotedSettings,
     Number,
     Option,
     OwnFunctionError,
@@ -282,7 +283,13 @@ def _weigh(
     settings: Settings,
 ) -> weighted_losses.LossAndDerivative:
     """Call a function of the project; OwnFunctionError unless each token has two numbers."""
-    loss, derivative = map(np.asarray, function(log_p, tokens, settings))
+    try:
+        loss, derivative = map(np.asarray, function(log_p, tokens, settings))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OwnFunctionError(
+            f"the loss {name} raises {error!r}, or returns no two arrays; mend it, or give "
+            "algorithm.loss_settings what it reads"
+        ) from error
     if not loss.shape == derivative.shape == log_p.shape or not np.isfinite(derivative).all():
         raise OwnFunctionError(
             f"the loss {name} returns arrays of shape {loss.shape} and {derivative.shape} for "
@@ -307,7 +314,9 @@ def check_loss(name: str, settings: Settings) -> None:
     row = find_loss(name)
     complete_settings(f"the loss {name}", settings, row.settings)
     if row.settings is ANY and row.weighted is not None and is_as_bound(name):
-        row.weighted(*_trial(-1.0, 2.0), settings)
+        noted = NotedSettings(settings)
+        row.weighted(*_trial(-1.0, 2.0), noted)
+        noted.refuse_ignored(f"the loss {name}")
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from types import MappingProxyType, ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ratchet.adapters.deleted import instead_of
 from ratchet.adapters.errors import UserError, did_you_mean
@@ -62,6 +62,27 @@ class Option:
 Known = Mapping[str, Number | Option]
 ANY: Known = MappingProxyType({})
 """Settings of a row that reads whichever are given."""
+
+
+class NotedSettings(dict[str, float | str]):
+    """Settings that note which of them were `read`."""
+
+    def __init__(self, given: Settings) -> None:
+        super().__init__(given)
+        self.read = set[str]()
+
+    def __getitem__(self, name: str) -> float | str:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def refuse_ignored(self, owner: str) -> None:
+        """Refuse (ValueError) settings that the owner has not read."""
+        if ignored := sorted(self.keys() - self.read):
+            raise ValueError(f"{owner} would ignore {', '.join(ignored)}; remove them")
 
 
 def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:

@@ -53,8 +53,8 @@ from ratchet.tasks.storage.tables import query_beside, select
 
 FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
 
-MOST_RUNS = 10_000
-"""Runs whose facts are kept in memory."""
+MOST_RUNS, MOST_MEASURES = 10_000, 100_000
+"""Runs whose facts are kept in memory, and held-out measures."""
 
 BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
 """Errors of a run, also of a run with a file that somebody has written by hand."""
@@ -295,7 +295,7 @@ class RunFacts:
     def scores(self) -> Sequence[HeldOutScore]:
         """Held-out scores of the run's own evaluations, in the order of checkpoints."""
         own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
-        return [score for path in own for score in _read_scores(path)]
+        return [score for path in own for score in _read_scores(path, version_of([path]))]
 
     @cached_property
     def headlines(self) -> Sequence[HeldOutScore]:
@@ -311,9 +311,9 @@ class RunFacts:
     def held_out(self) -> HeldOutValues:
         """Value of each measured checkpoint: a reward, a loss or an accuracy."""
         if files := self.run.measures():
-            found = {int(path.stem): read_json(path) for path in files}
-            measure = next(iter(found.values()))["measure"]
-            return HeldOutValues(measure, {step: one["value"] for step, one in found.items()})
+            found = {int(path.stem): _read_value(path, version_of([path])) for path in files}
+            measure = next(iter(found.values()))[0]
+            return HeldOutValues(measure, {step: value for step, (_, value) in found.items()})
         return HeldOutValues(REWARD, {score.step: score.reward for score in self.headlines})
 
     def measures(self) -> list[HeldOutMeasure]:
@@ -404,7 +404,14 @@ def _newest(_: RunFolder) -> dict[FileVersions, RunFacts]:
     return {}
 
 
-def _read_scores(path: Path) -> Sequence[HeldOutScore]:
+@lru_cache(MOST_MEASURES)
+def _read_value(path: Path, _version: FileVersions) -> tuple[Measure, float]:
+    found = read_json(path)
+    return found["measure"], float(found["value"])
+
+
+@lru_cache(MOST_MEASURES)
+def _read_scores(path: Path, _version: FileVersions) -> Sequence[HeldOutScore]:
     return [
         HeldOutScore(int(path.stem), how, known["mean"], known.get("interval"))
         for how, score in read_json(path).items()

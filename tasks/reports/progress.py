@@ -208,14 +208,16 @@ class ProgressReader:
         )
 
     def _read_steps(self, facts: RunFacts) -> None:
-        """Read what the steps that have ended took, and the last error of sealed batches.
+        """Read what the steps that have ended since took, and the last error of sealed batches.
 
         The journals of these batches may not have been seen.
         """
-        if facts.done != self._done:
+        if facts.done < self._done:  # another run of the name
+            self._done, self._seconds = -1, []
+        if facts.done > self._done:
             if failed := facts.last_failure():
                 self._failure = _first_line(failed.error)
-            self._seconds = step_seconds(self.run, range(facts.done))
+            self._seconds += step_seconds(self.run, range(max(self._done, 0), facts.done))
             self._done = facts.done
 
     def _read_journals(self, journals: Sequence[Path]) -> list["_Batch"]:

@@ -123,9 +123,20 @@ def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> 
         ({"loss": "nothing:here"}, "of a module 'nothing' that is not there"),
         ({"loss": "my_losses:absent"}, "has no 'absent'"),
         ({"loss": "my_losses:np"}, "and no function; name one"),
+        ({"loss": "my_losses:clipped"}, r"raises KeyError\('most'\)"),
+        ({"loss": "my_losses:alone"}, "returns no two arrays"),
         ({"loss": "my_losses:short"}, r"returns arrays of shape \(1,\)"),
         ({"loss": "my_losses:endless"}, "a derivative that is not finite"),
         ({"advantage": "my_losses:nobody"}, "a finite number for each call"),
+        ({"advantage": "my_losses:wrong"}, "raises AttributeError"),
+        (
+            {"loss": "my_losses:clipped", "loss_settings": {"most": 1.2, "least": 1}},
+            "would ignore least",
+        ),
+        (
+            {"advantage": "my_losses:by_length", "advantage_settings": {"shift": 1}},
+            "would ignore shift",
+        ),
     ],
 )
 def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
@@ -134,8 +145,10 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
     write(
         f"{SHOWN}\n"
         "def short(log_p, tokens, settings): return [0.0], [0.0]\n"
+        "def alone(log_p, tokens, settings): return -log_p\n"
         "def endless(log_p, tokens, settings): return log_p, np.full_like(log_p, np.inf)\n"
         "def nobody(groups, settings): return {}\n"
+        "def wrong(groups, settings): return groups.rewards\n"
     )
     with pytest.raises((OwnFunctionError, ValueError), match=said):
         recipe(**algorithm)
