@@ -1,7 +1,6 @@
 """Datums with their loss, as `forward_backward` sends them: protobuf, or JSON up to SDK 0.24."""
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ from tinker.proto import tinker_public_pb2 as pb
 from ratchet.durable.wire.tensors import (
     Malformed,
     decode_tensor,
-    encode_tensor,
     locating,
     read_array,
-    read_json,
     write_json,
 )
 
@@ -78,40 +75,3 @@ def _chunk_to_json(chunk: pb.Chunk) -> dict[str, Any]:
             written["expected_tokens"] = image.expected_tokens
         return written
     raise Malformed(f"a chunk holds {kind or 'nothing'}; send text or images")
-
-
-def from_json(body: Mapping[str, Any]) -> pb.ForwardBackwardRequest:
-    """Read the body of `forward` or of `forward_backward` in JSON."""
-    forward = FORWARD in body
-    given = body[FORWARD if forward else BACKWARD]
-    config = given.get("loss_fn_config") or {}
-    message = pb.ForwardBackwardRequest(
-        model_id=body["model_id"],
-        seq_id=body.get("seq_id") or 0,
-        loss_fn=given["loss_fn"],
-        loss_fn_config=config,
-        forward_only=forward,
-    )
-    for name, value in config.items():
-        message.loss_fn_config_v2[name].number = value
-    for position, datum in enumerate(given["data"]):
-        with locating(f"datum {position}"):
-            _datum_from_json(message.data.add(), datum)
-    return message
-
-
-def _datum_from_json(written: pb.Datum, datum: Mapping[str, Any]) -> None:
-    for chunk in datum["model_input"]["chunks"]:
-        made = written.model_input.add()
-        if "tokens" in chunk:
-            made.encoded_text.tokens = np.array(chunk["tokens"], TOKENS).tobytes()
-        elif "data" in chunk:
-            made.image.data = base64.b64decode(chunk["data"])
-            made.image.format = chunk["format"]
-            if chunk.get("expected_tokens") is not None:
-                made.image.expected_tokens = chunk["expected_tokens"]
-        else:
-            raise Malformed(f"a chunk holds {chunk.get('type')!r}; send text or images")
-    for name, tensor in datum["loss_fn_inputs"].items():
-        with locating(f"loss_fn_inputs[{name!r}]"):
-            written.loss_fn_inputs[name].CopyFrom(encode_tensor(read_json(tensor)))

@@ -15,7 +15,6 @@ from ratchet.durable.wire.tensors import (
     read_array,
     read_json,
     widen,
-    write_json,
 )
 
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
@@ -72,17 +71,6 @@ def decode_losses(message: pb.ForwardBackwardOutput) -> list[dict[str, np.ndarra
     return outputs
 
 
-def losses_to_json(message: pb.ForwardBackwardOutput) -> dict[str, Any]:
-    return {
-        "loss_fn_output_type": message.loss_fn_output_type,
-        "loss_fn_outputs": [
-            {name: write_json(array) for name, array in fields.items()}
-            for fields in decode_losses(message)
-        ],
-        "metrics": dict(message.metrics),
-    }
-
-
 def losses_from_json(answer: Mapping[str, Any]) -> pb.ForwardBackwardOutput:
     outputs = []
     for position, fields in enumerate(answer["loss_fn_outputs"]):
@@ -109,41 +97,6 @@ def encode_table(token_ids: np.ndarray, logprobs: np.ndarray) -> pb.TopkLogprobs
         k=width,
         length=length,
     )
-
-
-def sample_to_json(message: pb.SampleResponse) -> dict[str, Any]:
-    names = {number: name for name, number in STOPPED.items()}
-    answer: dict[str, Any] = {
-        "type": "sample",
-        "sequences": [
-            {
-                "stop_reason": names[one.stop_reason],
-                "tokens": read_array(one.tokens, INTEGER).tolist(),
-                "logprobs": read_array(one.logprobs, FLOAT).tolist(),
-            }
-            for one in message.sequences
-        ],
-        "prompt_logprobs": None,
-        "topk_prompt_logprobs": None,
-        "prompt_cache_hit_tokens": message.prompt_cache_hit_tokens,
-    }
-    if message.prompt_logprobs:
-        scores = read_array(message.prompt_logprobs, FLOAT)
-        answer["prompt_logprobs"] = [None if np.isnan(s) else float(s) for s in scores]
-    if message.HasField("topk_prompt_logprobs"):
-        answer["topk_prompt_logprobs"] = _rows(message.topk_prompt_logprobs)
-    return answer
-
-
-def _rows(table: pb.TopkLogprobs) -> list[list[tuple[int, float]] | None]:
-    shape = (table.length, table.k)
-    ids = read_array(table.token_ids, INTEGER).reshape(shape)
-    scores = read_array(table.logprobs, FLOAT).reshape(shape)
-    cells = [
-        [(int(i), float(s)) for i, s in zip(*row, strict=True) if s != np.float32(NO_LOGPROB)]
-        for row in zip(ids, scores, strict=True)
-    ]
-    return [row or None for row in cells]
 
 
 def sample_from_json(answer: Mapping[str, Any]) -> pb.SampleResponse:

@@ -15,7 +15,7 @@ from tinker.proto.response_conv import (
     deserialize_sample_response,
 )
 
-from ratchet.durable.wire.datums import BACKWARD, FORWARD, from_json, to_json
+from ratchet.durable.wire.datums import BACKWARD, FORWARD, to_json
 from ratchet.durable.wire.results import (
     LOSS,
     NO_LOGPROB,
@@ -25,9 +25,7 @@ from ratchet.durable.wire.results import (
     encode_losses,
     encode_table,
     losses_from_json,
-    losses_to_json,
     sample_from_json,
-    sample_to_json,
 )
 from ratchet.durable.wire.tensors import (
     Malformed,
@@ -36,6 +34,7 @@ from ratchet.durable.wire.tensors import (
     read_json,
     write_json,
 )
+from tests.support.servers.older_server import from_json, losses_to_json, sample_to_json
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
 floats = shapes.flatmap(lambda shape: arrays.arrays(np.float32, shape))

@@ -1,5 +1,6 @@
 """A server of an older wire: a real engine, behind what SkyRL and TuFT say and do not know."""
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,19 +10,31 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import httpx
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.network.app_server import AppServer
-from ratchet.durable.wire.datums import from_json
+from ratchet.durable.wire.datums import BACKWARD, FORWARD, TOKENS
 from ratchet.durable.wire.results import (
+    FLOAT,
+    INTEGER,
     LOSS,
-    losses_to_json,
-    sample_to_json,
+    NO_LOGPROB,
+    STOPPED,
+    decode_losses,
 )
-from ratchet.durable.wire.tensors import parse
+from ratchet.durable.wire.tensors import (
+    Malformed,
+    encode_tensor,
+    locating,
+    parse,
+    read_array,
+    read_json,
+    write_json,
+)
 
 API = "/api/v1/"
 PROTOBUF = "application/x-protobuf"
@@ -213,3 +226,86 @@ def older(upstream: str, **how: Any) -> Iterator[OlderServer]:
         yield served
     finally:
         server.stop()
+
+
+def from_json(body: Mapping[str, Any]) -> pb.ForwardBackwardRequest:
+    """Read the body of `forward` or of `forward_backward` in JSON."""
+    forward = FORWARD in body
+    given = body[FORWARD if forward else BACKWARD]
+    config = given.get("loss_fn_config") or {}
+    message = pb.ForwardBackwardRequest(
+        model_id=body["model_id"],
+        seq_id=body.get("seq_id") or 0,
+        loss_fn=given["loss_fn"],
+        loss_fn_config=config,
+        forward_only=forward,
+    )
+    for name, value in config.items():
+        message.loss_fn_config_v2[name].number = value
+    for position, datum in enumerate(given["data"]):
+        with locating(f"datum {position}"):
+            _datum_from_json(message.data.add(), datum)
+    return message
+
+
+def _datum_from_json(written: pb.Datum, datum: Mapping[str, Any]) -> None:
+    for chunk in datum["model_input"]["chunks"]:
+        made = written.model_input.add()
+        if "tokens" in chunk:
+            made.encoded_text.tokens = np.array(chunk["tokens"], TOKENS).tobytes()
+        elif "data" in chunk:
+            made.image.data = base64.b64decode(chunk["data"])
+            made.image.format = chunk["format"]
+            if chunk.get("expected_tokens") is not None:
+                made.image.expected_tokens = chunk["expected_tokens"]
+        else:
+            raise Malformed(f"a chunk holds {chunk.get('type')!r}; send text or images")
+    for name, tensor in datum["loss_fn_inputs"].items():
+        with locating(f"loss_fn_inputs[{name!r}]"):
+            written.loss_fn_inputs[name].CopyFrom(encode_tensor(read_json(tensor)))
+
+
+def losses_to_json(message: pb.ForwardBackwardOutput) -> dict[str, Any]:
+    return {
+        "loss_fn_output_type": message.loss_fn_output_type,
+        "loss_fn_outputs": [
+            {name: write_json(array) for name, array in fields.items()}
+            for fields in decode_losses(message)
+        ],
+        "metrics": dict(message.metrics),
+    }
+
+
+def sample_to_json(message: pb.SampleResponse) -> dict[str, Any]:
+    names = {number: name for name, number in STOPPED.items()}
+    answer: dict[str, Any] = {
+        "type": "sample",
+        "sequences": [
+            {
+                "stop_reason": names[one.stop_reason],
+                "tokens": read_array(one.tokens, INTEGER).tolist(),
+                "logprobs": read_array(one.logprobs, FLOAT).tolist(),
+            }
+            for one in message.sequences
+        ],
+        "prompt_logprobs": None,
+        "topk_prompt_logprobs": None,
+        "prompt_cache_hit_tokens": message.prompt_cache_hit_tokens,
+    }
+    if message.prompt_logprobs:
+        scores = read_array(message.prompt_logprobs, FLOAT)
+        answer["prompt_logprobs"] = [None if np.isnan(s) else float(s) for s in scores]
+    if message.HasField("topk_prompt_logprobs"):
+        answer["topk_prompt_logprobs"] = _rows(message.topk_prompt_logprobs)
+    return answer
+
+
+def _rows(table: pb.TopkLogprobs) -> list[list[tuple[int, float]] | None]:
+    shape = (table.length, table.k)
+    ids = read_array(table.token_ids, INTEGER).reshape(shape)
+    scores = read_array(table.logprobs, FLOAT).reshape(shape)
+    cells = [
+        [(int(i), float(s)) for i, s in zip(*row, strict=True) if s != np.float32(NO_LOGPROB)]
+        for row in zip(ids, scores, strict=True)
+    ]
+    return [row or None for row in cells]
