@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ratchet.adapters.calls import JsonObject
 from ratchet.adapters.rewards import MEASURE
+from ratchet.tasks.algorithm.advantages import is_uniform
 from ratchet.tasks.ends import StepStopped, check_rewards
 from ratchet.tasks.examples.shards import ShardRow
 from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
@@ -243,9 +244,10 @@ def _agreements(scores: dict[str, float], rewards: dict[str, float]) -> Sequence
     for rollout in sorted(scores.keys() & rewards.keys()):
         groups[parse_rollout(rollout).group].append(rollout)
     pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
-    told = [(scores[a] - scores[b], rewards[a] - rewards[b]) for a, b in pairs]
     return [
-        0.5 if by_judge == 0 else float(math.copysign(1, by_judge) == math.copysign(1, by_reward))
-        for by_judge, by_reward in told
-        if by_reward != 0
+        0.5
+        if is_uniform([scores[a], scores[b]])
+        else float((scores[a] > scores[b]) == (rewards[a] > rewards[b]))
+        for a, b in pairs
+        if not is_uniform([rewards[a], rewards[b]])
     ]

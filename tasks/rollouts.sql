@@ -1,5 +1,5 @@
--- One row: in how many groups the rewards of some role, or of its n-th call, differ by more than
--- rounding (`is_uniform` of advantages.py), and how many calls the rollouts that ended have.
+-- One row: in how many groups the rewards of some role, or of its n-th call, are not all equal, and
+-- how many calls the rollouts that ended have.
 with
 
 spans as (
@@ -23,7 +23,7 @@ teaching as (
         join ended using (rollout_id, attempt)
         where reward_name = 'reward' or (kind = 'credit' and not starts_with(role, 'measure/'))
         group by spans.group_id, kind, role, call
-        having max(reward) - min(reward) > 1e-9 * greatest(abs(max(reward)), abs(min(reward)))
+        having not is_uniform(min(reward), max(reward))
     )
 
 )

@@ -125,20 +125,26 @@ async def contained(function: Callable[..., object], *args: object, **kwargs: ob
     forked child that returns from the agent's code would go on as a second copy of this process, so
     it ends here.
     """
-    process = os.getpid()
+    process, task = os.getpid(), asyncio.current_task()
     try:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         return await in_thread(function, *args, **kwargs)
-    except (Exception, GeneratorExit):
+    except Exception:
         raise
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        if task is None or _is_ended(task, error):
             raise
         raise AgentExit(f"the agent raised {_said(error)}") from error
     finally:
         _end_child(process)
+
+
+def _is_ended(task: asyncio.Task[Any], error: BaseException) -> bool:
+    """Return whether a task is cancelled, or closed from outside, rather than its agent raises."""
+    if isinstance(error, GeneratorExit):
+        return asyncio.current_task(task.get_loop()) is not task
+    return isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
 
 
 def _said(error: BaseException) -> str:
@@ -173,6 +179,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     def run() -> T:
         try:
             return function(*args, **kwargs)
+        except StopIteration as error:  # which no future of asyncio takes
+            raise RuntimeError(f"the agent raised {_said(error)}") from error
         finally:
             _end_child(process)
 

@@ -48,7 +48,7 @@ from ratchet.adapters.player_protocol import (
 )
 from ratchet.adapters.process.clock import running_clock
 from ratchet.adapters.process.event_loop import cancel_and_wait
-from ratchet.adapters.process.open_files import check_files
+from ratchet.adapters.process.open_files import check_files, check_files_after
 from ratchet.adapters.process.program import (
     MORE_VARIABLES,
     CommandFailed,
@@ -171,6 +171,8 @@ def load_for_roles(agent: str, roles: tuple[str, ...], *, placed: bool) -> Play:
 
 def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
     """Return an error of an agent as it is recorded, without the `keys`."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        [error] = error.exceptions  # as task groups raise it
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
     said = f"{told or f'{kind} without a message'}{own_line(error)}"
@@ -220,7 +222,7 @@ class _Player:
         try:
             return await self._within_time(self._play(rollout.example, endpoints, place), rollout)
         except Exception as error:  # noqa: BLE001  An agent may raise anything; here it is a row.
-            check_files(error)  # this process may be able to open no more
+            check_files_after(error)  # this process may be able to open no more
             return failure_of(error, [self._batch.key(rollout.id)])
 
     async def _play_isolated(

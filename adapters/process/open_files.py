@@ -8,7 +8,9 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from traceback import clear_frames
 
 from ratchet.adapters.errors import UserError
 
@@ -62,8 +64,7 @@ def most_rollouts() -> int:
 
     OutOfFiles if there are too few for any.
     """
-    limit, _ = resource.getrlimit(LIMIT)
-    opened = sum(1 for _ in Path("/dev/fd").iterdir())
+    limit, opened = _limit_and_opened()
     most = (limit - opened - RESERVED) // PER_ROLLOUT
     if most < 1:
         raise OutOfFiles(
@@ -71,6 +72,25 @@ def most_rollouts() -> int:
             f"and needs {RESERVED + PER_ROLLOUT} more; {FILES_REMEDY}"
         )
     return most
+
+
+def _limit_and_opened() -> tuple[int, int]:
+    return resource.getrlimit(LIMIT)[0], sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+def check_files_after(error: BaseException) -> None:
+    """Raise OutOfFiles if an agent's error comes from this process's lack of files.
+
+    An error of the same number may be of a program that the agent asked, or of the agent's own
+    files, which are closed with its frames: then enough are left.
+    """
+    for cause in _causes(error):
+        clear_frames(cause.__traceback__)
+    with suppress(OSError):  # of this look, for which nothing is left
+        limit, opened = _limit_and_opened()
+        if limit - opened > RESERVED:
+            return
+    check_files(error)
 
 
 def check_files(error: BaseException) -> None:

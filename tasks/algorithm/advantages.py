@@ -16,6 +16,7 @@ from ratchet.tasks.algorithm.settings import (
     Option,
     OwnFunctionError,
     Settings,
+    calling,
     complete_settings,
     find_own,
     find_row,
@@ -350,16 +351,11 @@ def check_advantage(name: str, settings: Settings) -> None:
 
 def _estimate_own(name: str, row: Advantage, groups: Groups, settings: Settings) -> Advantages:
     """Call a function of the project; OwnFunctionError unless each call gets a finite number."""
-    try:
+    with calling("advantage", name, "object of lists of numbers"):
         estimated = row.estimate(groups, settings)
         wanted = {rollout: len(calls) for rollout, calls in rollouts_of(groups)}
         found = {rollout: len(values) for rollout, values in estimated.items()}
         finite = all(map(isfinite, chain.from_iterable(estimated.values())))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise OwnFunctionError(
-            f"the advantage {name} raises {error!r}; mend it, or give "
-            "algorithm.advantage_settings what it reads"
-        ) from error
     if found != wanted or not finite:
         raise OwnFunctionError(
             f"the advantage {name} does not return a finite number for each call of each rollout; "

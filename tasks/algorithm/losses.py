@@ -9,7 +9,7 @@ Losses are summed over tokens. A function of the user's project is a loss by wei
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import fsum
 from typing import TYPE_CHECKING, cast
@@ -38,6 +38,7 @@ from ratchet.tasks.algorithm.settings import (
     Option,
     OwnFunctionError,
     Settings,
+    calling,
     complete_settings,
     find_own,
     find_row,
@@ -260,7 +261,8 @@ def _own_loss(name: str) -> TokenLoss:
 
     def make(found: object) -> TokenLoss:
         if isinstance(found, TokenLoss):
-            return found
+            weighted = found.weighted and partial(_weigh, name, found.weighted)
+            return replace(found, weighted=weighted)
         if not callable(found):
             raise OwnFunctionError(f"{name} is {found!r}, and no function; name one")
         weighted = partial(_weigh, name, cast("weighted_losses.WeightedLoss", found))
@@ -283,13 +285,11 @@ def _weigh(
     settings: Settings,
 ) -> weighted_losses.LossAndDerivative:
     """Call a function of the project; OwnFunctionError unless each token has two numbers."""
-    try:
-        loss, derivative = map(np.asarray, function(log_p, tokens, settings))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise OwnFunctionError(
-            f"the loss {name} raises {error!r}, or returns no two arrays; mend it, or give "
-            "algorithm.loss_settings what it reads"
-        ) from error
+    with calling("loss", name, "two arrays of real numbers"):
+        loss, derivative = (
+            np.asarray(one).astype(np.float64, casting="same_kind")
+            for one in function(log_p, tokens, settings)
+        )
     if not loss.shape == derivative.shape == log_p.shape or not np.isfinite(derivative).all():
         raise OwnFunctionError(
             f"the loss {name} returns arrays of shape {loss.shape} and {derivative.shape} for "
@@ -312,11 +312,37 @@ def check_loss(name: str, settings: Settings) -> None:
     A function of the user's project is tried: OwnFunctionError if it is no loss.
     """
     row = find_loss(name)
-    complete_settings(f"the loss {name}", settings, row.settings)
-    if row.settings is ANY and row.weighted is not None and is_as_bound(name):
+    complete = complete_settings(f"the loss {name}", settings, row.settings)
+    if row.weighted is None or not is_own(name) or not is_as_bound(name):
+        return
+    if row.settings is ANY:
         noted = NotedSettings(settings)
         row.weighted(*_trial(-1.0, 2.0), noted)
         noted.refuse_ignored(f"the loss {name}")
+    _check_signs(name, row.weighted, complete)
+
+
+def _check_signs(name: str, weighted: weighted_losses.WeightedLoss, settings: Settings) -> None:
+    """Refuse (OwnFunctionError) a derivative of another sign than the differences of its loss.
+
+    They are compared where tokens are almost certain: a factor of log p that has no derivative, as
+    in `dft`, changes the differences too, but hardly there.
+    """
+    _, tokens = _trial(-1.0, 2.0)
+    tokens = {**tokens, "logprobs": (sampled := np.array([-0.01, -0.01, -0.02, -0.02]))}
+    log_p, away = sampled[::-1].copy(), np.eye(len(sampled)) * 1e-4
+
+    def total(at: np.ndarray) -> float:
+        return float(weighted(at, tokens, settings)[0].sum())
+
+    slopes = np.array([total(log_p + to) - total(log_p - to) for to in away]) / 2e-4
+    derivative = weighted(log_p.copy(), tokens, settings)[1]
+    for token in np.flatnonzero((slopes * derivative < 0) & (abs(slopes) > 1e-3)):
+        raise OwnFunctionError(
+            f"the loss {name} returns the derivative {derivative[token]:.3g} where its loss has "
+            f"{slopes[token]:.3g} by differences: one of them has the wrong sign, and training "
+            "would undo what is rewarded; mend it"
+        )
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

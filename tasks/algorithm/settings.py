@@ -6,7 +6,8 @@ to any value of its recipe.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -194,6 +195,20 @@ def find_own(name: str, make: Callable[[object], TableRow]) -> TableRow:
 
 def _refuse(name: str, *_: object) -> None:
     check_source(name)
+
+
+@contextmanager
+def calling(kind: str, name: str, returned: str) -> Iterator[None]:
+    """Have what a function of the project raises, its exit too, be told as OwnFunctionError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:  # the user's code may raise anything
+        raise OwnFunctionError(
+            f"the {kind} {name} raises {error!r}, or returns no {returned}; mend it, or give "
+            f"algorithm.{kind}_settings what it reads"
+        ) from error
 
 
 def _load(name: str) -> tuple[ModuleType, str]:

@@ -91,7 +91,7 @@ select
     stddev_pop(reward) as reward_std,
     min(reward) as lowest,
     max(reward) as highest,
-    min(reward) = max(reward) as uniform
+    is_uniform(min(reward), max(reward)) as uniform
 
 from rollouts
 group by run, split, step, group_id;

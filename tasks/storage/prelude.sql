@@ -10,6 +10,9 @@ create macro json_lines(files) as table
 create macro split_of(group_id) as regexp_extract(group_id, '^(.+)-\d{5,}-\d{4,}$', 1);
 create macro place_of(group_id) as regexp_extract(group_id, '\d+$')::bigint;
 
+-- Whether rewards are equal but for rounding, as `is_uniform` of advantages.py says.
+create macro is_uniform(least, most) as most - least <= 1e-9 * greatest(abs(least), abs(most));
+
 -- One row per rollout of the table of spans with this name, and per run if the spans name
 -- that: the attempt that counts, which is the last one that earned a reward, or else the last one;
 -- its reward, and whether it ended with one; null is the reward of an agent that gives none.

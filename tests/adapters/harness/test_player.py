@@ -1,17 +1,18 @@
 """The player of a batch, with agents that fail, wait and return whatever they like."""
 
 import asyncio
+import errno
 import os
 import resource
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FunctionType
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import httpx
 import pytest
@@ -46,8 +47,13 @@ ERRORS: dict[str, BaseException] = {
     "named": KeyError("name"),
     "half a pair": ValueError("\ud800"),
     "long": ValueError("x" * 20_000_000 + "end."),
-    "group": ExceptionGroup("none", [ValueError()]),
+    "group": ExceptionGroup("none", [ValueError(), KeyError()]),
+    "group of one": ExceptionGroup("tasks", [ExceptionGroup("more", [KeyError("name")])]),
     "exit": SystemExit(),
+    "closed": GeneratorExit(),
+    "cancelled": asyncio.CancelledError(),
+    "stopped": StopIteration(),
+    "own files": OSError(errno.EMFILE, "Too many open files"),
     "own timeout": TimeoutError(),
     "unprintable": Unprintable(),
 }
@@ -146,7 +152,12 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         "half a pair": "ValueError",
         "long": "ValueError",
         "group": "ExceptionGroup",
+        "group of one": "KeyError",
         "exit": "AgentExit",
+        "closed": "AgentExit",
+        "cancelled": "AgentExit",
+        "stopped": "RuntimeError",
+        "own files": "OSError",
         "own timeout": "TimeoutError",
         "unprintable": "Unprintable",
     }
@@ -158,8 +169,13 @@ def test_whatever_an_agent_raises_is_a_row_with_a_message(
         f"'name'{line}",
         f"?{line}",
         f"{'x' * kept}{CUT}{'x' * (kept - len(f'end.{line}'))}end.{line}",
-        f"none (1 sub-exception){line}",
+        f"none (2 sub-exceptions){line}",
+        "'name'",
         "the agent raised SystemExit",
+        "the agent raised GeneratorExit",
+        "the agent raised asyncio.exceptions.CancelledError",
+        f"{'coroutine' if agent is raises else 'the agent'} raised StopIteration",
+        f"[Errno 24] Too many open files{line}",
         f"TimeoutError without a message{out_of_a_thread}",
         f"<exception str() failed>{line}",
     ]
@@ -287,29 +303,43 @@ def test_an_agent_that_changes_its_example_changes_no_other(open_door: Door, rea
     assert examples == [{"list": [1]}]
 
 
+held: list[IO[bytes]] = []
+
+
 def runs_out(example: dict[str, Any], **_: str) -> float:
-    """Open files until there are no more, and hide why that ended."""
-    opened: list[int] = []
+    """Open files until there are no more, for itself or for ever, and hide why that ended."""
+    opened = held if example["for ever"] else []
     try:
         while True:
-            opened.append(os.dup(0))
+            opened.append(Path(os.devnull).open("rb"))  # noqa: SIM115
     except OSError as error:
         raise RuntimeError("Connection error.") from error
-    finally:
-        for one in opened:
-            os.close(one)
 
 
-def test_a_rollout_for_which_this_process_has_no_files_is_no_row(open_door: Door) -> None:
+@pytest.fixture
+def few_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    batch, recorder = batch_of(runs_out, [{}], Scripted())
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 2_000), hard))
-    try:
-        with open_door.opened(batch) as token, pytest.raises(OutOfFiles, match="ulimit -n"):
-            asyncio.run(play_batch(open_door.address, batch.name, token))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    yield
+    while held:
+        held.pop().close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_rollout_for_which_this_process_has_no_files_is_no_row(open_door: Door) -> None:
+    batch, recorder = batch_of(runs_out, [{"for ever": True}], Scripted())
+    with open_door.opened(batch) as token, pytest.raises(OutOfFiles, match="ulimit -n"):
+        asyncio.run(play_batch(open_door.address, batch.name, token))
     assert recorder.ends == []
+
+
+@pytest.mark.usefixtures("few_files")
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_a_rollout_that_opens_all_files_for_itself_is_a_row(open_door: Door) -> None:
+    [end] = play(open_door, runs_out, [{"for ever": False}])
+    assert isinstance(end.outcome, Failure)
+    assert end.outcome.message.startswith("Connection error.")
 
 
 def test_a_program_of_an_agent_that_has_no_files_is_a_row(open_door: Door) -> None:

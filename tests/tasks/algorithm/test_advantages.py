@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, Earned, estimate_advantages, is_uniform
 from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.judging import _agreements
+from ratchet.tasks.storage.tables import select
 
 COMPARING = [name for name in ADVANTAGES if name not in ("none", "asymre")]
 """Advantages that compare with a mean alone."""
@@ -109,6 +111,18 @@ def test_a_uniform_step_teaches_exactly_nothing(name: str, rewards: list[float])
     assert advantages(name, rewards) == [0.0, 0.0, 0.0]
     assert advantages(name, rewards[:1]) == [0.0]
     assert is_uniform(rewards)
+
+
+@given(st.lists(st.sampled_from([0.6, 0.1 * 6, 0.2 * 3, 0.0, 1e-7, -1e6, -1e6 + 1e-5]), min_size=1))
+def test_queries_take_the_same_rewards_as_equal(rewards: list[float]) -> None:
+    rows = select("select is_uniform($least, $most) as same", least=min(rewards), most=max(rewards))
+    assert rows["same"].to_pylist() == [is_uniform(rewards)]
+
+
+def test_a_judge_that_differs_by_rounding_neither_agrees_nor_disagrees() -> None:
+    one, other, third = (f"train-00000-0000-0{number}" for number in range(3))
+    rewards = {one: 0.6, other: 0.1 * 6, third: 0.0}
+    assert [*_agreements({one: 0.3, other: 0.9, third: 0.1 * 3}, rewards)] == [0.5, 1.0]
 
 
 def test_a_small_difference_of_rewards_is_one() -> None:

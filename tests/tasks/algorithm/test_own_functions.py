@@ -16,6 +16,7 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.algorithm import settings
 from ratchet.tasks.algorithm.advantages import find_advantage
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
 from ratchet.tasks.algorithm.settings import OwnFunctionError
 from ratchet.tasks.storage.manifest import recipe_of
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -127,6 +128,12 @@ def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> 
         ({"loss": "my_losses:alone"}, "returns no two arrays"),
         ({"loss": "my_losses:short"}, r"returns arrays of shape \(1,\)"),
         ({"loss": "my_losses:endless"}, "a derivative that is not finite"),
+        ({"loss": "my_losses:turned"}, r"returns no two arrays of real numbers"),
+        ({"loss": "my_losses:leaves"}, r"the loss my_losses:leaves\S* raises SystemExit\(3\)"),
+        ({"loss": "my_losses:climbs"}, "one of them has the wrong sign, and training would undo"),
+        ({"loss": "my_losses:climbing", "loss_settings": {"dual_clip": 2}}, "the wrong sign"),
+        ({"advantage": "my_losses:leave"}, r"the advantage my_losses:leave\S* raises SystemExit"),
+        ({"advantage": "my_losses:imagined"}, "raises TypeError"),
         ({"advantage": "my_losses:nobody"}, "a finite number for each call"),
         ({"advantage": "my_losses:wrong"}, "raises AttributeError"),
         (
@@ -149,9 +156,30 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
         "def endless(log_p, tokens, settings): return log_p, np.full_like(log_p, np.inf)\n"
         "def nobody(groups, settings): return {}\n"
         "def wrong(groups, settings): return groups.rewards\n"
+        "def turned(log_p, tokens, settings): return -log_p, -1j * np.ones_like(log_p)\n"
+        "def leaves(log_p, tokens, settings): raise SystemExit(3)\n"
+        "def climbs(log_p, tokens, settings):\n"
+        "    weighed = np.exp(log_p - tokens['logprobs']) * tokens['advantages']\n"
+        "    return -weighed, weighed\n"
+        "from dataclasses import replace\n"
+        "from ratchet.tasks.algorithm.losses import TOKEN_LOSSES\n"
+        "bounded = TOKEN_LOSSES['dual_clip']\n"
+        "def turn(*given): return bounded.weighted(*given)[0], -bounded.weighted(*given)[1]\n"
+        "climbing = replace(bounded, weighted=turn)\n"
+        "def leave(groups, settings): raise SystemExit\n"
+        "def imagined(groups, settings): return {n: [1j] for of in groups.values() for n in of}\n"
     )
     with pytest.raises((OwnFunctionError, ValueError), match=said):
         recipe(**algorithm)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TOKEN_LOSSES.items() if row.weighted])
+def test_the_losses_of_the_table_have_the_signs_of_their_differences(name: str) -> None:
+    """Also those with a factor that has no derivative, whose differences are others."""
+    write(
+        f"from ratchet.tasks.algorithm.losses import TOKEN_LOSSES\nmine = TOKEN_LOSSES[{name!r}]\n"
+    )
+    assert recipe(loss="my_losses:mine").algorithm.loss.startswith("my_losses:mine@")
 
 
 def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
