@@ -26,6 +26,14 @@ DELETED: dict[str, str] = {
 }
 """Key of a recipe, `table name` of a row, or `ratchet COMMAND` → what to use in its place."""
 
+OTHER_NAMES = {
+    **{"lr": "learning_rate", "max_grad_norm": "grad_clip_norm", "kl_coef": "coefficient"},
+    **{"batch_size": "groups", "num_generations": "group_size", "normalise": "advantage"},
+    **{"freq": "every", "interval": "every", "eval_every": "every", "save_every": "every"},
+    **{"wandb": "project", "where": "runner", "processes": "runner", "model_name": "base"},
+}
+"""Last word of a key in earlier versions, or in other programs → that of ours."""
+
 
 def instead_of(name: str) -> str:
     """Return what to use in the place of a deleted name; empty for any other name."""

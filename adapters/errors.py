@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+from ratchet.adapters.deleted import OTHER_NAMES
 from ratchet.adapters.redaction import redact
 
 
@@ -37,27 +38,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_key(key: str, known: Iterable[str]) -> str:
-    """Return a question after the known `section.key` that is nearest to another, if one is near.
+    """Return a question after the known `section.key` that is nearest to another.
 
-    A key of the same section comes first, which may be shortened: `lr` is `learning_rate`. Then
-    comes a key of the same name in another section.
+    A key of the same section comes first, and one that is shortened or has another name elsewhere
+    is found by it: `lr` is `learning_rate`.
     """
-    keys = [*known]
     section, _, name = key.rpartition(".")
-    own = {last: one for one in keys for of, _, last in [one.rpartition(".")] if of == section}
-    short = [last for last in own if _is_short_for(name, last)]
-    if near := short or difflib.get_close_matches(name, own, n=1):
-        return _ask_after([own[near[0]]])
-    namesakes = [one for one in keys if one.rpartition(".")[2] == name]
-    others = namesakes or ([] if section and own else keys)
-    return _ask_after(difflib.get_close_matches(key, others, n=1, cutoff=0 if namesakes else 0.6))
+    name = OTHER_NAMES.get(name, name)
+
+    def likeness(one: str) -> float:
+        of, _, last = one.rpartition(".")
+        alike = difflib.SequenceMatcher(None, name, last).ratio()
+        near = difflib.SequenceMatcher(None, section, of).ratio() + (section == of)
+        return alike + (name == last) + _is_short_for(name, last) + (near if section else 0)
+
+    return _ask_after([max(known, key=likeness)])
 
 
 def _is_short_for(short: str, name: str) -> bool:
     """Return whether a word is the beginning, the initials or a part of a name of several words."""
     words = name.split("_")
-    initials = "".join(word[:1] for word in words)
-    return name.startswith(short) or short in (initials, *words)
+    return name.startswith(short) or short in ("".join(word[:1] for word in words), *words)
 
 
 def _ask_after(near: Sequence[str]) -> str:

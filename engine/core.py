@@ -57,11 +57,7 @@ class EngineCore:
     """Model, registry, checkpoints, scheduler and futures, used from one event loop."""
 
     def __init__(
-        self,
-        base: BaseModel,
-        model: LanguageModel,
-        state: Path,
-        now: Clock = utc_now,
+        self, base: BaseModel, model: LanguageModel, state: Path, now: Clock = utc_now
     ) -> None:
         self.base = base
         self.model = model

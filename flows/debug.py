@@ -68,12 +68,7 @@ class Rerun:
         same = "the same" if self.end == one.end else self.end
         played = f"{one.id}, attempt {one.attempt}, {self.answered} of {answers}"
         kept = {} if self.place is None else {"place": str(self.place)}
-        return {
-            "played": f"{played} answered from the record",
-            "was": one.end,
-            "now": same,
-            **kept,
-        }
+        return {"played": f"{played} answered from the record", "was": one.end, "now": same, **kept}
 
 
 def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rerun:
@@ -147,10 +142,7 @@ def _play(replayed: _Replay, chat: Chat, backends: Sequence[RecordedBackend], st
     seed, most_calls = replayed.recipe.seed, replayed.recipe.rollouts.max_calls
     sent = replayed.recipe.sent_calls()
     answers = {one.role: _always(one.answer) for one in backends}
-    with (
-        TemporaryDirectory() as places,
-        Door(chat, answers, seed, most_calls, sent=sent) as door,
-    ):
+    with TemporaryDirectory() as places, Door(chat, answers, seed, most_calls, sent=sent) as door:
         place = None if replayed.judge else replayed.recipe.place.of(Path(places))
         settings = PlaySettings(replayed.agent, replayed.roles, 1, 0.0, place)
         recorder, sampled = _OneRollout(replayed.recorded), SampledBy({}, replayed.sampling)

@@ -28,7 +28,7 @@ from ratchet.flows.train import make_datums
 from ratchet.tasks.evaluations import score_spans
 from ratchet.tasks.examples.shards import ShardSize, draw_shard
 from ratchet.tasks.recording.transcripts import read_transcripts
-from ratchet.tasks.reports.dryruns import LearnedFrom, Played, describe_dryrun
+from ratchet.tasks.reports.dryruns import LearnedFrom, Played, describe_dryrun, find_fault
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.manifest import bind_run
 from ratchet.tasks.storage.names import shard_name
@@ -37,12 +37,16 @@ from ratchet.tasks.tracking.prefect_pages import publish_tag
 
 
 class DryRun(BaseModel, frozen=True):
-    """Numbers of a dry run's rollouts, their rewards or errors by name, and its report as text."""
+    """Numbers of a dry run's rollouts, their rewards or errors by name, and its report as text.
+
+    `untrained` says why training would train nothing, whatever the model says.
+    """
 
     rollouts: int
     failed: int
     rewards: Mapping[str, float]
     errors: Mapping[str, str]
+    untrained: str
     report: str
 
 
@@ -76,12 +80,14 @@ def dryrun(recipe: Recipe, run: str, said: Path | None = None) -> DryRun:
         spans = runner.wait_for(runner.submit_shard(shard, 0, groups))
         learned = _learn(opened, recipe, spans)
     score, ends = score_spans(spans, shard), read_transcripts(spans)
+    faults = [find_fault(of, recipe.credit(), ends) for of in learned.values()]
     publish_tag("dryrun")
     return DryRun(
         rollouts=score.rollouts,
         failed=score.failed,
         rewards={one["rollout_id"]: one["reward"] for one in ends if one["reward"] is not None},
         errors={one["rollout_id"]: one["error"] for one in ends if one["error"] is not None},
+        untrained="; ".join(faults) if all(faults) else "",
         report=describe_dryrun(spans, learned, recipe.credit(), _describe_model(opened, recipe)),
     )
 

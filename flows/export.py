@@ -142,10 +142,7 @@ def _rebuild(weights: Weights, run: RunFolder, service: "Service") -> "LivePolic
 
 
 def _write_tokenizer(
-    weights: Weights,
-    opened: "tuple[Service, PatientSampler]",
-    asked: ExportForm,
-    folder: Path,
+    weights: Weights, opened: "tuple[Service, PatientSampler]", asked: ExportForm, folder: Path
 ) -> tuple[Chat, Probe]:
     """Write the tokenizer with the chat template; return its chat, and the probe of the weights."""
     (service, sampler), model = opened, weights.model

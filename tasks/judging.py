@@ -126,10 +126,7 @@ def _shown(rollout: Transcript) -> JsonObject:
     said = [
         {
             "role": conversation["role"],
-            "messages": [
-                *json.loads(conversation["messages"]),
-                json.loads(conversation["reply"]),
-            ],
+            "messages": [*json.loads(conversation["messages"]), json.loads(conversation["reply"])],
         }
         for conversation in rollout["conversations"]
     ]

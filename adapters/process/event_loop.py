@@ -138,10 +138,7 @@ class _Loop:
 
 
 async def run_aside(
-    characters: int,
-    work: Callable[P, T],
-    *arguments: P.args,
-    **named: P.kwargs,
+    characters: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs
 ) -> T:
     """Work on a text of `characters`: at once if they are few, or else in one of two threads."""
     if characters <= SHORT_TEXT:

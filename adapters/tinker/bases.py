@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ratchet.adapters.errors import ServiceError, did_you_mean
+from ratchet.adapters.tinker.costs import prices_of
 from ratchet.adapters.tinker.engines import LOCAL, needs_engine, prepare_base
 from ratchet.adapters.tinker.known_models import KNOWN, dequantised_folder, is_fetched
 from ratchet.durable.files import sha256_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS_OF_HUB = ("model.safetensors", "model.safetensors.index.json")
 COPIES = 2
 """Copies of the weights in an engine: as they were read, and as products of few rows take them."""
 GIB = 2**30
@@ -88,6 +90,12 @@ def check_base(base: str) -> None:
             f"there is no base model {base}{near}; give {SHIPPED}, "
             "a model that `ratchet fetch` has brought, the folder of a Hugging Face model, a GGUF "
             "file, or a name of Hugging Face's hub"
+        )
+    if prices_of(base) and not any(_cached(base, file) for file in WEIGHTS_OF_HUB):
+        raise ServiceError(
+            f"{base} is a model of the hosted service, and no key of it is set: set TINKER_API_KEY "
+            "to yours, or TINKER_BASE_URL to a server of your own that has the model; or fetch it "
+            f"for this machine by `hf download {base}`"
         )
 
 
@@ -230,12 +238,17 @@ def _open(path: Path) -> "Tokenizer":
 def _find_file(base_model: str) -> Path | None:
     if is_here(base_model) and (folder := base_folder(base_model)):
         return folder / TOKENIZER_FILE if (folder / TOKENIZER_FILE).is_file() else None
+    return _cached(base_model, TOKENIZER_FILE)
+
+
+def _cached(base_model: str, file: str) -> Path | None:
+    """Return a file of a model in the hub's cache, if it is there."""
     # Not before: the hub's client reads when it is imported whether it is offline.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(base_model, TOKENIZER_FILE)
+        cached = try_to_load_from_cache(base_model, file)
     except HFValidationError:  # a folder that is gone
         return None
     return Path(cached) if isinstance(cached, str | os.PathLike) else None

@@ -4,6 +4,7 @@ Its faults are translated into errors that say what was asked.
 """
 
 import asyncio
+import atexit
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import tinker
 from google.protobuf.message import DecodeError
 from renderers.base import Tokenizer
+from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
@@ -52,6 +54,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+# What ends with the process closes nothing: the thread that would do it has stopped by then.
+atexit.register(setattr, InternalClientHolder, "__del__", lambda _: None)
 
 
 class ServiceRefused(ServiceError):

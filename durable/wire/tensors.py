@@ -135,11 +135,7 @@ def encode_tensor(values: np.ndarray) -> pb.Tensor:
 
 def write_json(values: np.ndarray) -> dict[str, Any]:
     """Write an array of float32 or int64 as a tensor in JSON, exactly."""
-    return {
-        "data": values.ravel().tolist(),
-        "dtype": values.dtype.name,
-        "shape": [*values.shape],
-    }
+    return {"data": values.ravel().tolist(), "dtype": values.dtype.name, "shape": [*values.shape]}
 
 
 def read_json(tensor: Mapping[str, Any]) -> np.ndarray:

@@ -210,9 +210,7 @@ async def publish(address: Address, request: Request, engine: TheEngine) -> None
 
 @router.put(f"{CHECKPOINT}/ttl", status_code=204)
 async def set_ttl(
-    address: Address,
-    engine: TheEngine,
-    ttl_seconds: Annotated[int | None, Body(embed=True)] = None,
+    address: Address, engine: TheEngine, ttl_seconds: Annotated[int | None, Body(embed=True)] = None
 ) -> None:
     """Set a checkpoint's time to live; without a number it never expires."""
     engine.checkpoints.change(address, expires_at=engine.checkpoints.expiry(ttl_seconds))

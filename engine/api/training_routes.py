@@ -256,10 +256,7 @@ async def save_weights_external(
 
 
 def _save(
-    engine: EngineCore,
-    live_model: LiveModel,
-    address: CheckpointAddress,
-    request: SaveRequest,
+    engine: EngineCore, live_model: LiveModel, address: CheckpointAddress, request: SaveRequest
 ) -> Submitted:
     engine.checkpoints.expiry(request.ttl_seconds)
     overwrite = isinstance(request, tinker.types.SaveWeightsRequest) and request.overwrite
@@ -275,9 +272,7 @@ def _save(
 
 
 def _snapshot(
-    engine: EngineCore,
-    live_model: LiveModel,
-    request: tinker.types.SaveWeightsForSamplerRequest,
+    engine: EngineCore, live_model: LiveModel, request: tinker.types.SaveWeightsForSamplerRequest
 ) -> Submitted:
     """Open a sampling session on a snapshot.
 

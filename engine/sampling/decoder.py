@@ -388,11 +388,7 @@ class Decoder:
         return any(string in text for string in strings)
 
     def _deliver(
-        self,
-        slots: np.ndarray,
-        stopped: np.ndarray,
-        logprobs: np.ndarray,
-        prefills: list[Prefill],
+        self, slots: np.ndarray, stopped: np.ndarray, logprobs: np.ndarray, prefills: list[Prefill]
     ) -> None:
         """Deliver complete completions; a log-probability that is not finite fails its request."""
         for prefill in prefills:

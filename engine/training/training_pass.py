@@ -219,9 +219,7 @@ class TreeComputation:
         self.losses = [0.0] * count
 
         self.budget = min(
-            MICROBATCH_TOKENS,
-            MICROBATCH_WORK // model.size,
-            MICROBATCH_LOGITS // model.vocab_size,
+            MICROBATCH_TOKENS, MICROBATCH_WORK // model.size, MICROBATCH_LOGITS // model.vocab_size
         )
         """Tokens of a lot."""
 

@@ -19,6 +19,7 @@ COMMANDS = {
         "new_project:init",
         "Write a project of your own: an agent, its data set, its recipe and its test.",
     ),
+    "pins": ("new_project:pins", "Print the versions that Ratchet was tested with, for pip."),
     "keys": ("recipes:keys", "List the keys of a recipe, for --set."),
     "dryrun": (
         "recipes:dryrun",

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ratchet.adapters.errors import UserError, did_you_mean
-from ratchet.adapters.process.terminal import show
+from ratchet.adapters.process.terminal import show, write_data
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.yaml_text import read_yaml, write_yaml
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values
@@ -120,6 +120,10 @@ def init(
         show(f"`ratchet dryrun {of_kind.name}` in {place} plays the agent")
     else:
         show(f"`ratchet train {of_kind.name}` in {place} trains the model")
+
+
+def pins() -> None:
+    write_data(PINS.read_bytes())
 
 
 def write_project(folder: Path, kind: str = FIRST_KIND) -> list[Path]:

@@ -54,10 +54,7 @@ def _repeat(look: Callable[[], None], over: Event) -> None:
 def _bars(runs: Mapping[RunFolder, int], console: Console) -> Iterator[Callable[[], None]]:
     """Yield the function that draws the bars anew, and below them what the last run is doing."""
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     )
     doing = Text("starting", no_wrap=True, overflow="ellipsis")
     shown = [

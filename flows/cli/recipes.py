@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -53,8 +52,7 @@ def trinity(
     file: Annotated[typer.FileText, typer.Argument(help="A configuration of Trinity-RFT 0.6.0.")],
     set_: Overrides = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="File of the recipe; by default the terminal."),
+        Path | None, typer.Option(help="File of the recipe; by default the terminal.")
     ] = None,
 ) -> None:
     text = import_trinity(file.name, file.read(), set_ or [])
@@ -85,11 +83,10 @@ def dryrun(
     verbose: Verbose = False,
 ) -> None:
     recipe = named_recipe(name, set_ or [], RunRecipe)
-    if not isinstance(recipe, Recipe):
-        assert isinstance(recipe, GivenRecipe), "no other flow is given its examples"
-        described = describe_given(recipe, examples or EXAMPLES, online=online)
-        _write_report(described, show, as_json=as_json)
+    if isinstance(recipe, GivenRecipe):
+        _write_report(describe_given(recipe, examples or EXAMPLES, online=online), as_json=as_json)
         return
+    assert isinstance(recipe, Recipe), "no other flow plays rollouts"
     whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
     run = f"dryruns/{name_run(Path(name).stem, now(), str(os.getpid()))}"
     folder = folder_of(run)
@@ -107,21 +104,23 @@ def dryrun(
         if not keep and folder.exists():
             folder.delete()
     said = {"report": f"{result.report}\n\n{taken}", "whole": asdict(taken)}
-    _write_report({**result.model_dump(mode="json"), **said}, show, as_json=as_json)
+    _write_report({**result.model_dump(mode="json"), **said}, as_json=as_json)
     if keep:
         query = ask_failures(run) if result.failed else f"ratchet sql --run {run} 'from rollouts'"
         show(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
     if result.failed:
         raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
+    if result.untrained:
+        raise UserError(f"training would train nothing: {result.untrained}")
 
 
-def _write_report(
-    record: dict[str, object], write: Callable[[str], None], *, as_json: bool
-) -> None:
+def _write_report(record: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         write_json(record)
     else:
-        write(str(record["report"]))
+        show(str(record["report"]))
+    if record["whole"] is None:
+        raise UserError("no row is left of a source to train on; see above, and mend its rows")
 
 
 def shrink(recipe: Recipe, examples: int) -> Recipe:

@@ -83,8 +83,7 @@ def sql(
         Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
     ] = "table",
     out: Annotated[
-        Path | None,
-        typer.Option(help="File to write; by default the terminal."),
+        Path | None, typer.Option(help="File to write; by default the terminal.")
     ] = None,
 ) -> None:
     runs = _named(run) or readable_runs()

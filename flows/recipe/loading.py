@@ -184,7 +184,7 @@ def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R]
     preset = PRESETS.get(str(algorithm.get("preset"))) if isinstance(algorithm, Mapping) else None
     if preset is not None:
         values = {**_without(values, preset.values), "algorithm": {}}
-    return _validated(own, merge_values(values, given))
+    return _validated(own, merge_values(values, given, emptying=True))
 
 
 def _named_stages(values: Section, given: Section) -> Section:
@@ -199,7 +199,9 @@ def _named_stages(values: Section, given: Section) -> Section:
             f"stages are {', '.join(named)}"
         )
     changed = [
-        merge_values(one, change) if isinstance(change := changes.get(name), Mapping) else one
+        merge_values(one, change, emptying=True)
+        if isinstance(change := changes.get(name), Mapping)
+        else one
         for name, one in named.items()
     ]
     return {**given, "stages": changed}
@@ -369,7 +371,7 @@ def parse_overrides(overrides: Sequence[str], kind: type[FlowRecipe] = Recipe) -
         if not equals:
             raise RecipeError(f"--set {key}: write it as section.key=value")
         if key not in known and not key.startswith(tuple(f"{table}." for table in TABLES)):
-            near = instead_of(key) or did_you_mean_key(key, known) or ";"
+            near = instead_of(key) or did_you_mean_key(key, known)
             flow = kind.model_fields["flow"].default
             listed = "ratchet keys" if flow == TRAIN else f"ratchet keys {flow}"
             raise RecipeError(f"a recipe has no key {key!r}{near} `{listed}` lists them")

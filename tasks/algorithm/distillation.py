@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratchet.tasks.algorithm.loss import (
-    Arrays,
-    Columns,
-    Input,
-    Loss,
-    precise,
-    scaled_advantages,
-)
+from ratchet.tasks.algorithm.loss import Arrays, Columns, Input, Loss, precise, scaled_advantages
 from ratchet.tasks.algorithm.settings import Known, Settings, find_row
 
 NO_TOKEN = -99999.0

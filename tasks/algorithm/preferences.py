@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratchet.tasks.algorithm.loss import (
-    Arrays,
-    Columns,
-    Input,
-    Loss,
-    column,
-    precise,
-)
+from ratchet.tasks.algorithm.loss import Arrays, Columns, Input, Loss, column, precise
 from ratchet.tasks.algorithm.settings import Known, Number, Settings, complete_settings, find_row
 
 CHOSEN, REJECTED, MISMATCHED = "chosen", "rejected", "mismatched"

@@ -56,11 +56,7 @@ def read_shard(path: Path) -> list[ShardRow]:
 
 
 def choose_examples(
-    examples: Sequence[Example],
-    seed: int,
-    step: int,
-    size: int,
-    order: Order = "shuffled",
+    examples: Sequence[Example], seed: int, step: int, size: int, order: Order = "shuffled"
 ) -> list[Example]:
     """Choose the `size` examples of step `step`.
 

@@ -111,10 +111,7 @@ class Texts(Given):
     refuses_broken = True
 
     def __init__(
-        self,
-        path: Path,
-        taught: Callable[[int], Path] | None = None,
-        divergence: str | None = None,
+        self, path: Path, taught: Callable[[int], Path] | None = None, divergence: str | None = None
     ) -> None:
         super().__init__(path)
         self._taught, self._divergence = taught, divergence

@@ -202,15 +202,21 @@ def _count_datums(
     masks = [mask.sum() for mask in arrays(read_table(files.datums)["mask"])]
     called = POLICY if policy == POLICY else f"{POLICY} {policy}"
     if not masks:
-        return f"the {called} would learn nothing: {_find_cause(files, credit, rollouts)}"
+        advantage = find_advantage(credit.algorithm.advantage)
+        compares = advantage.in_groups and not advantage.alone
+        equal = compares and all(map(is_uniform, _rewards_by_group(files)))
+        zero = ALL_EQUAL if equal else f"every advantage ({advantage.formula}) is zero"
+        why = find_fault(files, credit, rollouts) or zero
+        return f"the {called} would learn nothing: {why}"
     made = f"{_trajectories(sum(map(bool, trained)))} of the {called} made"
     return f"{made} {counted(len(masks), 'datum')}, in which {sum(masks)} tokens would be trained"
 
 
-def _find_cause(
-    files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]
-) -> str:
-    """Say why nothing would be trained: what is missing first, in the order of the path."""
+def find_fault(files: LearnedFrom, credit: CreditAssignment, rollouts: Sequence[Transcript]) -> str:
+    """Say what is missing first, in the order of the path, so that nothing could be trained.
+
+    It is empty if that is only for the rewards that the rollouts have by chance.
+    """
     if all(row["error"] for row in rollouts):
         return f"all {len(rollouts)} rollouts failed"
     if all(row["reward"] is None for row in rollouts) and not read_table(files.rewards).num_rows:
@@ -222,20 +228,20 @@ def _find_cause(
             "no rollout with a reward has a call that the policy answered; the agent must ask the "
             "base_url that it is given"
         )
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in read_table(files.rewards).to_pylist():
-        groups[row["role"], row["group_id"]].append(row["reward"])
-    if not groups:
+    if not (groups := _rewards_by_group(files)):
         given = trajectories.filter(pa.array(sampled))["reward"]
         named = given.null_count == len(given)
         return "the agent rewards other roles" if named else "algorithm.rewards left all out"
     fewest = credit.min_group_size
-    if all(len(rewards) < fewest for rewards in groups.values()):
-        return f"no group has {counted(fewest, 'rollout')} with a reward"
-    advantage = find_advantage(credit.algorithm.advantage)
-    if advantage.in_groups and not advantage.alone and all(map(is_uniform, groups.values())):
-        return ALL_EQUAL
-    return f"every advantage ({advantage.formula}) is zero"
+    few = all(len(rewards) < fewest for rewards in groups)
+    return f"no group has {counted(fewest, 'rollout')} with a reward" if few else ""
+
+
+def _rewards_by_group(files: LearnedFrom) -> list[list[float]]:
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in read_table(files.rewards).to_pylist():
+        groups[row["role"], row["group_id"]].append(row["reward"])
+    return [*groups.values()]
 
 
 def _show_best(rollouts: Sequence[Transcript]) -> str:

@@ -62,18 +62,9 @@ EXPERT_IS = "the expert's texts: give them as `algorithm.expert.path`"
 GRPO = STANDARDIZED | PPO | ROLLOUT_MEAN | PENALTY
 
 PRESETS: Mapping[str, Preset] = {
-    "grpo": Preset(
-        GRPO,
-        "arXiv:2402.03300",
-    ),
-    "grpo_verl": Preset(
-        GRPO,
-        "arXiv:2402.03300",
-    ),
-    "dr_grpo": Preset(
-        CENTRED | PPO | {"aggregation": "sum"},
-        "arXiv:2503.20783",
-    ),
+    "grpo": Preset(GRPO, "arXiv:2402.03300"),
+    "grpo_verl": Preset(GRPO, "arXiv:2402.03300"),
+    "dr_grpo": Preset(CENTRED | PPO | {"aggregation": "sum"}, "arXiv:2503.20783"),
     "dapo": Preset(
         STANDARDIZED | _loss("ppo", clip_low_threshold=0.8, clip_high_threshold=1.28) | TOKEN_MEAN,
         "arXiv:2503.14476",
@@ -88,17 +79,14 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2402.14740",
     ),
     "reinforceplusplus": Preset(
-        _advantage("reinforce_plus_plus") | PPO | TOKEN_MEAN | PENALTY_IN_REWARD,
-        "arXiv:2501.03262",
+        _advantage("reinforce_plus_plus") | PPO | TOKEN_MEAN | PENALTY_IN_REWARD, "arXiv:2501.03262"
     ),
     "opmd": Preset(OPMD | _loss("opmd", tau=1.0) | TOKEN_MEAN | PENALTY, "arXiv:2505.17826"),
     "asymre": Preset(
-        _advantage("asymre", shift=-0.1) | _loss("cross_entropy") | TOKEN_MEAN,
-        "arXiv:2506.20520",
+        _advantage("asymre", shift=-0.1) | _loss("cross_entropy") | TOKEN_MEAN, "arXiv:2506.20520"
     ),
     "topr": Preset(
-        _advantage("none") | _loss("topr", ratio="trajectory") | TOKEN_MEAN,
-        "arXiv:2503.14286",
+        _advantage("none") | _loss("topr", ratio="trajectory") | TOKEN_MEAN, "arXiv:2503.14286"
     ),
     "cispo": Preset(
         STANDARDIZED | _loss("cispo", clip_low_threshold=0.0, clip_high_threshold=4.0) | TOKEN_MEAN,
@@ -120,8 +108,7 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2509.24203",
     ),
     "multi_step_grpo": Preset(
-        _advantage("step_grpo", spread="copy") | PPO | TOKEN_MEAN | PENALTY,
-        TRINITY,
+        _advantage("step_grpo", spread="copy") | PPO | TOKEN_MEAN | PENALTY, TRINITY
     ),
     "on_policy_distill": Preset(
         ZERO | {"teacher": {"coefficient": 1.0, "divergence": "reverse_kl"}},

@@ -37,12 +37,12 @@ def nest_value(key: str, value: Json) -> dict[str, Json]:
     return nest_value(section, {last: value}) if section else {last: value}
 
 
-def merge_values(values: Section, over: Section) -> dict[str, Json]:
-    """Merge `over` into `values`, recursively."""
+def merge_values(values: Section, over: Section, *, emptying: bool = False) -> dict[str, Json]:
+    """Merge `over` into `values`, recursively; if `emptying`, an empty mapping takes all away."""
     merged = dict(values)
     for key, value in over.items():
         below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merge_values(below, value)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and (value or not emptying):
+            value = merge_values(below, value, emptying=emptying)
         merged[key] = value
     return merged

@@ -465,7 +465,12 @@ def _stems(beside: Path) -> set[str]:
 
 def runs_root() -> Path:
     """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory."""
-    return Path(os.environ.get("RATCHET_RUNS", "runs"))
+    if "://" in (named := os.environ.get("RATCHET_RUNS") or "runs"):
+        raise RunError(
+            f"RATCHET_RUNS={named} is an address, and runs are kept in a folder of this machine; "
+            "give the path of a folder"
+        )
+    return Path(named)
 
 
 def folder_of(name: str) -> RunFolder:

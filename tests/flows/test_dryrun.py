@@ -15,11 +15,13 @@ from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.recipes import OfflineError, take_offline
 from ratchet.tasks.datums import build_datums
+from ratchet.tasks.recording.transcripts import read_transcripts
 from ratchet.tasks.reports.dryruns import (
     KeptTokens,
     LearnedFrom,
     Played,
     describe_dryrun,
+    find_fault,
     read_kept_tokens,
 )
 from ratchet.tasks.rewards import compute_rewards
@@ -112,7 +114,10 @@ def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
     compute_rewards.make(of.rewards, of.trajectories, credit.algorithm.rewards)
     build_datums.make(of.datums, of.trajectories, of.rewards, credit)
     report = describe_dryrun([spans], {"policy": of}, credit, PLAYED)
-    return report.partition("# datums\n\n")[2].partition("\n\n#")[0]
+    fault = find_fault(of, credit, read_transcripts([spans]))
+    said = report.partition("# datums\n\n")[2].partition("\n\n#")[0]
+    assert bool(fault) != said.endswith(("are equal", "is zero", "be trained"))
+    return said
 
 
 @pytest.mark.parametrize(

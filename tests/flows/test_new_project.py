@@ -215,3 +215,8 @@ def test_a_folder_without_deployments_is_not_deployed(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match=r"no prefect.yaml in .*; `ratchet init` writes one"):
         app(["deploy"])
+
+
+def test_the_pins_are_printed_as_pip_reads_them() -> None:
+    printed = CliRunner().invoke(app, ["pins"])
+    assert printed.stdout == Path("constraints.txt").read_text("utf-8")

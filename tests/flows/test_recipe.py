@@ -1,5 +1,6 @@
 """The recipe: unknown keys, and knobs that would do nothing, are refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,14 @@ import pytest
 from pydantic import ValidationError
 from yaml import safe_load
 
+from ratchet.adapters.deleted import DELETED, OTHER_NAMES
 from ratchet.adapters.door.roles import CallsOf
-from ratchet.flows.recipe.loading import RecipeError, check_binding
+from ratchet.flows.recipe.loading import RecipeError, check_binding, named_recipe
+from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import differing
+from ratchet.tasks.settings.rollouts import Evaluation
+from ratchet.tasks.settings.section import fields_of
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe
@@ -182,3 +187,25 @@ def test_a_role_known_by_what_its_calls_say_has_no_address_of_its_own() -> None:
     assert recipe.earlier(5) == {"earlier:1": 5}, "it is the policy as it is, and is not trained"
     again = Recipe.model_validate(recipe.model_dump(mode="json"))
     assert (again, again.fingerprint()) == (recipe, recipe.fingerprint())
+
+
+def test_an_unknown_key_is_answered_with_a_key_that_there_is() -> None:
+    known = {key for key, _ in fields_of(Recipe)}
+    for wrong in ("foo", "a.b", "evaluation.n", "judge.model", "x" * 300, *DELETED, *OTHER_NAMES):
+        if wrong not in known and " " not in wrong:
+            with pytest.raises(RecipeError) as refused:
+                named_recipe("hello", [f"{wrong}=1"])
+            near = re.search(r"; did you mean '(.*)'\?", str(refused.value))
+            assert near is None or near[1] in known
+            assert near or "; earlier versions had it: " in str(refused.value)
+
+
+def test_an_empty_table_that_is_set_takes_all_away() -> None:
+    assert named_recipe("twenty_questions").roles != {}
+    assert named_recipe("twenty_questions", ["roles={}"]).roles == {}
+    assert named_recipe("twenty_questions", ["evaluation={}"]).evaluation == Evaluation()
+    added = named_recipe("twenty_questions", ["roles={judge: openai/gpt-5-mini}"]).roles
+    assert [*added] == ["answerer", "judge"]
+    given = ["stages.rewards.recipe.rollouts={}", "stages.rewards.recipe.steps=2"]
+    _, rewards, _ = named_recipe("hello-stages", given, StagesRecipe).stages
+    assert (rewards.recipe.steps, rewards.recipe.rollouts.groups) == (2, 16)  # type: ignore[attr-defined]

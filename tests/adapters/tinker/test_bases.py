@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ratchet.adapters.errors import ServiceError
 from ratchet.adapters.tinker.bases import base_folder, check_base, name_for_clients, read_origin
 from tests.support.gguf_models import write_gguf
 
@@ -53,3 +55,16 @@ def test_a_folder_of_two_slashes_has_a_name_that_the_sdk_does_not_shorten() -> N
         assert Path(named).resolve() == Path(folder).resolve()
     assert name_for_clients("org/model/variant") == "org/model/variant"
     assert name_for_clients("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+
+
+def test_without_a_key_a_hosted_model_is_told_as_that_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = time.process_time()
+    for base in ("Qwen/Qwen3-8B", "qwen/qwen3-8b", "openai/gpt-oss-120b"):
+        with pytest.raises(ServiceError, match=f"{base} is a model of the hosted .* TINKER_API_K"):
+            check_base(base)
+    assert time.process_time() - begun < 2
+    check_base("some/model")  # of the hub, which the engine fetches
+    monkeypatch.setenv("TINKER_API_KEY", "tml-mine")
+    check_base("Qwen/Qwen3-8B")

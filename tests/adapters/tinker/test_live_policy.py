@@ -1,5 +1,7 @@
 """A live training client: what it saves is what it was when the save was asked for."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -39,3 +41,26 @@ def test_a_save_does_not_hold_an_update_that_is_submitted_behind_it(service: Ser
     untrained = service.base_sampler(BASE)
     last = [len(TOKENS) - 1]
     assert np.allclose(saved.score([TOKENS], last), untrained.score([TOKENS], last), atol=1e-4)
+
+
+LEFT_OPEN = """
+import atexit, sys, time
+from tinker.lib.internal_client_holder import InternalClientHolder
+def drop():  # as the interpreter does when its threads have stopped
+    loop = kept[0].get_loop()
+    loop.call_soon_threadsafe(loop.stop)
+    while loop.is_running():
+        time.sleep(0.01)
+    loop.close()
+    kept.clear()
+atexit.register(drop)  # first, and so it is called last
+from ratchet.adapters.tinker import service
+kept = [InternalClientHolder(base_url=sys.argv[1], api_key=sys.argv[2], _skip_session=True)]
+"""
+
+
+def test_a_client_that_is_left_open_ends_in_silence_with_its_process(tmp_path: Path) -> None:
+    with serving(TINY, tmp_path / "engine") as address:
+        command = [sys.executable, "-c", LEFT_OPEN, address.url, address.key]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -11,6 +11,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.recipes import describe_given
 from ratchet.flows.recipe.given_examples import GivenRecipe
@@ -125,3 +126,16 @@ def test_the_command_starts_no_server_and_leaves_nothing(
     record = json.loads(told.stdout)
     assert "# rows as they are trained" in record["report"]
     assert [*record["whole"]["tokens"]] == ["prefill", "cached", "sampled", "trained"]
+
+
+def test_a_dry_run_of_which_no_row_is_left_says_so_by_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "a.jsonl", *[chat("Who? " * 99, f"Owl {n}.") for n in range(3)])
+    data = {"path": "a.jsonl", "held_out": 0, "most_tokens": 16}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"flow": "finetune", "dataset": data, **SMALL}))
+    said = CliRunner().invoke(app, ["dryrun", "r.yaml"])
+    assert "too long, which is refused" in said.stdout
+    assert isinstance(said.exception, UserError)
+    assert "no row is left of a source to train on" in str(said.exception)

@@ -38,6 +38,11 @@ async def play(example: dict, *, base_url: str, model: str, api_key: str) -> flo
                 messages.append(seen)
 """
 
+SILENT = """
+async def play(example, *, base_url, api_key, model):
+    return 1.0
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -134,3 +139,13 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(
     assert said.exit_code != 0
     assert why in str(said.exception)
     assert not (project / "runs").exists()
+
+
+@pytest.mark.usefixtures("prefect_server", "no_tinker")
+def test_a_program_that_asks_nothing_would_train_nothing_and_the_status_says_so(
+    project: Path,
+) -> None:
+    (project / "agents" / "looking.py").write_text(SILENT)
+    status, said = dry(project, DONE)
+    assert status != 0
+    assert "would learn nothing: no rollout with a reward has a call" in part(said, "datums")
