@@ -11,11 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
@@ -82,41 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(**asdict(ServeOptions()))
-    parser.add_argument(
-        "--base-model", help="a local/ id, a fetched model, a folder, a GGUF file, or a hub name"
-    )
-    parser.add_argument("--host", help="address to listen on")
-    parser.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
-    parser.add_argument(
-        "--state",
-        type=Path,
-        help="folder of sessions and checkpoints; with -, each line of standard input names one, "
-        "which is served until the next line, and the log is written to engine.log in it",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        help="microbatches and parts of a sampling step that are computed at once",
-    )
-    parser.add_argument("--device", help="cpu; cuda and mps are not tested")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        help="type of the products of the base model's layers but its head; the rest is float32",
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="list the files of --state that are not as they were written, and serve nothing",
-    )
-    parser.add_argument(
-        "--prepare",
-        action="store_true",
-        help="download or dequantise the base model, print its folder, and serve nothing",
-    )
-    parser.add_argument(
-        "--exit-with-stdin", action="store_true", help="stop when standard input closes"
-    )
+    for one in fields(ServeOptions):
+        parser.add_argument(f"--{one.name.replace('_', '-')}", **one.metadata)
     return parser
 
 
@@ -127,20 +94,42 @@ def default_threads() -> int:
     )
 
 
+def option(default: Any, said: str, **known: Any) -> Any:
+    """Return the field of an option; one that is False by default is a switch."""
+    known |= {"action": "store_true"} if default is False else {}
+    made: Any = {"default_factory" if callable(default) else "default": default}
+    return field(**made, metadata={"help": said, **known})
+
+
 @dataclass(slots=True)
 class ServeOptions:
     """Options of the command line, and their defaults."""
 
-    base_model: str = base_models.TINY_CHAT
-    host: str = "127.0.0.1"
-    port: int = 0
-    state: Path = Path("runs/engine")
-    threads: int = field(default_factory=default_threads)
-    device: str = "cpu"
-    dtype: str = "float32"
-    verify: bool = False
-    prepare: bool = False
-    exit_with_stdin: bool = False
+    base_model: str = option(
+        base_models.TINY_CHAT, "a local/ id, a fetched model, a folder, a GGUF file, or a hub name"
+    )
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(0, "port to listen on; 0 picks a free one", type=int)
+    state: Path = option(  # noqa: RUF009
+        lambda: Path("runs/engine"),
+        "folder of sessions and checkpoints; with -, each line of standard input names one, "
+        "which is served until the next line, and the log is written to engine.log in it",
+        type=Path,
+    )
+    threads: int = option(
+        default_threads, "microbatches and parts of a sampling step computed at once", type=int
+    )
+    device: str = option("cpu", "cpu; cuda and mps are not tested")
+    dtype: str = option(
+        "float32",
+        "type of the products of the base model's layers but its head; the rest is float32",
+        choices=("float32", "bfloat16"),
+    )
+    verify: bool = option(False, "list the damaged files of --state, and serve nothing")
+    prepare: bool = option(
+        False, "download or dequantise the base model, print its folder, and serve nothing"
+    )
+    exit_with_stdin: bool = option(False, "stop when standard input closes")
 
 
 def serve(options: ServeOptions, api_key: str | None = None) -> None:
@@ -194,12 +183,13 @@ def _serve_folder(
         except OSError as error:  # everything but SamplingClient.get_tokenizer works without it
             logger.warning("no Hugging Face cache entry for %s: %s", base.name, error)
         _load_libraries()
-        from ratchet.engine.api.server import run
+        from ratchet.engine.api.server import Server
         from ratchet.engine.core import EngineCore
 
         engine = EngineCore(base, load(), state)
         host, port = listener.getsockname()[:2]
-        return run(engine, key, listener, stopped, lambda: _announce(host, port, key))
+        server = Server(engine, key, stopped, lambda: _announce(host, port, key))
+        return server.serve_on(listener)
 
 
 def _load(options: ServeOptions) -> "LanguageModel":

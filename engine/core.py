@@ -34,7 +34,7 @@ from ratchet.engine.state.checkpoints import (
     save_tensors,
     utc_now,
 )
-from ratchet.engine.state.registry import Registry, RunRecord, SamplerRecord
+from ratchet.engine.state.registry import Registry, RunRecord, SamplerRecord, to_text_values
 from ratchet.engine.training.trainer import Trainer
 
 T = TypeVar("T")
@@ -89,8 +89,18 @@ class EngineCore:
     def begin_run(self, run_id: str, session_id: str, trainer: Trainer, metadata: object) -> None:
         """Record a run and its live model, and release the models of clients that died."""
         lora = trainer.lora.config
-        run = self.registry.create_run(run_id, session_id, self.base.name, lora, metadata)
-        self.live_models[run_id] = LiveModel(run, trainer, self.registry.now())
+        now, told = self.registry.now(), to_text_values(metadata)
+        run = RunRecord(
+            run_id=run_id,
+            session_id=session_id,
+            base_model=self.base.name,
+            lora=lora,
+            created_at=now,
+            last_request_time=now,
+            user_metadata=told,
+        )
+        self.registry.runs.put(run_id, run)
+        self.live_models[run_id] = LiveModel(run, trainer, now)
         live_models = [*self.live_models.values()]
         for session_id in {one.run.session_id for one in live_models}:
             used = [one.used for one in live_models if one.run.session_id == session_id]

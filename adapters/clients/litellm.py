@@ -32,17 +32,8 @@ BY_URL, SERVER_KEY = "hosted_vllm", "RATCHET_SERVER_KEY"
 to a server that a recipe names."""
 
 PASSED_FIELDS = (
-    "frequency_penalty",
-    "logit_bias",
-    "max_tokens",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-    "seed",
-    "stop",
-    "temperature",
-    "tool_choice",
+    *("frequency_penalty", "logit_bias", "max_tokens", "parallel_tool_calls", "presence_penalty"),
+    *("reasoning_effort", "response_format", "seed", "stop", "temperature", "tool_choice"),
     "top_p",
 )
 """The client's fields that reach the model. Not `api_base`: the key would be sent there."""

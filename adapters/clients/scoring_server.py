@@ -171,10 +171,7 @@ class ScoringServer:
         """Have the server read a prompt, and sample one token, since vLLM samples no fewer."""
         try:
             return self._client.completions.create(
-                model=self._name,
-                prompt=[*tokens],
-                max_tokens=1,
-                extra_body={"prompt_logprobs": k},
+                model=self._name, prompt=[*tokens], max_tokens=1, extra_body={"prompt_logprobs": k}
             )
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise self._error(f"refuses its key; set {TEACHER_KEY} to another one") from error

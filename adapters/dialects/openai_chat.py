@@ -174,11 +174,7 @@ def _usage(completions: Sequence[Completion]) -> dict[str, int]:
     """Count the prompt once, and the tokens of every answer."""
     prompt, _ = completions[0].token_counts
     sampled = sum(completion.token_counts[1] for completion in completions)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _check_fields(sent: Fields) -> None:

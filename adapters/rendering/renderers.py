@@ -31,14 +31,8 @@ WITHOUT_CLOCK = "{% set strftime_now = undefined +%}"
 """Beginning of a template for which the date is not defined, although transformers defines it."""
 
 RAISED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TemplateError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TemplateError),
+    *(TypeError, ValueError),
 )
 """What renderers and templates raise for messages that they cannot write."""
 

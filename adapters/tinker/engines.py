@@ -255,17 +255,8 @@ def damaged_weights(state: Path, address: str) -> list[Path]:
 
 def _start(base_model: str) -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ratchet.engine",
-        "--base-model",
-        base_model,
-        "--port",
-        "0",
-    ]
-    command += ["--state", "-", "--exit-with-stdin"]
+    command = [sys.executable, "-P", "-m", "ratchet.engine", "--base-model", base_model]
+    command += ["--port", "0", "--state", "-", "--exit-with-stdin"]
     child = ChildProcess(command, {**os.environ, "TINKER_API_KEY": key})
     return EngineProcess(child, key, _place(base_model))
 

@@ -147,23 +147,11 @@ def load_model(
         ) from error
 
 
-def run(
-    engine: EngineCore,
-    api_key: str,
-    listener: socket.socket,
-    stopped: threading.Event,
-    announce: Callable[[], None],
-) -> bool:
-    """Serve on a bound socket until `stopped` is set; call `announce` when ready.
-
-    Return whether the last computation has ended.
-    """
-    asyncio.run(Server(engine, api_key, stopped, announce).serve(sockets=[listener]))
-    return engine.close(CLOSING_SECONDS)
-
-
 class Server(uvicorn.Server):
-    """A uvicorn server that stops on `stopped` or a signal, without waiting for long polls."""
+    """A uvicorn server that stops on `stopped` or a signal, without waiting for long polls.
+
+    It calls `announce` when it is ready.
+    """
 
     def __init__(
         self,
@@ -188,6 +176,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop the server; unlike uvicorn's method, do not raise the signal again afterwards."""
         self.stopped.set()
+
+    def serve_on(self, listener: socket.socket) -> bool:
+        """Serve until the end; return whether the last computation has ended."""
+        asyncio.run(self.serve(sockets=[listener]))
+        return self.engine.close(CLOSING_SECONDS)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -31,15 +31,8 @@ ORIGIN = "origin.json"
 """File of a prepared folder that says where its model comes from; it is written last."""
 LOCK = ".lock"
 UNREADABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError),
+    *(StrictDataclassError, TypeError, ValueError),
 )
 """What transformers raises for a file whose parts contradict each other."""
 

@@ -128,22 +128,6 @@ class Registry:
             self.sessions.put(session_id, session.model_copy(update={"finished": True}))
         return not session.finished
 
-    def create_run(
-        self, run_id: str, session_id: str, base_model: str, lora: LoraConfig, metadata: object
-    ) -> RunRecord:
-        now = self.now()
-        run = RunRecord(
-            run_id=run_id,
-            session_id=session_id,
-            base_model=base_model,
-            lora=lora,
-            created_at=now,
-            last_request_time=now,
-            user_metadata=to_text_values(metadata),
-        )
-        self.runs.put(run_id, run)
-        return run
-
     def touch(self, run_id: str) -> None:
         """Record on disk that the run was used; called at each save, not at each request."""
         used = self.runs.find(run_id).model_copy(update={"last_request_time": self.now()})

@@ -388,37 +388,19 @@ NORMALISATIONS = {"token-mean": "token", "seq-mean-token-mean": "example"}
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 FORMAT = f"{BUFFER}.format"
+TOOLS, PAIR = {"tools": "tools_key"}, {"chosen": "chosen_key", "rejected": "rejected_key"}
 COLUMNS = {
-    ("finetune", "messages"): {"messages": "messages_key", "tools": "tools_key"},
-    ("finetune", "plaintext"): {
-        "prompt": "prompt_key",
-        "completion": "response_key",
-        "tools": "tools_key",
-    },
-    ("prefer", "messages"): {
-        "prompt": "messages_key",
-        "chosen": "chosen_key",
-        "rejected": "rejected_key",
-    },
-    ("prefer", "plaintext"): {
-        "prompt": "prompt_key",
-        "chosen": "chosen_key",
-        "rejected": "rejected_key",
-    },
+    ("finetune", "messages"): {"messages": "messages_key", **TOOLS},
+    ("finetune", "plaintext"): {"prompt": "prompt_key", "completion": "response_key", **TOOLS},
+    ("prefer", "messages"): {"prompt": "messages_key", **PAIR},
+    ("prefer", "plaintext"): {"prompt": "prompt_key", **PAIR},
 }
 """Flow and prompt_type → our columns, with Trinity's key that names each."""
 CPT = {"text": "prompt_key"}
 ROLLOUT_KEYS = (
-    "buffer.batch_size",
-    "buffer.explorer_input.",
-    "explorer.",
-    "synchronizer.",
-    "algorithm.repeat_times",
-    "algorithm.advantage_fn",
-    "algorithm.kl_penalty_fn",
-    "algorithm.entropy_loss_fn",
-    "model.temperature",
-    "model.max_prompt_tokens",
+    *("buffer.batch_size", "buffer.explorer_input.", "explorer.", "synchronizer."),
+    *("algorithm.repeat_times", "algorithm.advantage_fn", "algorithm.kl_penalty_fn"),
+    *("algorithm.entropy_loss_fn", "model.temperature", "model.max_prompt_tokens"),
     "model.max_response_tokens",
 )
 """Beginnings of keys that say how rollouts are played and compared."""

@@ -131,15 +131,9 @@ PPO = Function(
 EXPERT_ARGUMENTS = (
     "mu",
     *(f"mu_{part}" for part in ("peak", "valley", "warmup_steps", "decay_steps")),
-    "enable_phi_function",
-    "sft_loss_agg_mode",
-    "grpo_loss_agg_mode",
-    "train_batch_size_usual",
-    "train_batch_size_expert",
-    "use_dynamic_bsz",
-    "ppo_mini_batch_size",
-    "ppo_micro_batch_size_per_gpu",
-    "ngpus_trainer",
+    *("enable_phi_function", "sft_loss_agg_mode", "grpo_loss_agg_mode", "train_batch_size_usual"),
+    *("train_batch_size_expert", "use_dynamic_bsz", "ppo_mini_batch_size"),
+    *("ppo_micro_batch_size_per_gpu", "ngpus_trainer"),
 )
 """Arguments of the losses that train an expert's texts too, beside those of PPO."""
 MIXED = replace(PPO, ignored=(*PPO.ignored, *EXPERT_ARGUMENTS))

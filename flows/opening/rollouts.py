@@ -93,8 +93,7 @@ class RolloutRunner:
         asked = {"shard": shard, "host": self.host, "sampled_by": sampled_by, "play": self.play}
         return [
             self.tasks.submit(
-                collect_rollouts,
-                {**asked, "path": self.host.run.spans(batch.name), "batch": batch},
+                collect_rollouts, {**asked, "path": self.host.run.spans(batch.name), "batch": batch}
             )
             for batch in batches
         ]

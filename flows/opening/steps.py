@@ -13,12 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ratchet.flows.opening.rollouts import (
-    RolloutRunner,
-    Spans,
-    training_groups,
-    wait_for_batches,
-)
+from ratchet.flows.opening.rollouts import RolloutRunner, Spans, training_groups, wait_for_batches
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import datums_of_batch

@@ -22,18 +22,9 @@ MOST_STEPS = 10_000_000
 MOST_ROLLOUTS = 1_000_000
 """The most rollouts of a step, and of an evaluation: more cannot be meant."""
 TABLES = (
-    "roles",
-    "judge.criteria",
-    "evaluation.roles",
-    "algorithm.loss_settings",
-    "algorithm.advantage_settings",
-    "preference.loss_settings",
-    "dataset.columns",
-    "dataset.sources",
-    "shared",
-    "stages",
-    "evaluate",
-    "base",
+    *("roles", "judge.criteria", "evaluation.roles", "algorithm.loss_settings"),
+    *("algorithm.advantage_settings", "preference.loss_settings", "dataset.columns"),
+    *("dataset.sources", "shared", "stages", "evaluate", "base"),
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600

@@ -24,13 +24,7 @@ from ratchet.tasks.storage.files import (
     write_json,
     write_note,
 )
-from ratchet.tasks.storage.names import (
-    HELD_OUT_SPLITS,
-    JUDGE,
-    batch_name,
-    parse_batch,
-    shard_name,
-)
+from ratchet.tasks.storage.names import HELD_OUT_SPLITS, JUDGE, batch_name, parse_batch, shard_name
 from ratchet.tasks.storage.owners import Ownership, last_owner, take_over
 from ratchet.tasks.storage.stages import STAGE, STAGES, StageFiles
 

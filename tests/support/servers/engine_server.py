@@ -68,7 +68,7 @@ def make_tiny_model(folder: Path) -> Path:
 @contextmanager
 def serving(folder: Path, state: Path) -> Iterator[Address]:
     from ratchet.engine.__main__ import listen
-    from ratchet.engine.api.server import load_model, run
+    from ratchet.engine.api.server import Server, load_model
     from ratchet.engine.core import EngineCore
     from ratchet.engine.model import base_models
 
@@ -81,7 +81,7 @@ def serving(folder: Path, state: Path) -> Iterator[Address]:
     def serve() -> None:
         try:
             engine = EngineCore(base, load_model(base), state)
-            run(engine, KEY, listener, stopped, ready.set)
+            Server(engine, KEY, stopped, ready.set).serve_on(listener)
         finally:
             ready.set()
 
