@@ -51,14 +51,17 @@ def command(line: str) -> Callable[..., Coroutine[None, None, object]]:
 
 
 @cache
+def warn_once(said: str) -> None:
+    log.warning("%s", said)
+
+
 def warn_of_shown_keys(agent: str) -> None:
-    """Warn once of a key among the words of an agent that is a command, where it is filled in."""
+    """Warn of a key among the words of an agent that is a command, where it is filled in."""
     if shown := FILLED_IN_KEY.search(agent):
-        log.warning(
-            "the agent's words have %s: whoever may list this machine's processes reads the key of "
-            "each rollout while that is played; if the program can read it from a variable or a "
-            "file, give it by place.variables or by place.template",
-            shown[0],
+        warn_once(
+            f"the agent's words have {shown[0]}: whoever may list this machine's processes reads "
+            "the key of each rollout while that is played; if the program can read it from a "
+            "variable or a file, give it by place.variables or by place.template"
         )
 
 

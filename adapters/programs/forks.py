@@ -4,7 +4,6 @@ A rollout's process is that of a `command`, but asks a fork server in the progra
 run the program; see `fork_server.py`.
 """
 
-import logging
 import re
 import shlex
 import shutil
@@ -12,13 +11,13 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from functools import cache
 from itertools import dropwhile
 from pathlib import Path
 
 from ratchet.adapters.calls import Example
 from ratchet.adapters.clients.current_rollout import Roles
 from ratchet.adapters.places.place import Place
+from ratchet.adapters.process.event_loop import on_lasting_loop
 from ratchet.adapters.process.program import (
     NoCommand,
     Program,
@@ -26,8 +25,8 @@ from ratchet.adapters.process.program import (
     split_words,
     start_program,
 )
-from ratchet.adapters.programs.commands import answer_of, started
-from ratchet.adapters.programs.residents import LastingCommand, lasting_program, on_lasting_loop
+from ratchet.adapters.programs.commands import answer_of, started, warn_once
+from ratchet.adapters.programs.residents import LastingCommand, lasting_program
 
 SERVER, CLIENT = (Path(__file__).with_name(f"fork_{end}.py") for end in ("server", "client"))
 
@@ -43,8 +42,6 @@ IMPORTED = re.compile(r"^(?:from|import) +(\w+)", re.M)
 
 WITH_A_WORD = ("-W", "-X")
 """Options of an interpreter that take a word."""
-
-log = logging.getLogger(__name__)
 
 
 def forks(line: str) -> Callable[..., Coroutine[None, None, object]]:
@@ -110,15 +107,13 @@ async def _server(command: LastingCommand) -> _ForkServer | None:
     if (before := _servers[command]) and before[-1].exited.is_set():
         reason = "".join(map(str, before[-1].stdout.last_json()))
         if reason or len(before) == MOST_SERVERS:
-            _warn(command.line, reason or f"the server that does {before[-1].end()}")
+            reason = reason or f"the server that does {before[-1].end()}"
+            warn_once(
+                f"the program of 'forks:{command.line}' cannot be forked once its libraries are "
+                f"imported: {reason}; it plays as by command:, so write command: in its place"
+            )
             return None
     return await lasting_program(command, _start)
-
-
-@cache
-def _warn(line: str, reason: str) -> None:
-    fact = "the program of 'forks:%s' cannot be forked once its libraries are imported: %s; "
-    log.warning(f"{fact}it plays as by command:, so write command: in its place", line, reason)
 
 
 def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:

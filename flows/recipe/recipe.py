@@ -19,7 +19,7 @@ from ratchet.adapters.door.roles import (
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.cage import check_cage
 from ratchet.adapters.process.program import name_program
-from ratchet.adapters.programs.commands import warn_of_shown_keys
+from ratchet.adapters.programs.commands import warn_of_shown_keys, warn_once
 from ratchet.flows.recipe.given_examples import Dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
@@ -152,6 +152,12 @@ class Recipe(RunRecipe):
         load_agent(self.agent, others, placed=self.place.is_given)
         if self.place.is_given:
             warn_of_shown_keys(self.agent)
+        for one in self.sent_calls():
+            if one.system is not None and not self._is_a_player(one.role):
+                warn_once(
+                    f"roles.{one.role} is chosen by what a message says, which the policy may say "
+                    f"too: {self.answerers[one.role]} then answers it; give `when` a model or path"
+                )
         if self.place.caged:
             check_cage()
         for judge in self.judges():

@@ -178,6 +178,21 @@ def test_the_fingerprint_of_a_recipe_is_the_same_in_all_versions_of_a_format() -
 TITLES = {"who": "earlier:1", "when": {"system": "You write titles"}}
 
 
+def test_a_role_that_a_policy_can_choose_by_a_message_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = "is chosen by what a message says, which the policy may say too"
+    for who, when, warned in (
+        ("earlier:1", {"system": "You write titles"}, 0),
+        ("checkpoint:base", {"model": "*mini*", "path": "/messages"}, 0),
+        ("checkpoint:base", {"system": "You write titles"}, 1),
+        ("checkpoint:base", {"system": "You write titles", "model": "*mini*"}, 1),
+    ):
+        small_recipe(roles={"title": {"who": who, "when": when}}).check()
+        assert caplog.text.count(said) == warned
+    assert "checkpoint:base then answers it; give `when` a model or path" in caplog.text
+
+
 def test_a_role_known_by_what_its_calls_say_has_no_address_of_its_own() -> None:
     recipe = small_recipe(roles={"title": TITLES, "teller": "policy"})
     assert recipe.answerers == {"title": "earlier:1", "teller": "policy"}
