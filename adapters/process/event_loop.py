@@ -58,12 +58,20 @@ def run_in_lasting_loop(work: Coroutine[Any, Any, T]) -> T:
     A client, a lock or a semaphore that an agent's module keeps belongs to the first loop that
     waits for it, so that loop lasts as long as the process. CancelledError if it is cancelled.
     """
-    with _starting:
-        loop = _lasting_loop()
     try:
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        return _lasting(work).result()
     except CancelledError as error:
         raise asyncio.CancelledError from error
+
+
+async def on_lasting_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Await work on that loop, from it or from another one."""
+    return await asyncio.wrap_future(_lasting(work))
+
+
+def _lasting(work: Coroutine[Any, Any, T]) -> Future[T]:
+    with _starting:
+        return asyncio.run_coroutine_threadsafe(work, _lasting_loop())
 
 
 @cache

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from select import select
 from typing import Any
@@ -101,8 +102,28 @@ def burden() -> str:
         elif sum(link.startswith("socket:") for _, link in descriptors()) > 1:
             reason = "they keep a connection open"
         if not reason or time.monotonic() > until:
-            return reason
+            return reason or generators(len(sys.modules))
         time.sleep(0.1)
+
+
+@cache
+def generators(_: int) -> str:
+    """Say which generators of random numbers the modules keep: all forks would draw the same."""
+    loaded: dict[str, Any] = sys.modules
+    kinds, renewed = list[type](), list[object]()
+    if "random" in loaded:
+        own = getattr(loaded.get("tempfile"), "_name_sequence", None)
+        renewed += [loaded["random"]._inst, getattr(own, "_rng", None)]
+        kinds += [loaded["random"].Random]
+    if "numpy.random" in loaded:
+        renewed += [loaded["numpy.random"].mtrand._rand]
+        kinds += [loaded["numpy.random"].Generator, loaded["numpy.random"].RandomState]
+    found = {
+        type(one).__name__
+        for one in gc.get_objects()
+        if issubclass(type(one), (*kinds,)) and all(one is not other for other in renewed)
+    } - {"SystemRandom"}
+    return f"they keep generators of random numbers ({', '.join(sorted(found))})" * bool(found)
 
 
 def descriptors() -> list[tuple[int, str]]:

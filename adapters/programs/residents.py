@@ -2,8 +2,7 @@
 
 It is started for the first rollout that a process plays. It reads
 {id: …, example: …, roles: …}, with the `place` of a rollout that has one, and writes
-{id: …, reward: …} or {id: …, error: …}, for several rollouts at once and in any order. Such
-programs outlive the event loops of batches, so they have a loop of their own.
+{id: …, reward: …} or {id: …, error: …}, for several rollouts at once and in any order.
 """
 
 import asyncio
@@ -12,17 +11,15 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from pathlib import Path
-from threading import Lock, Thread
 from typing import TypeVar, cast
 
 from ratchet.adapters.calls import Example, JsonObject
 from ratchet.adapters.clients.current_rollout import Roles
 from ratchet.adapters.places.place import Place
 from ratchet.adapters.process.clock import Wait
-from ratchet.adapters.process.event_loop import RunningLoop
+from ratchet.adapters.process.event_loop import on_lasting_loop
 from ratchet.adapters.process.program import (
     CommandFailed,
     Program,
@@ -52,24 +49,9 @@ class LastingCommand:
     variables: tuple[tuple[str, str], ...]
 
 
-T = TypeVar("T")
 ProgramT = TypeVar("ProgramT", bound=Program)
-_starting_loop, _starting = Lock(), asyncio.Lock()
+_starting = asyncio.Lock()
 _running: dict[LastingCommand, Program] = {}
-
-
-@cache
-def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = RunningLoop()
-    Thread(target=loop.run_forever, name="lasting programs", daemon=True).start()
-    return loop
-
-
-async def on_lasting_loop(work: Coroutine[None, None, T]) -> T:
-    """Await work on the event loop of the programs that outlive the loops of batches."""
-    with _starting_loop:  # several batches begin at once, each in a thread
-        loop = _start_loop()
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 async def lasting_program(

@@ -18,10 +18,11 @@ from ratchet.adapters.clients.current_rollout import Endpoint
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.filling import fill
 from ratchet.adapters.places.place import PROGRAM_LOG, Place
-from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
+from ratchet.adapters.player_protocol import PlaceSettings
 from ratchet.adapters.process.program import CommandFailed, NoCommand
 from ratchet.adapters.programs.residents import kill_programs
 from ratchet.adapters.rewards import Reward
+from ratchet.tasks.settings.rollouts import PlaceOfRollouts
 from tests.support.processes import ROOT, wait_until
 
 LIBRARY = """
@@ -370,8 +371,12 @@ asyncio.run(begun())
         ("import socket\nkept = socket.socket()", "they keep a connection open"),
         ("import os\nif os.environ.get('OPENAI_API_KEY') is None:\n    os._exit(5)",
          "the server that does ended with exit status 5"),
+        ("import random\nkept = random.Random()",
+         r"they keep generators of random numbers \(Random\)"),
+        ("from numpy.random import RandomState, default_rng\nkept = default_rng(), RandomState()",
+         r"they keep generators of random numbers \(Generator, RandomState\)"),
     ],
-    ids=["a thread", "a connection", "an end"],
+    ids=["a thread", "a connection", "an end", "a generator", "numpy's generators"],
 )  # fmt: skip
 def test_a_program_that_cannot_be_forked_plays_as_a_command_and_is_told_to_be_one(
     body: str, reason: str, imports: Path, written: Any, caplog: pytest.LogCaptureFixture
@@ -401,6 +406,30 @@ def test_a_file_that_a_module_keeps_open_has_an_offset_for_each_rollout(
     assert len(imports.read_text().split()) == 2
 
 
+def test_forks_that_read_one_file_at_once_read_each_its_own_records(
+    imports: Path, written: Any
+) -> None:
+    file = imports.parent / "records"
+    file.write_bytes(b"".join(b"%07d\n" % number for number in range(5000)))
+    library = imports.parent / "site-packages" / "library.py"
+    library.write_text(f"{library.read_text()}\nrecords = open({str(file)!r}, 'rb', 0)")
+    name = written("""
+import json, random, sys
+import library
+def read(number):
+    library.records.seek(8 * number)
+    return int(library.records.read(8)) == number
+print(sum(read(number) for number in random.choices(range(5000), k=3000)) / 3000)
+""")
+
+    async def twice() -> list[float | None]:
+        await rewards(name, {})
+        return await rewards(name, *[{}] * 6)
+
+    assert asyncio.run(twice()) == [1.0] * 6
+    assert len(imports.read_text().split()) == 2
+
+
 def test_a_file_of_a_place_is_not_taken_for_an_installed_module(
     imports: Path, written: Any, tmp_path: Path
 ) -> None:
@@ -423,19 +452,10 @@ print(1)
     assert {(tmp_path / str(number)).read_text() for number in range(16)} == {""}
 
 
-def settings(folder: Path, **changes: Any) -> PlaceSettings:
-    given: dict[str, Any] = {
-        "folder": str(folder),
-        "template": None,
-        "variables": {},
-        "kept": "always",
-        "caged": False,
-        "reads": [],
-        "reward": None,
-        "reward_seconds": 60.0,
-        "bounds": PlaceBounds(2**24, 1000, 2**32, 100),
-    }
-    return PlaceSettings(**{**given, **changes})
+def settings(folder: Path, **given: Any) -> PlaceSettings:
+    made = PlaceOfRollouts(kept="always", **given).of(folder)
+    assert made is not None
+    return made
 
 
 def play_in(place: Place, name: str) -> Reward:
