@@ -57,17 +57,6 @@ class Record:
 
 
 @dataclass(frozen=True)
-class PlaceBounds(Record):
-    """Bounds of a place and, in a cage, of the processes of its program."""
-
-    most_bytes: int
-    most_files: int
-    most_memory: int
-    """Bytes of memory of all processes together."""
-    most_processes: int
-
-
-@dataclass(frozen=True)
 class PlaceSettings(Record):
     """Settings of the places of rollouts: what fills, holds and scores each."""
 
@@ -82,7 +71,11 @@ class PlaceSettings(Record):
     reward: str | None
     """Command line that scores a place after the program's end."""
     reward_seconds: float
-    bounds: PlaceBounds
+    most_mib: int
+    most_files: int
+    most_memory_mib: int
+    """MiB of memory of all processes of a caged program together."""
+    most_processes: int
 
 
 @dataclass(frozen=True)

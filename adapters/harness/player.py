@@ -29,6 +29,7 @@ from typing import TypeVar
 from ratchet.adapters.calls import POLICY, Example
 from ratchet.adapters.clients.current_rollout import Endpoint, Roles
 from ratchet.adapters.clients.libraries import when_imported
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import AgentExit, Play, contained_task, load_agent
 from ratchet.adapters.harness.players_door import PlayersDoor, door_at
 from ratchet.adapters.places.filling import fill, leave
@@ -49,13 +50,7 @@ from ratchet.adapters.player_protocol import (
 from ratchet.adapters.process.clock import running_clock
 from ratchet.adapters.process.event_loop import cancel_and_wait
 from ratchet.adapters.process.open_files import check_files, check_files_after
-from ratchet.adapters.process.program import (
-    MORE_VARIABLES,
-    CommandFailed,
-    Program,
-    mask,
-    running_program,
-)
+from ratchet.adapters.process.program import MORE_VARIABLES, Program, mask, running_program
 from ratchet.durable.process import collect_garbage, usable_cores
 
 ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
@@ -274,7 +269,10 @@ async def play_in(
         scores = place.settings.reward and not isinstance(played, Failure)
         outcome = await score(place) if scores else played
         return outcome
-    except (CommandFailed, ValueError, OSError) as error:  # an example may name impossible files
+    except UserError:
+        raise  # what this machine lacks, such as a cage
+    except Exception as error:  # noqa: BLE001  Programs leave anything in a place; here it is a row.
+        check_files_after(error)
         outcome = failure_of(error, [endpoint["api_key"] for endpoint in endpoints.values()])
         return outcome
     finally:

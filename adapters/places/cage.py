@@ -1,20 +1,27 @@
 """Programs that run in a place, within its bounds and, if the recipe says so, in a cage.
 
 The cage is bubblewrap, with the place as the only folder that the program can write. It has no
-network. Its first process makes the socket on which the program finds the door, and hands it out of
-the cage, where each connection is passed on to the door.
+network. `first_process.py` makes the socket on which the program finds the door, and hands it out
+of the cage, where each connection is passed on to the door, with a descriptor of the cage's process
+1, by which this process ends all that is in the cage.
 """
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
+import platform
+import select
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from errno import EPERM
 from functools import cache
 from pathlib import Path
 from signal import SIGKILL
@@ -23,11 +30,12 @@ from urllib.parse import SplitResult, urlsplit
 from ratchet.adapters.clients.current_rollout import Roles
 from ratchet.adapters.clients.libraries import tls
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.places.bounds import BLOCK, PROCESSES, held_to_bounds
+from ratchet.adapters.places.bounds import BLOCK, MIB, PROCESSES, check_files, held_to_bounds
 from ratchet.adapters.places.place import (
     CAGED,
     CAGED_PORT,
     HOME,
+    REPORTS,
     SCORE,
     TEMPORARY,
     WORK,
@@ -44,9 +52,11 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", s
 
 SYSTEM_SETTINGS = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "nsswitch.conf", "localtime"),
-    *("ssl", "ca-certificates", "pki", "mime.types", "protocols", "services", "hosts"),
+    *("ca-certificates", "mime.types", "protocols", "services", "hosts", "pki/ca-trust"),
+    *("ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "ssl/ca-bundle.pem", "pki/tls/certs"),
+    *("pki/tls/cert.pem", "pki/tls/openssl.cnf"),
 )
-"""Files and folders of /etc that a caged program may read."""
+"""Files and folders of /etc that a caged program may read: none has private keys."""
 
 CAGED_USER = 1000
 """User and group of a caged program, as it sees them."""
@@ -66,8 +76,22 @@ APART = (
 
 FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 
-STARTS = b"+"
-"""Last word of a cage that has started its program; another one follows if that failed."""
+KILL_SECONDS = 60.0
+"""Time in which all processes of a cage must end once its process 1 is killed."""
+
+REFUSED_CALLS = {
+    "x86_64": (0xC000003E, (101, 310, 311, 438, 248, 249, 250, 103)),
+    "aarch64": (0xC00000B7, (117, 270, 271, 438, 217, 218, 219, 116)),
+}
+"""Machines, as seccomp numbers them, and calls that a cage refuses: those into other processes
+(ptrace, process_vm_readv, process_vm_writev, pidfd_getfd), to the user's keys (add_key,
+request_key, keyctl) and to the kernel's log (syslog)."""
+
+OTHER_CALLS = 2**30
+"""Number from which calls are x32's, which has others for the same."""
+
+MOST_CONNECTIONS = 32
+"""Connections of a cage that are passed on at a time; further ones wait in its kernel's queue."""
 
 PASSED_ON = 2**16
 """Bytes of a connection that are passed on at once."""
@@ -99,47 +123,95 @@ def check_cage() -> str:
     return found
 
 
-def has_begun(channel: socket.socket) -> bool:
-    """Return whether the program of a cage that has ended was started."""
-    said = b""
-    with suppress(BlockingIOError):  # the other end is open in this process
-        while more := channel.recv(1, socket.MSG_DONTWAIT):
-            said += more
-    return said.endswith(STARTS)
+def refuse_calls(machine: str) -> bytes:
+    """Return seccomp's filter that refuses REFUSED_CALLS, and those of 32-bit programs."""
+    architecture, calls = REFUSED_CALLS[machine]
+    load, equal, least, end = 0x20, 0x15, 0x35, 0x06
+    allowed, refused = (end, 0, 0, 0x7FFF0000), (end, 0, 0, 0x50000 | EPERM)
+    lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), refused, (load, 0, 0, 0)]
+    for test, number in [(least, OTHER_CALLS), *((equal, call) for call in calls)]:
+        lines += [(test, 0, 1, number), refused]
+    return b"".join(struct.pack("HBBI", *line) for line in [*lines, allowed])
 
 
 @asynccontextmanager
 async def caged(
-    place: Place, words: Sequence[str], roles: Roles
-) -> AsyncIterator[tuple[list[str], socket.socket, socket.socket]]:
-    """Yield the words of a program in a cage, our end of a socket, and the end that it inherits.
+    place: Place, words: Sequence[str], variables: Mapping[str, str], line: str, roles: Roles
+) -> AsyncIterator[Program]:
+    """Start a program in a cage, and pass its connections on to the door of `roles`.
 
-    Connections to the door of `roles` are passed on until the block ends.
+    With the block ends all that is in the cage, whatever the program has made of the cage's own
+    processes: the program starts once this process can end them, and their end is awaited.
     """
+    door = next((urlsplit(one["base_url"]) for one in roles.values()), None)
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        door = next((urlsplit(one["base_url"]) for one in roles.values()), None)
-        handed = asyncio.create_task(_pass_on(ours, door)) if door else None
-        try:
-            yield _words(place, words, theirs.fileno(), door), ours, theirs
-        finally:
-            if handed is not None:
-                await cancel_and_wait(handed)
+    with ours, theirs, tempfile.TemporaryFile(buffering=0) as refused:
+        options = []
+        if (machine := platform.machine()) in REFUSED_CALLS:
+            refused.write(refuse_calls(machine))
+            refused.seek(0)
+            options = ["--seccomp", str(refused.fileno())]
+        in_cage = [check_cage(), *APART, *options, *_words(place, words, theirs.fileno(), door)]
+        inherited = theirs.fileno(), refused.fileno()
+        async with running_program(in_cage, variables, line, inherited=inherited) as program:
+            theirs.close()
+            handed = await _handed(ours)
+            passing = [asyncio.create_task(_pass_on(one, door)) for one in handed[1:] if door]
+            try:
+                yield program
+            finally:
+                await cancel_and_wait(*passing)
+                if handed:
+                    await asyncio.to_thread(_end, handed[0])
+        program.began = bool(handed) and not ours.recv(1)  # where a start has failed
+
+
+async def _handed(channel: socket.socket) -> list[int]:
+    """Return the descriptors that a cage hands out, and let its program start.
+
+    There are none if the cage could not be made.
+    """
+    loop = asyncio.get_running_loop()
+    channel.setblocking(False)
+    handed: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(channel, lambda: handed.done() or handed.set_result(None))
+    try:
+        await handed
+    finally:
+        loop.remove_reader(channel)
+    descriptors = socket.recv_fds(channel, 1, 2)[1]
+    if descriptors:
+        channel.send(b".")
+    return descriptors
+
+
+def _end(first: int) -> None:
+    """Kill process 1 of a cage, and wait for its end, before which all others have ended."""
+    ended = select.poll()
+    ended.register(first, select.POLLIN)
+    try:
+        ctypes.CDLL(None).syscall(424, first, SIGKILL, None, 0)  # pidfd_send_signal
+        if not ended.poll(1000 * KILL_SECONDS):
+            raise PlaceError(
+                f"the processes of a cage have not ended {KILL_SECONDS:g} s after they were "
+                "killed; see what holds them, such as a disk that does not answer"
+            )
+    finally:
+        os.close(first)
 
 
 def _words(place: Place, words: Sequence[str], channel: int, door: SplitResult | None) -> list[str]:
-    """Return the words by which bubblewrap starts a program; PlaceError if the cage hides it."""
+    """Return what bubblewrap shows, and the program; PlaceError if the cage hides that."""
     _check_shown(place, words[0])
-    bounds = place.settings.bounds
     limits = {
-        "RLIMIT_FSIZE": bounds.most_bytes,
-        "RLIMIT_DATA": bounds.most_memory,
-        "RLIMIT_NPROC": bounds.most_processes,
+        "RLIMIT_FSIZE": place.settings.most_mib * MIB,
+        "RLIMIT_DATA": place.settings.most_memory_mib * MIB,
+        "RLIMIT_NPROC": place.settings.most_processes,
         "RLIMIT_CORE": 0,
     }
     told = {"channel": channel, "port": CAGED_PORT if door else None, "limits": limits}
     python = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", FIRST_PROCESS.read_text()]
-    return [check_cage(), *APART, *_shown(place), "--", *python, json.dumps(told), *words]
+    return [*_shown(place), "--", *python, json.dumps(told), *words]
 
 
 def _shown(place: Place) -> list[str]:
@@ -151,7 +223,7 @@ def _shown(place: Place) -> list[str]:
     options += ["--proc", "/proc", "--dev", "/dev"]
     own = {CAGED / WORK: place.work, CAGED / HOME: place.home, CAGED / TEMPORARY: place.temporary}
     if place.scored.is_dir():
-        own[CAGED / SCORE] = place.scored
+        own |= {CAGED / SCORE: place.scored, CAGED / REPORTS: place.report.parent}
     for shown, path in {**own, "/tmp": place.temporary, "/dev/shm": place.temporary}.items():
         options += ["--bind", str(path), str(shown)]
     options += _readable(_reads(place))  # they may lie below /tmp
@@ -180,23 +252,14 @@ def _check_shown(place: Place, program: str) -> None:
             )
 
 
-async def _pass_on(channel: socket.socket, door: SplitResult) -> None:
-    """Take the socket that a cage hands out, and pass its connections on to the door."""
-    loop = asyncio.get_running_loop()
-    channel.setblocking(False)
-    handed: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(channel, lambda: handed.done() or handed.set_result(None))
-    try:
-        await handed
-    finally:
-        loop.remove_reader(channel)
-    _, (*descriptors,), _, _ = socket.recv_fds(channel, 1, 1)
-    if not descriptors:  # the program ended before it had the socket
-        return
+async def _pass_on(handed: int, door: SplitResult) -> None:
+    """Pass the connections of a socket that a cage has handed out on to the door."""
+    secure = tls() if door.scheme == "https" else None
+    port = door.port or (443 if secure else 80)
+    loop, free = asyncio.get_running_loop(), asyncio.Semaphore(MOST_CONNECTIONS)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        secure = tls() if door.scheme == "https" else None
-        port = door.port or (443 if secure else 80)
+    async def connected(connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             out, into = await asyncio.open_connection(door.hostname, port, ssl=secure)
             await asyncio.gather(_copy(reader, into), _copy(out, writer))
@@ -204,10 +267,14 @@ async def _pass_on(channel: socket.socket, door: SplitResult) -> None:
             log.warning("a caged program could not reach the door: %s", error)
         finally:
             writer.close()
+            free.release()
 
-    listener = socket.socket(fileno=descriptors[0])
-    async with await asyncio.start_server(connected, sock=listener) as server:
-        await server.serve_forever()
+    with socket.socket(fileno=handed) as listener:
+        listener.setblocking(False)
+        async with asyncio.TaskGroup() as passing:
+            while await free.acquire():
+                connection, _ = await loop.sock_accept(listener)
+                passing.create_task(connected(connection))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -250,21 +317,20 @@ async def program_in(
     program without a cage.
     """
     if place.settings.caged:
-        async with caged(place, words, roles) as (in_cage, ours, theirs):
-            started = running_program(in_cage, variables, line, inherited=(theirs.fileno(),))
+        held = caged(place, words, variables, line, roles)
+        async with held as program, held_to_bounds(place, program):
+            yield program
+    else:
+        blocks, mark = place.settings.most_mib * MIB // BLOCK, place.folder / NOT_STARTED
+        limited = [*LIMITED, str(mark), str(blocks), *words]
+        started = running_program(limited, variables, line, folder=place.work, inherited=inherited)
+        try:
             async with started as program, held_to_bounds(place, program):
                 yield program
-                program.began = has_begun(ours)
-        return
-    blocks, mark = str(place.settings.bounds.most_bytes // BLOCK), place.folder / NOT_STARTED
-    limited = [*LIMITED, str(mark), blocks, *words]
-    started = running_program(limited, variables, line, folder=place.work, inherited=inherited)
-    try:
-        async with started as program, held_to_bounds(place, program):
-            yield program
-            program.began = not mark.exists()
-    finally:
-        _end_strays(variables["HOME"])
+                program.began = not mark.exists()
+        finally:
+            _end_strays(variables["HOME"])
+    await asyncio.to_thread(check_files, place, program)
 
 
 def _end_strays(home: str) -> None:

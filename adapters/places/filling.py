@@ -35,8 +35,9 @@ _fetching = Lock()
 def fill(place: Place, variables: Mapping[str, str]) -> None:
     """Make a place; whatever an earlier attempt has left there is removed."""
     empty(place)
+    place.folder.mkdir(parents=True, mode=0o700)  # a program may leave files that are setuid
     for folder in (place.work, place.home, place.temporary):
-        folder.mkdir(parents=True)
+        folder.mkdir()
     if place.settings.template is not None:
         _copy_template(place, locate(Path(place.settings.template)), variables)
     example = place.example
@@ -65,17 +66,19 @@ def leave(place: Place, outcome: Outcome | None) -> None:
 
 def empty(place: Place) -> None:
     """Remove a place, whatever its program has made of it; PlaceError if the system refuses."""
-    if not place.folder.exists():
-        return
+    if place.folder.exists():
+        _remove(place.folder)
+
+
+def _remove(folder: Path) -> None:
     try:
-        shutil.rmtree(place.folder)
+        shutil.rmtree(folder)
     except (OSError, RecursionError):  # locked folders, or more of them than Python can descend
-        subprocess.run(["chmod", "-R", "u+rwX", "--", place.folder], capture_output=True)
-        ended = subprocess.run(["rm", "-rf", "--", place.folder], capture_output=True, text=True)
+        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], capture_output=True)
+        ended = subprocess.run(["rm", "-rf", "--", folder], capture_output=True)
         if ended.returncode:
-            raise PlaceError(
-                f"the place {place.folder} cannot be removed: {ended.stderr.strip()}; remove it"
-            ) from None
+            said = ended.stderr.decode(errors="replace").strip()
+            raise PlaceError(f"the place {folder} cannot be removed: {said}; remove it") from None
 
 
 def lay_tests(place: Place) -> str | None:
@@ -106,7 +109,7 @@ def lay(root: Path, name: str, content: bytes, mode: int = 0o644) -> None:
             folder.mkdir()
     target = folder / path.name
     if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
+        _remove(target)
     target.unlink(missing_ok=True)  # it may be a link to a file elsewhere
     target.write_bytes(content)
     target.chmod(stat.S_IMODE(mode))

@@ -1,4 +1,4 @@
-"""The first process in a cage: makes the socket of the door, sets limits, becomes the program.
+"""The first program in a cage: makes the socket of the door, sets limits, becomes the agent's.
 
 It is run as a text, by a Python without its site packages: the cage shows no file of Ratchet's.
 """
@@ -9,19 +9,29 @@ import resource
 import socket
 import sys
 
+try:
+    from os import pidfd_open
+except ImportError:  # a Python that was built on an older system
+    import ctypes
+
+    def pidfd_open(pid: int) -> int:
+        return ctypes.CDLL(None).syscall(434, pid, 0)
+
 
 def main() -> None:
     told, *words = sys.argv[1:]
     given = json.loads(told)
     channel = socket.socket(fileno=given["channel"])
     channel.set_inheritable(False)
+    handed = [pidfd_open(1)]
     if given["port"] is not None:
-        with socket.create_server(("127.0.0.1", given["port"]), backlog=128) as listener:
-            socket.send_fds(channel, [b"."], [listener.fileno()])
+        listener = socket.create_server(("127.0.0.1", given["port"]), backlog=128)
+        handed.append(listener.fileno())
+    socket.send_fds(channel, [b"."], handed)
+    channel.recv(1)  # until the host can end what begins here
     for limit, most in given["limits"].items():
         resource.setrlimit(getattr(resource, limit), (most, most))
     try:
-        channel.send(b"+")
         os.execvp(words[0], words)
     except OSError as error:
         channel.send(b"-")

@@ -15,7 +15,7 @@ from ratchet.adapters.clients.current_rollout import Endpoint, Roles, role_varia
 from ratchet.adapters.player_protocol import PlaceSettings, Record
 from ratchet.adapters.process.program import CommandFailed, program_environment
 
-WORK, HOME, TEMPORARY, SCORE = "work", "home", "tmp", "score"
+WORK, HOME, TEMPORARY, SCORE, REPORTS = "work", "home", "tmp", "score", "report"
 CAGED = Path("/place")
 """The folder of a place as a caged program sees it."""
 
@@ -66,6 +66,11 @@ class Place(Record):
     def scored(self) -> Path:
         """The folder of the reward command, which is made once the agent's program has ended."""
         return self.folder / SCORE
+
+    @property
+    def report(self) -> Path:
+        """The report of the reward command, in a folder that holds nothing else."""
+        return self.folder / REPORTS / "report.xml"
 
     @property
     def given(self) -> Example:

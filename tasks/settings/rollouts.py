@@ -11,7 +11,7 @@ from ratchet.adapters.calls import PATHS, Sampling
 from ratchet.adapters.door.roles import ROLE_NAME, CallsOf
 from ratchet.adapters.network.addresses import check_runner
 from ratchet.adapters.places.place import HOME, WORK
-from ratchet.adapters.player_protocol import PlaceBounds, PlaceSettings
+from ratchet.adapters.player_protocol import PlaceSettings
 from ratchet.adapters.project.modules import locate
 from ratchet.tasks.settings.run import HeldOut
 from ratchet.tasks.settings.section import (
@@ -297,22 +297,9 @@ class PlaceOfRollouts(Section):
         """Return the settings of the places in a folder; None if rollouts have none."""
         if not self.is_given:
             return None
-        return PlaceSettings(
-            folder=str(folder),
-            template=self.template,
-            variables=self.variables,
-            kept=self.kept or "failed",
-            caged=self.caged,
-            reads=self.reads,
-            reward=self.reward,
-            reward_seconds=self.reward_seconds,
-            bounds=PlaceBounds(
-                self.most_mib * MIB,
-                self.most_files,
-                self.most_memory_mib * MIB,
-                self.most_processes,
-            ),
-        )
+        given = self.model_dump(exclude={"cage", "kept"})
+        kept = self.kept or "failed"
+        return PlaceSettings(**given, folder=str(folder), kept=kept, caged=self.caged)
 
 
 class SentCalls(Section):

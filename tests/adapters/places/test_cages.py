@@ -1,9 +1,12 @@
 """Cages: what a program that has learned to use a shell can reach from inside, and what not."""
 
+import platform
+import shlex
 import shutil
 import socket
 import subprocess
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, cast
 
 import psutil
@@ -15,11 +18,13 @@ from ratchet.adapters.places.cage import NoCage, check_cage
 from ratchet.adapters.player_protocol import Failure
 from ratchet.adapters.rewards import Reward
 from tests.support.agents.placed_batch import CURL, play_in_places, rollout_id, shell
-from tests.support.processes import wait_until
+from tests.support.processes import ROOT, wait_until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="the system's package bubblewrap is not installed"
 )
+
+ATTACK = (ROOT / "tests/support/agents/outliving_program.py").read_text()
 
 
 def play(door: Door, program: str, folder: Path, examples: Any = ({},), **place: Any) -> list[Any]:
@@ -73,6 +78,9 @@ ATTEMPTS = (
     "kill -9 {pid}",
     "grep -r {key} /proc/*/environ",
     "cat /root/.bashrc",
+    "ls /etc/ssl/private",
+    "ls /etc/pki/tls/private",
+    "dmesg",
 )
 """What a program in a cage may try; each is a success if it ends with 0."""
 
@@ -112,12 +120,15 @@ def test_ten_thousand_processes_are_refused(open_door: Door, tmp_path: Path) -> 
     bomb = "import os, time\nfor _ in range(10000):\n    if os.fork() == 0: time.sleep(60)"
     [outcome] = play(open_door, f'python3 -c "{bomb}"; sleep 5', tmp_path, most_processes=50)
     said = cast(Failure, outcome).message
-    assert "processes, and may have 50" in said or "Resource temporarily unavailable" in said
+    assert (
+        "processes and threads, and may have 50" in said
+        or "Resource temporarily unavailable" in said
+    )
     wait_until("the end of the processes", lambda: len(psutil.pids()) < before + 40)
 
 
 def test_memory_beyond_the_bound_is_refused(open_door: Door, tmp_path: Path) -> None:
-    eats = "held = [bytearray(2**20) for _ in range(4000)]"
+    eats = "held = bytearray(4000 * 2**20)"
     program = f'python3 -c "{eats}" || echo 1'
     assert play(open_door, program, tmp_path, most_memory_mib=256) == [Reward(1.0)]
     holds = "import time; held = bytearray(100 * 2**20); time.sleep(30)"
@@ -144,6 +155,136 @@ def test_no_process_outlives_its_cage(open_door: Door, tmp_path: Path) -> None:
     lines = alive.read_text()
     subprocess.run(["sleep", "0.4"], check=True)
     assert alive.read_text() == lines
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the attack is written for it")
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_program_that_takes_over_its_cage_ends_before_the_hidden_tests_are_laid(
+    open_door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    """Without the filter of calls, the attack succeeds where Yama allows it, and gains nothing."""
+    if not refused:
+        monkeypatch.setattr(cage, "REFUSED_CALLS", {})
+    given: dict[str, Any] = {"reward": "sh tests/check.sh", "kept": "always", "cage": "bwrap"}
+    example = {"files": {"attack.py": ATTACK}, "tests": {"tests/check.sh": "test -e answer"}}
+    [end] = play_in_places(open_door, shell("python3 attack.py"), [example], tmp_path, **given)
+    assert end.outcome == Reward(0.0)
+    place = tmp_path / rollout_id(0)
+    said = (place / "program.log").read_text()
+    assert (place / "work" / "begun").exists()
+    assert ("ptrace: Operation not permitted" in said) == refused
+    if not refused:
+        alive = (place / "work" / "alive").read_text()
+        assert alive.count("False") > 10
+        assert "True" not in alive
+
+
+def test_nothing_of_a_cage_lives_once_its_host_s_process_has_ended(
+    open_door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a program had undone what ends a cage with its parent."""
+    monkeypatch.setattr(cage, "APART", [one for one in cage.APART if one != "--die-with-parent"])
+    program = "setsid sh -c 'while :; do date >> alive; sleep 0.05; done' & sleep 600"
+    given: dict[str, Any] = {"seconds": 1.0, "kept": "always", "cage": "bwrap"}
+    [end] = play_in_places(open_door, shell(program), [{}], tmp_path, **given)
+    assert "took longer than 1 s" in cast(Failure, end.outcome).message
+    alive = tmp_path / rollout_id(0) / "work" / "alive"
+    lines = alive.read_text()
+    assert lines
+    subprocess.run(["sleep", "0.4"], check=True)
+    assert alive.read_text() == lines
+
+
+def test_calls_into_other_processes_and_to_keys_are_refused(
+    open_door: Door, tmp_path: Path
+) -> None:
+    """Those of x32 too. ptrace's first request asks for nothing that is refused elsewhere."""
+    _, calls = cage.REFUSED_CALLS[platform.machine()]
+    called = f"""
+import ctypes, errno, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for number in {[*calls, calls[0] + cage.OTHER_CALLS]}:
+    ctypes.set_errno(0)
+    if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != errno.EPERM:
+        sys.exit(f"{{number}} is not refused")
+print(1)
+"""
+    program = f"python3 -c {shlex.quote(called)}"
+    assert play(open_door, program, tmp_path) == [Reward(1.0)]
+
+
+def test_no_file_of_a_place_has_its_owner_s_rights(open_door: Door, tmp_path: Path) -> None:
+    program = """
+    cp /bin/sh shell && chmod u+s shell && grep -q ' /place/work .*nosuid' /proc/mounts && echo 1
+    """
+    assert play(open_door, program, tmp_path, kept="always") == [Reward(1.0)]
+    assert (tmp_path / rollout_id(0)).stat().st_mode & 0o777 == 0o700
+
+
+def test_connections_of_a_cage_are_passed_on_a_few_at_a_time(
+    open_door: Door, tmp_path: Path
+) -> None:
+    flood = """
+import socket, time
+held = []
+for _ in range(150):
+    held.append(socket.create_connection(("127.0.0.1", 8600)))
+    held[-1].sendall(b"POST /")
+time.sleep(1)
+"""
+    program = f"{CURL}\npython3 -c {shlex.quote(flood)}; ask | grep -q choices && echo 1"
+    seen, over = list[int](), Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            seen.append(psutil.Process().num_fds())
+
+    looking = Thread(target=look)
+    looking.start()
+    before = psutil.Process().num_fds()
+    assert play(open_door, program, tmp_path) == [Reward(1.0)]
+    over.set()
+    looking.join()
+    assert 3 * cage.MOST_CONNECTIONS <= max(seen) - before < 4 * cage.MOST_CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "import threading\nfor _ in range(60): threading.Thread(target=sleep).start()",
+            "processes and threads, and may have 50",
+        ),
+        (
+            "import os\nfor held in os.memfd_create('x'), os.memfd_create('y'):\n"
+            "    for _ in range(24): os.write(held, bytes(2**20))",
+            "MiB, and may hold 32",
+        ),
+        (
+            "import os\nfor held in open('x', 'wb', 0), open('y', 'wb', 0):\n"
+            "    os.unlink(held.name)\n    for _ in range(24): held.write(bytes(2**20))\n"
+            "    globals()[held.name] = held",
+            "MiB, and may hold 32",
+        ),
+        (
+            "import os\nfor _ in range(40): os.mkdir('d' * 250); os.chdir('d' * 250)\n"
+            "for n in range(64): open(str(n), 'wb').write(bytes(2**20))",
+            "MiB, and may hold 32",
+        ),
+        (
+            "import os\nfor _ in range(300): os.mkdir('d' * 250); os.chdir('d' * 250)",
+            "deeper than it is counted",
+        ),
+    ],
+    ids=["threads", "a memfd", "files without a name", "files in deep folders", "deep folders"],
+)  # fmt: skip
+def test_bounds_hold_for_what_no_folder_shows(
+    open_door: Door, tmp_path: Path, body: str, said: str
+) -> None:
+    text = f"import time\nsleep = lambda: time.sleep(30)\n{body}\nsleep()"
+    program = f"python3 -c {shlex.quote(text)}"
+    [outcome] = play(open_door, program, tmp_path, most_mib=32, most_processes=50)
+    assert said in cast(Failure, outcome).message
 
 
 def test_the_reward_command_is_caged_too_and_reaches_no_door(

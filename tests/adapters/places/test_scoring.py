@@ -1,6 +1,8 @@
 """Rewards from a place: what the recipe's command finds there, and what its answer means."""
 
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,12 @@ REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><failure>no</failure></testcase>
 <testcase name="c"><system-out>said</system-out></testcase><testcase name="d"><skipped/></testcase>
 </testsuite></testsuites>"""
+
+NEEDS_BUBBLEWRAP = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="the system's package bubblewrap is not installed"
+)
+
+GIT_INIT = "git init --quiet ."
 
 
 def words(program: str) -> str:
@@ -38,6 +46,13 @@ def words(program: str) -> str:
         ("ln -s /etc/passwd $REPORT", 0.0),
         ("mkfifo $REPORT", 0.0),
         ("head -c 20000000 /dev/zero > $REPORT", 0.0),
+        ("""printf '<?xml version="1.0" encoding="no-such"?><a/>' > $REPORT""", 0.0),
+        (f"(printf '<!DOCTYPE a>'; printf '%s' {shlex.quote(REPORT)}) > $REPORT", 0.0),
+        (f"printf '%s' {shlex.quote(REPORT)} | iconv -t UTF-16 > $REPORT", 0.5),
+        (f"printf '%s' {shlex.quote(REPORT)} > x; mv x $REPORT", 0.5),
+        (f"printf '%s' {shlex.quote(REPORT)} > $REPORT; kill -9 $$", 0.0),
+        ('echo 1; : "$REPORT"', 0.0),
+        (": $REPORT", 0.0),
     ],
 )
 def test_a_reward_is_a_status_a_number_or_the_share_of_passed_tests(
@@ -46,6 +61,104 @@ def test_a_reward_is_a_status_a_number_or_the_share_of_passed_tests(
     options: dict[str, Any] = {"reward": words(command), "reward_seconds": 1.5}
     [end] = play_in_places(open_door, "command:true", [{}], tmp_path, **options)
     assert end.outcome == Reward(reward)
+
+
+@pytest.mark.parametrize("cage", ["none", pytest.param("bwrap", marks=NEEDS_BUBBLEWRAP)])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "write; tell",
+        "tell; write",
+        "tell; (write &) ; sleep 0.3",
+        "tell; cp forged x; mv x $REPORT",
+        "ln -s $HOME/x $REPORT; tell; rm $REPORT; write",
+        "tell; ln $REPORT ${REPORT}x; cat forged > ${REPORT}x; rm ${REPORT}x",
+        "mkdir ${REPORT}x; tell; ln $REPORT ${REPORT}x/x; cat forged > ${REPORT}x/x",
+        "mv $(dirname $REPORT) x || exit 9; mkdir $(dirname $REPORT); tell; write",
+        "chmod 500 $(dirname $REPORT); chmod 700 $(dirname $REPORT); write",
+        "exec 5> $REPORT; tell; cat forged >&5",
+        "tell; tail -c +999 forged > x; truncate -s 3 $REPORT",
+    ],
+)
+def test_a_report_that_is_written_by_others_too_is_no_report(
+    open_door: Door, tmp_path: Path, forged: str, cage: str
+) -> None:
+    functions = """
+    tell() { printf '<t><testcase><failure/></testcase><testcase/></t>' > $REPORT; }
+    write() { cat forged > $REPORT; }
+    """
+    files = {"forged": "<t><testcase/></t>"}
+    given: dict[str, Any] = {"reward": words(functions + forged), "cage": cage}
+    [end] = play_in_places(open_door, "command:true", [{"files": files}], tmp_path, **given)
+    assert end.outcome == Reward(0.0)
+
+
+PATCHED = {
+    "tests": "diff --git a/tests/check.sh b/tests/check.sh\nnew file mode 100644\n--- /dev/null\n"
+    '+++ b/tests/check.sh\n@@ -0,0 +1 @@\n+test "$(cat answer)" = 4\n'
+}
+
+
+@pytest.mark.parametrize("cage", ["none", pytest.param("bwrap", marks=NEEDS_BUBBLEWRAP)])
+@pytest.mark.parametrize(
+    ("program", "reward"),
+    [
+        ("echo 4 > answer", 1.0),
+        ("mkdir -p tests; echo true > tests/check.sh; echo 5 > answer", 0.0),
+        (f"{GIT_INIT}; git config core.worktree /; echo 4 > answer", 1.0),
+        (f"{GIT_INIT}; git config core.worktree ..; mkdir tests; echo true > tests/check.sh", 0.0),
+        ("echo 'gitdir: /nowhere' > .git; echo 4 > answer", 1.0),
+        ("echo '* eol=crlf working-tree-encoding=UTF-16' > .gitattributes; echo 4 > answer", 1.0),
+        (
+            f"{GIT_INIT}; for at in filter.x.clean filter.x.smudge core.fsmonitor; do "
+            "git config $at 'touch ran; cat'; done; echo '* filter=x' > .gitattributes; "
+            "echo 4 > answer",
+            1.0,
+        ),
+        (f"{GIT_INIT}; git config apply.whitespace error-all; echo 4 > answer", 1.0),
+        ("mkdir other; ln -s other tests; echo 4 > answer", 0.0),
+    ],
+)
+def test_a_patch_is_applied_to_the_place_alone(
+    open_door: Door, tmp_path: Path, program: str, reward: float, cage: str
+) -> None:
+    """Git holds the project around it, and what the program makes is no repository of ours."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    given: dict[str, Any] = {"reward": "sh tests/check.sh", "cage": cage, "kept": "always"}
+    places = tmp_path / "runs" / "places"
+    [end] = play_in_places(open_door, shell(f"{program}; exit 0"), [PATCHED], places, **given)
+    assert end.outcome == Reward(reward)
+    assert not [*tmp_path.rglob("ran")]
+
+
+DEEP = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"mkdir -p tests/check.sh; cd tests/check.sh; python3 -c {shlex.quote(DEEP)}",
+        f"python3 -c {shlex.quote(DEEP)}",
+        "mkdir $(printf 'a\\377b'); : > $(printf 'a\\377b')/$(printf '\\377')",
+        "mkdir -p tests/check.sh/a; : > tests/check.sh/a/x; chmod 0 tests/check.sh/a",
+        "mkdir -p tests; mkfifo tests/check.sh",
+        "echo '[[[[' > said",
+    ],
+)
+def test_whatever_a_program_leaves_is_scored(open_door: Door, tmp_path: Path, program: str) -> None:
+    example = {"tests": {"tests/check.sh": "exit 0"}}
+    given: dict[str, Any] = {"reward": "sh tests/check.sh", "kept": "never"}
+    [end] = play_in_places(open_door, shell(program), [example], tmp_path, **given)
+    assert end.outcome == Reward(1.0)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_whatever_is_raised_by_what_is_read_in_a_place_is_its_rollout_s_failure(
+    open_door: Door, tmp_path: Path
+) -> None:
+    deep = words("head -c 60000 /dev/zero | tr '\\0' '['")
+    [end] = play_in_places(open_door, "command:true", [{}], tmp_path, reward=deep)
+    assert cast(Failure, end.outcome).kind == "RecursionError"
 
 
 def test_a_reward_command_may_name_roles_and_measures(open_door: Door, tmp_path: Path) -> None:
