@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from unicodedata import normalize
 
 from ratchet.adapters.deleted import OTHER_NAMES
 from ratchet.adapters.redaction import redact
@@ -34,7 +35,11 @@ class EngineDied(ServiceError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question after the known name that is nearest to another; empty if none is near."""
-    return _ask_after(difflib.get_close_matches(name, [*known], n=1))
+    names = [*known]
+    for one in names:
+        if normalize("NFC", one) == normalize("NFC", name):
+            return f"; {one!a} looks like {name!a}, and is another name"
+    return _ask_after(difflib.get_close_matches(name, names, n=1))
 
 
 def did_you_mean_key(key: str, known: Iterable[str]) -> str:

@@ -8,17 +8,18 @@ import csv
 import gzip
 import io
 import json
+import logging
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from decimal import Decimal
 from json import JSONDecoder
 from math import inf, isnan
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
+from uuid import UUID
 
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,9 +27,13 @@ import pyarrow.parquet as pq
 from ratchet.adapters.errors import UserError
 
 ROWS_AT_ONCE = 1024
+SECONDS = re.compile(r"(\d:\d\d:\d\d)(\.\d+)?")
+"""Seconds of a time, and their fraction."""
 UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
 LONGEST_MESSAGE = 300
 """Characters of a refusal."""
+
+log = logging.getLogger(__name__)
 
 
 class DatasetError(UserError):
@@ -66,6 +71,11 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         raise DatasetError(f"{file} is no whole gzip file; write it again") from error
     except OSError as error:
         raise DatasetError(f"{file} cannot be read ({error.strerror}); mend that") from error
+    for number, row in enumerate(rows):
+        if isinstance(row, ParquetRow) and row.lost:
+            said = "row %d of %s %s; such cells are left out of what agents are given"
+            log.warning(said, number, file, next(iter(row.lost.values())))
+            break
     return rows
 
 
@@ -122,9 +132,8 @@ def _read_parquet(opened: IO[bytes]) -> Iterator[dict[str, Any]]:
         _check_memory(sum(group.total_byte_size for group in groups))
         _check_names(file.schema_arrow.names)
         for batch in file.iter_batches(ROWS_AT_ONCE):
-            columns = [_read_column(*one) for one in zip(batch.schema, batch.columns, strict=True)]
-            for row in zip(*columns, strict=True):
-                yield dict(zip(batch.schema.names, row, strict=True))
+            for cells in zip(*batch.columns, strict=True):
+                yield ParquetRow(zip(batch.schema.names, cells, strict=True))
     except UNREADABLE_PARQUET as error:
         reason = str(error).strip().splitlines()[:1]
         said = f"cannot be read as Parquet ({(reason or ['damaged'])[0]:.100})"
@@ -136,30 +145,70 @@ def _check_names(names: list[str]) -> None:
         raise BadFile(f"has the column {twice[0][:40]!r} twice; leave one out")
 
 
-def _read_column(field: pa.Field, column: pa.Array) -> list[Any]:
-    # The digits of a number that is no double are those of its own width.
-    narrow = "double" not in str(field.type)
-    try:
-        return [_as_json(one, narrow) for one in column.to_pylist(maps_as_pydicts="strict")]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadFile(
-            f"has the column {field.name[:40]!r} with a value that JSON has not: {error}"
-        ) from error
+class ParquetRow(dict[str, Any]):
+    """Row of Parquet, without the cells that JSON has not: who reads one gets a DatasetError."""
+
+    def __init__(self, cells: Iterable[tuple[str, pa.Scalar]]) -> None:
+        self.lost = dict[str, str]()
+        for name, cell in cells:
+            try:
+                self[name] = _as_json(cell)
+            except (ValueError, OverflowError, KeyError, BadRow) as error:
+                self.lost[name] = f"has in its column {name[:40]!r} what JSON has not ({error})"
+
+    def __missing__(self, name: str) -> NoReturn:
+        if name not in self.lost:
+            raise KeyError(name)
+        raise DatasetError(f"{self.lost[name]}; write it as text, or leave it out")
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self[key] if key in self or key in self.lost else default
 
 
-def _as_json(value: Any, narrow: bool) -> Any:
-    """Return a value as JSON has it: NaN is missing, and a date, a time or bytes are a text."""
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float | Decimal):
-        number = float(str(np.float32(value))) if narrow and isinstance(value, float) else value
-        return None if isnan(number) else float(number)
-    if isinstance(value, list):
-        return [_as_json(one, narrow) for one in cast(list[Any], value)]
-    if isinstance(value, dict):
-        pairs = cast(dict[Any, Any], value).items()
-        return {str(name): _as_json(one, narrow) for name, one in pairs}
-    return value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else str(value)
+def _as_json(one: pa.Scalar) -> Any:
+    """Return a value as JSON has it; ValueError if it has none."""
+    if not one.is_valid:
+        return None
+    if isinstance(one, pa.DictionaryScalar):
+        return _as_json(one.value)
+    if isinstance(one, pa.StructScalar):
+        return _object((field.name, _as_json(one[at])) for at, field in enumerate(one.type))
+    if isinstance(one, pa.MapScalar):
+        return _object((str(_as_json(pair[0])), _as_json(pair[1])) for pair in one.values)
+    if isinstance(one, pa.ListScalar):
+        return [_as_json(inner) for inner in one.values]
+    return _digits_of_time(one) if pa.types.is_temporal(one.type) else _plain(one)
+
+
+def _plain(one: pa.Scalar) -> str | float | None:
+    """Return a number or a text. NaN is missing; bytes of UTF-8 are a text.
+
+    A decimal with a scale is the text of its digits, and a float has those of its own width.
+    """
+    kind, value = one.type, one.as_py()
+    if pa.types.is_decimal(kind):
+        return f"{value:f}" if kind.scale > 0 else int(value)
+    if pa.types.is_floating(kind):
+        return None if isnan(value) else float(str(kind.to_pandas_dtype()(value)))
+    if isinstance(value, bytes) and b"\0" not in value and not isinstance(one, pa.ExtensionScalar):
+        return value.decode()
+    if isinstance(value, str | int | UUID):
+        return str(value) if isinstance(value, UUID) else value
+    raise ValueError(f"of the type {kind}")
+
+
+def _digits_of_time(one: pa.Scalar) -> str:
+    """Write a date, a time or a duration, with the nanoseconds that Python has not."""
+    kind, rest = one.type, 0
+    if getattr(kind, "unit", None) == "ns":
+        whole, rest = divmod(one.value, 1000)
+        zoned = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else None
+        plain = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+        one = pa.scalar(whole, zoned or plain)
+    text = str(one.as_py())
+    if not rest:
+        return text
+    return SECONDS.sub(lambda found: f"{found[1]}{found[2] or '.000000'}{rest:03}", text, count=1)
 
 
 def _read_csv(opened: IO[str]) -> Iterator[dict[str, Any]]:
@@ -201,9 +250,9 @@ def _parse(text: str) -> Any:
         raise BadRow(f"is no JSON ({error}); mend that") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; BadRow if it gives a name twice, since one value would be lost."""
-    found = dict(pairs)
+    found = dict(pairs := [*pairs])
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)

@@ -3,11 +3,16 @@
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unicodedata import normalize
 
 import psutil
 import pyarrow as pa
@@ -16,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratchet.adapters.project.hub import locate_dataset
 from ratchet.tasks.examples.reading import DatasetError, Source, read_examples
 from ratchet.tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
 
@@ -258,23 +264,144 @@ def test_a_file_larger_than_half_of_the_free_memory_is_refused(
         assert "GiB, which is more than half of the free memory; split" in refusal(path)
 
 
+def column(path: Path, values: pa.Array) -> list[dict[str, Any]]:
+    pq.write_table(pa.table({"a": values, "split": ["train"] * len(values)}), path)
+    return read_rows(path)
+
+
 def test_rows_of_other_types_are_what_json_says(tmp_path: Path) -> None:
     table = pa.table(
         {
             "when": pa.array([0], pa.timestamp("us")),
-            "map": pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64())),
-            "bytes": [b"a\xff"],
+            "map": pa.array([[("k", Decimal("1.50"))]], pa.map_(pa.string(), pa.decimal128(9, 2))),
+            "bytes": ["né".encode()],
             "kind": pa.array(["x"]).dictionary_encode(),
+            "id": pa.array([b"0123456789abcdef"], pa.uuid()),
+            "pair": pa.array([(0.1, 0.1)], pa.struct([("f", pa.float32()), ("d", pa.float64())])),
+            "half": pa.array([0.1], pa.float16()),
+            "whole": pa.array([Decimal(10**37)], pa.decimal128(38, 0)),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
     [row] = read_rows(tmp_path / "a.parquet")
     assert row == {
         "when": "1970-01-01 00:00:00",
-        "map": {"k": 1.5},
-        "bytes": "a\\xff",
+        "map": {"k": "1.50"},
+        "bytes": "né",
         "kind": "x",
+        "id": "30313233-3435-3637-3839-616263646566",
+        "pair": {"f": 0.1, "d": 0.1},
+        "half": 0.1,
+        "whole": 10**37,
     }
+
+
+@given(st.lists(st.integers(1 - 10**38, 10**38 - 1) | st.none(), max_size=4), st.integers(1, 38))
+def test_a_decimal_of_parquet_keeps_its_digits(
+    place: Callable[[str], Path], digits: list[int | None], scale: int
+) -> None:
+    kind = pa.decimal128(38, scale)
+    values = [one and Decimal(one).scaleb(-scale, Context(prec=38)) for one in digits]
+    found = [row["a"] for row in column(place(".parquet"), pa.array(values, kind))]
+    assert [one and int(one.replace(".", "")) for one in found] == [n and int(n) for n in digits]
+    assert all(len(one.partition(".")[2]) == scale for one in found if one)
+
+
+UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+FIRST, LAST = -62_135_596_800, 253_402_300_799
+"""Seconds of the first day of the year 1, and of the last of the year 9999."""
+
+
+@given(st.data(), st.sampled_from([*UNITS]), st.sampled_from([None, "UTC", "+05:30"]))
+def test_a_time_of_parquet_keeps_its_digits(
+    place: Callable[[str], Path], drawn: st.DataObject, unit: str, zone: str | None
+) -> None:
+    first, last = (max(-(2**63), min(2**63 - 1, n * 10**9 // UNITS[unit])) for n in (FIRST, LAST))
+    borders = (
+        st.sampled_from([first, -1, 0, 1, 999, 1000, 10**9 - 1, last]) if not zone else st.just(0)
+    )
+    inner = st.integers(first // 2, last // 2)
+    values = drawn.draw(st.lists(borders | inner, min_size=1, max_size=5))
+    written = pa.array(values, pa.int64()).cast(pa.timestamp(unit, zone))
+    for value, row in zip(values, column(place(".parquet"), written), strict=True):
+        text = row["a"]
+        fraction = re.search(r"\.(\d+)", text)
+        whole = datetime.fromisoformat(re.sub(r"\.\d+", "", text))
+        seconds = whole.replace(tzinfo=whole.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        nano = int(fraction[1].ljust(9, "0")) if fraction else 0
+        assert seconds // timedelta(seconds=1) * 10**9 + nano == value * UNITS[unit]
+
+
+@given(st.lists(st.binary(max_size=9) | TEXTS.map(str.encode), min_size=1))
+def test_bytes_of_parquet_are_text_or_refused_where_they_are_read(
+    place: Callable[[str], Path], values: list[bytes]
+) -> None:
+    path = place(".parquet")
+    for number, row in enumerate(column(path, pa.array(values, pa.binary()))):
+        with suppress(UnicodeDecodeError):
+            text = values[number].decode()
+            assert row.get("a") == text if "\0" not in text else "a" not in row
+        assert row["split"] == "train"
+        if "a" not in row:
+            with pytest.raises(DatasetError, match="its column 'a' what JSON has not"):
+                row.get("a")
+            with pytest.raises(DatasetError, match=r"row \d+ of .* has in its column 'a' what"):
+                read_examples(path, "train", ["a"])
+    assert len(read_examples(path, "train", ["split"])) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        (pa.array([0, 3 * 10**11], pa.timestamp("s")), "out of range"),
+        (pa.array([0, 10**7], pa.date32()), "out of range"),
+        (pa.array([None, 0], pa.timestamp("us", "Mars/X")), "Mars/X"),
+        (pa.array([b"", b"\x01\0\0\0"]), "type binary"),
+        (pa.array([None, b"x"], pa.opaque(pa.binary(), "t", "v")), "type extension<arrow.opaque"),
+        (pa.array([[], [("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int64())), "'k' twice"),
+    ],
+)
+def test_a_type_that_json_has_not_is_refused_by_row_column_and_cause_if_it_is_read(
+    tmp_path: Path, values: pa.Array, cause: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    column(path, values)
+    assert len(Source(path, "train", ("split",)).examples()) == 2
+    with pytest.raises(DatasetError, match=f"row 1 of .* in its column 'a' .*{cause}"):
+        Source(path, "train", ("a",)).examples()
+    with pytest.raises(DatasetError, match=f"in its column 'a' .*{cause}"):
+        Source(path, "train", (), renamed=(("b", "a"),)).examples()
+
+
+def test_a_path_in_the_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("home", "~"):
+        (tmp_path / folder).mkdir()
+        written(tmp_path / folder / f"{folder}.jsonl", '{"a": 1}')
+    assert locate_dataset("~/home.jsonl") == tmp_path / "home" / "home.jsonl"
+    assert locate_dataset("~/~.jsonl") == Path("~/~.jsonl")
+    assert locate_dataset("~nobody/x.jsonl") == Path("~nobody/x.jsonl")
+
+
+@given(st.text(st.characters(categories=["Ll", "Mn"]), min_size=1, max_size=6))
+def test_a_name_in_another_form_of_unicode_is_found(
+    place: Callable[[str], Path], name: str
+) -> None:
+    folder = place("")
+    composed, split = (folder / normalize(form, name) / "d.jsonl" for form in ("NFC", "NFD"))
+    for one, other in ((composed, split), (split, composed)):
+        one.parent.mkdir(parents=True, exist_ok=True)
+        written(one, json.dumps({"a": str(one)}))
+        if one is composed:
+            assert locate_dataset(str(other)).read_text() == one.read_text()
+    assert {locate_dataset(str(one)) for one in (composed, split)} == {composed, split}
+
+
+def test_a_column_in_another_form_of_unicode_is_told_apart(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", json.dumps({"e\u0301": 1, "split": "train"}))
+    with pytest.raises(DatasetError, match=r"'e\\u0301' looks like '\\xe9', and is another name"):
+        read_examples(path, "train", ["\xe9"])
 
 
 def test_a_refusal_is_short_however_long_its_path_and_columns_are(tmp_path: Path) -> None:
