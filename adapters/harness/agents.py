@@ -4,8 +4,11 @@ import asyncio
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Collection
+from pathlib import Path
 from traceback import format_exception_only
+from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ratchet.adapters.calls import Example
@@ -18,12 +21,15 @@ from ratchet.adapters.clients.libraries import (
 )
 from ratchet.adapters.places.place import Place
 from ratchet.adapters.process.event_loop import call_in_thread
+from ratchet.adapters.process.program import project_files
 from ratchet.adapters.project.modules import (
+    AGENTS,
     PLAY,
     AgentError,
     load_agent_file,
     load_module,
     no_agent,
+    source_of,
 )
 from ratchet.adapters.rewards import BETTER, Reward, read_reward, reward_verdict
 
@@ -191,11 +197,35 @@ def _find_function(name: str) -> Callable[..., object]:
     path, _, attribute = name.partition(":")
     if path in AGENT_KINDS and path != name:
         return getattr(importlib.import_module(AGENT_KINDS[path]), path)(attribute)
-    module = load_module(path) if attribute else load_agent_file(path)
-    if module is None:
-        raise no_agent(name)
+    module = _load(name)
     attribute = attribute or PLAY
     function = getattr(module, attribute, None)
     if not callable(function):
         raise AgentError(f"{module.__file__} has no function {attribute!r}; an agent needs one")
     return function
+
+
+def _load(name: str) -> ModuleType:
+    path, _, attribute = name.partition(":")
+    module = load_module(path) if attribute else load_agent_file(path)
+    if module is None:
+        raise no_agent(name)
+    return module
+
+
+def files_of(name: str, *, placed: bool) -> dict[str, list[Path]]:
+    """Map what an agent's name says of the project's files to these.
+
+    They are the files among a command's words, or the file that is named and, if it is the
+    project's, the one that the function comes from.
+    """
+    kind, _, line = name.partition(":")
+    if kind in AGENT_KINDS and line:
+        return project_files(line, placed=placed)
+    module, here = _load(name), Path.cwd()
+    other = sys.modules.get(getattr(_find_function(name), "__module__", ""), module)
+    files = {str(getattr(one, "__file__", None)): one for one in (other, module)}
+    own = [Path(at) for at, one in files.items() if one is module or Path(at).is_relative_to(here)]
+    for path in own:
+        source_of(files[str(path)])  # refuses one that was edited since this process has read it
+    return {name if line else str(AGENTS / f"{name}.py"): own}

@@ -20,6 +20,9 @@ from ratchet.durable.files import appearing_folder
 TEXTS, FOLDER, REPOSITORY, COMMIT = "files", "folder", "repository", "commit"
 """Columns of an example that say what its place holds."""
 
+PATCH = ("diff ", "--- ")
+"""Beginnings of tests that are a patch."""
+
 FILLED_IN = ".template"
 """Ending of a template's file in which `${NAME}` is filled in; the place's file lacks it."""
 
@@ -81,10 +84,16 @@ def _remove(folder: Path) -> None:
             raise PlaceError(f"the place {folder} cannot be removed: {said}; remove it") from None
 
 
+def folders_of(example: Example) -> list[str]:
+    """List the folders of the project that fill an example's place, or have its tests."""
+    named = [example.get(FOLDER), example.get(TESTS)]
+    return [one for one in named if isinstance(one, str) and not one.startswith(PATCH)]
+
+
 def lay_tests(place: Place) -> str | None:
     """Lay the files of the column `tests` into a place, or return the patch that it holds."""
     tests = place.example.get(TESTS)
-    if isinstance(tests, str) and tests.startswith(("diff ", "--- ")):
+    if isinstance(tests, str) and tests.startswith(PATCH):
         return tests
     if isinstance(tests, str):
         folder = _existing(tests, TESTS)

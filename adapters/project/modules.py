@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from unicodedata import normalize
 from zlib import crc32
 
 from ratchet.adapters.errors import UserError, did_you_mean
@@ -25,15 +26,32 @@ AGENTS = Path("agents")
 PLAY = "play"
 """The function of an agent's file."""
 
+_read: dict[str, str] = {}
+"""File of a module → its checksum when this process imported it."""
+
 
 class AgentError(UserError):
     """An error for a name that no agent has."""
 
 
 def locate(path: Path) -> Path:
-    """Return where a file of the project lies; the path as it is if the project lacks the file."""
-    carried = EXAMPLES / path
-    return carried if carried.exists() and not path.exists() else path
+    """Return where a file of the project lies, or of Ratchet's; the path as it is if none has it.
+
+    `~` is the user's home, unless something has that name.
+    """
+    own = path.expanduser() if path.parts[:1] == ("~",) else path
+    places = (path, own, EXAMPLES / path)
+    return next((found for found in map(_written, places) if found.exists()), path)
+
+
+def _written(path: Path) -> Path:
+    """Return a path as it is written on disk: Unicode has two ways to write most accents."""
+    if path.exists() or path == path.parent:
+        return path
+    name = normalize("NFC", path.name)
+    folder = _written(path.parent)
+    alike = [one for one in folder.glob("*") if normalize("NFC", one.name) == name]
+    return alike[0] if len(alike) == 1 else path
 
 
 def load_agent_file(name: str) -> ModuleType:
@@ -54,8 +72,15 @@ def load_module(name: str) -> ModuleType | None:
 
 
 def source_of(module: ModuleType) -> str:
-    """Return the SHA-256 of a module's file as it is now."""
-    return sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+    """Return the SHA-256 of a module's file; AgentError if it was edited since it was read here."""
+    file = str(module.__file__)
+    source = sha256(Path(file).read_bytes()).hexdigest()
+    if _read.setdefault(file, source) != source:
+        raise AgentError(
+            f"{file} was edited since this process has imported it; start the process anew (in a "
+            "notebook, its kernel)"
+        )
+    return source
 
 
 def no_agent(name: str) -> AgentError:

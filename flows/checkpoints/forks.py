@@ -24,7 +24,9 @@ from ratchet.tasks.storage.manifest import (
     FORK,
     REPLAY,
     differences,
+    file_rows,
     read_manifest,
+    record_files,
     write_manifest,
 )
 from ratchet.tasks.storage.names import JUDGE, shard_name
@@ -158,14 +160,21 @@ def _new_run(
     if run.exists():
         raise RunError(f"the run {run.path} exists; `ratchet resume {name}`, or give another --run")
     manifest = read_manifest(parent)
-    told = ("fingerprint", "recipe", "parent", "dataset_sha256")
-    kept = {key: manifest[key] for key in told if key in manifest}
-    bound = bind_checkpoints(changed_recipe(recipe, kind=RunRecipe), manifest.get("bound", {}))
+    kept = {key: manifest[key] for key in ("fingerprint", "recipe", "parent") if key in manifest}
+    made = changed_recipe(recipe, kind=RunRecipe)
+    bound = bind_checkpoints(made, manifest.get("bound", {}))
+    (_, first), *files = [(row["step"], row["files"]) for row in file_rows(parent)]
     aside = RunFolder(run.path.with_name(f".{run.name}.{uuid4().hex[:8]}.partial"))
     aside.path.mkdir(parents=True)
     try:
         yield aside
-        write_manifest(aside, recipe, fingerprint, {"run": parent.name, **how, **kept}, bound)
+        told = {"run": parent.name, **how, **kept}
+        further = {"parent": told, "bound": bound, "files": first}
+        write_manifest(aside, recipe, fingerprint, further)
+        for step, changed in files:
+            if step < how["step"]:
+                record_files(aside, changed, step)
+        record_files(aside, made.checksums(aside), how["step"])
         aside.path.replace(run.path)
     finally:
         shutil.rmtree(aside.path, ignore_errors=True)

@@ -24,13 +24,8 @@ from ratchet.flows.checkpoints.forks import fork_run, replay_run
 from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Run, Verbose
 from ratchet.flows.cli.signals import explaining
-from ratchet.flows.opening.checks import check_start, is_complete
-from ratchet.flows.recipe.loading import (
-    changed_recipe,
-    count_steps,
-    named_recipe,
-    swept_recipe,
-)
+from ratchet.flows.opening.checks import accept_changes, check_start, is_complete
+from ratchet.flows.recipe.loading import changed_recipe, count_steps, named_recipe, swept_recipe
 from ratchet.flows.recipe.plan import PlanRecipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
@@ -58,6 +53,7 @@ MEND = (
     "have rewards differ within a group: take examples that the model solves sometimes, pay for "
     "part of a solution, or raise rollouts.group_size or rollouts.temperature"
 )
+REPEAT = "repeat the command"
 NewRun = Annotated[
     str | None, typer.Option("--run", help="The new run's name; by default made of the old one's.")
 ]
@@ -115,8 +111,7 @@ def sweep(
         str | None, typer.Option(help="A run whose recorded rollouts every run trains on instead.")
     ] = None,
     select: Annotated[
-        str | None,
-        typer.Option(help="Measure: reward, greedy, judged, loss or accuracy."),
+        str | None, typer.Option(help="Measure: reward, greedy, judged, loss or accuracy.")
     ] = None,
     at_once: Annotated[
         int | None,
@@ -144,13 +139,17 @@ def sweep(
 def resume(
     run: Run,
     budget: Annotated[
-        list[str] | None,
-        typer.Option(help="A larger limit of what it may spend: usd=40, tokens=…"),
+        list[str] | None, typer.Option(help="A larger limit of what it may spend: usd=40, tokens=…")
     ] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Go on with data and code that have changed.")
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     folder = folder_of(run)
+    for one in (child_runs(folder) or [folder]) if changed else ():
+        accept_changes(one)
     if budget:
         from ratchet.flows.server.deployed_runs import resume_waiting
 
@@ -243,7 +242,8 @@ def train_with_bar(
 
             with show_progress({folder: recipe.steps}):
                 flow = _find_flow(folder, recipe.flow)
-                with served(), explain_absence(partial(_way_on, folder)):
+                way = f"run `ratchet resume {run}`"
+                with served(), explain_absence(lambda: way if folder.exists() else REPEAT):
                     summary = flow(recipe=recipe, run=run)
     _end(folder, summary, as_json=as_json)
 
@@ -266,11 +266,7 @@ def _end(run: RunFolder, summary: "RunSummary | None", *, as_json: bool) -> None
 
 
 def train_runs(
-    run: str,
-    recipe: PlanRecipe,
-    replaced: Sequence[RunFolder] = (),
-    *,
-    as_json: bool = False,
+    run: str, recipe: PlanRecipe, replaced: Sequence[RunFolder] = (), *, as_json: bool = False
 ) -> None:
     """Run the flow of stages or of a sweep, with a bar for each run; print a table of them.
 
@@ -312,11 +308,7 @@ def call_flow(flow: Callable[..., T], explain: Callable[[], str], **parameters: 
     with explaining(explain), start_server() as served:
         from ratchet.flows.cli.progress_bar import logs_printed_to
 
-        with (
-            served(),
-            logs_printed_to(Console(stderr=True)),
-            explain_absence(lambda: "repeat the command"),
-        ):
+        with served(), logs_printed_to(Console(stderr=True)), explain_absence(lambda: REPEAT):
             return flow(**parameters)
 
 
@@ -336,11 +328,6 @@ def _explain_stop(run: RunFolder, steps: int) -> str:
     done, steps = steps_done(run.metrics), run.steps_of(steps)
     where = f"in step {done + 1} of {steps}" if done < steps else f"after step {steps} of {steps}"
     return f"stopped {where}; `ratchet resume {run.name}` goes on"
-
-
-def _way_on(run: RunFolder) -> str:
-    """Name the command that goes on with a run, or begins it again if it has not begun."""
-    return f"run `ratchet resume {run.name}`" if run.exists() else "repeat the command"
 
 
 @contextmanager

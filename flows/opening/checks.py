@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from ratchet.flows.checkpoints.binding import bind_checkpoints, refuse_itself
 from ratchet.flows.checkpoints.names import find_awaited
-from ratchet.flows.recipe.loading import check_binding, count_steps, training_command
+from ratchet.flows.recipe.loading import check_binding, count_steps, read_recipe, training_command
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.spending.ledger import budget_of, check_priced
-from ratchet.tasks.storage.manifest import REPLAY, parent_of
+from ratchet.tasks.storage.manifest import REPLAY, parent_of, record_files, refuse_changed
 from ratchet.tasks.storage.plan_record import has_plan
 from ratchet.tasks.storage.run_folder import UNTRAINED_FOLDERS, RunError, RunFolder, folder_of
 
@@ -43,12 +43,22 @@ def check_start(
     recipe.check(run if there else None)
     if trains:
         recipe.check_algorithm()
+        if there:
+            refuse_changed(run, recipe.checksums(run))
     if not (later or (there and run.bound_files())):
         refuse_deleted(recipe.queried_runs(), deleted)
         refuse_absent(recipe.queried_runs())
         for examples in recipe.given_examples().values():
             len(examples)  # refuses a query that cannot be asked, or chooses nothing
     return recipe
+
+
+def accept_changes(run: RunFolder) -> None:
+    """Record that a run goes on with the files of its recipe as they are now, if steps are left."""
+    with run.locked():
+        recipe, done = read_recipe(run), steps_done(run.metrics)
+        if done < run.steps_of(recipe.steps):
+            record_files(run, recipe.checksums(run), done)
 
 
 def is_complete(run: RunFolder, recipe: RunRecipe) -> bool:

@@ -1,6 +1,8 @@
 """Targets of an evaluation: a checkpoint of a run, the base model, or a model of LiteLLM."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +16,7 @@ from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.settings.algorithm import BASE
 from ratchet.tasks.settings.run import Model, Tracking
-from ratchet.tasks.storage.manifest import latest_run
+from ratchet.tasks.storage.manifest import changed_files, latest_run
 from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 PLAYING_KEYS = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
@@ -53,10 +55,19 @@ class EvalTarget:
         """File of the scores."""
         return folder_of(self.run).evaluation(f"{self.checkpoint:05d}{self.tag}")
 
+    @cached_property
+    def changed(self) -> dict[str, str]:
+        """Files that are played, and that the run has had with other contents."""
+        run = folder_of(self.run)
+        return changed_files(run, self.requested.checksums(run)) if run.exists() else {}
+
     @property
     def tag(self) -> str:
         """Suffix of the names of played shards; empty where the run plays the same itself."""
-        return "" if self.requested == self.bound else f".{self.requested.fingerprint()[:6]}"
+        played = self.requested.fingerprint()
+        if self.changed:
+            played = sha256(f"{played} {sorted(self.changed.items())}".encode()).hexdigest()
+        return f".{played[:6]}" if self.changed or self.requested != self.bound else ""
 
     @classmethod
     def find(
@@ -93,7 +104,8 @@ class EvalTarget:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.answerers)
         bound = read_recipe(found)
         as_given |= isinstance(bound, Recipe) and recipe.agent != bound.agent
-        if isinstance(bound, Recipe) and not (as_given and _play_differently(recipe, bound)):
+        other = any(getattr(recipe, key) != getattr(bound, key, None) for key in PLAYING_KEYS)
+        if isinstance(bound, Recipe) and not (as_given and other):
             role = recipe.evaluation.judge.role
             asked = {role: recipe.roles[role]} if role in recipe.roles else {}
             roles = {**bound.roles, **asked} if recipe.evaluation.judge.judges else bound.roles
@@ -115,11 +127,6 @@ class EvalTarget:
         bound = recipe.model_copy(update={"tracking": Tracking()})
         name = name_run(recipe.subject, model, bound.fingerprint()[:8])
         return cls(f"evaluations/{name}", bound, bound, 0, model)
-
-
-def _play_differently(recipe: Recipe, other: Recipe) -> bool:
-    """Return whether two recipes play other rollouts of held-out examples with the same weights."""
-    return any(getattr(recipe, key) != getattr(other, key) for key in PLAYING_KEYS)
 
 
 def find_target(

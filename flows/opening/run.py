@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import count, takewhile
 from threading import Event
 from typing import Any
 
@@ -20,8 +20,8 @@ from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.settings.run import Budget, Model
 from ratchet.tasks.spending.ledger import SpentSoFar
-from ratchet.tasks.spending.work_log import run_id
-from ratchet.tasks.storage.manifest import bind_run
+from ratchet.tasks.spending.work_log import add_rest, run_id
+from ratchet.tasks.storage.manifest import bind_run, changed_files, record_files, refuse_changed
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.tracking.prefect_pages import tracker_openers, write_run_report
 from ratchet.tasks.tracking.run_tracking import RunTracking
@@ -79,26 +79,33 @@ class StepsLeft:
     end: Callable[[], int]
 
     def __iter__(self) -> Iterator[int]:
-        step = self.start
-        while step < self.end():
-            yield step
-            step += 1
+        return takewhile(lambda step: step < self.end(), count(self.start))
 
 
 @contextmanager
-def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterator[OpenRun]:
-    """Open a run, new or not. A new run that cannot be opened is deleted.
+def open_run(
+    recipe: RunRecipe, name: str, *, on_policy: bool = True, played: RunRecipe | None = None
+) -> Iterator[OpenRun]:
+    """Open a run, new or not, also to have what another recipe says `played` with its weights.
 
-    Rebuilt weights must give the recorded log-probabilities if the run is `on_policy`, since then
-    the same weights have sampled.
+    A new run that cannot be opened is deleted. Rebuilt weights must give the recorded
+    log-probabilities if the run is `on_policy`, since then the same weights have sampled.
     """
-    check_run(recipe, folder_of(name))
+    check_run(recipe, run := folder_of(name))
     values, unusable = recipe.model_dump(mode="json"), Event()
-    bound = {} if folder_of(name).exists() else bind_new(recipe)
-    check = partial(check_binding, recipe=recipe)  # another process may have made it meanwhile
+    files = (played or recipe).checksums(run)
+    further = {} if run.exists() else {"bound": bind_new(recipe), "files": files}
+
+    def check(run: RunFolder) -> None:  # another process may have made it meanwhile
+        check_binding(run, recipe)
+        if played is None:
+            refuse_changed(run, files)
+        new = dict(files.items() - changed_files(run, files).items())
+        record_files(run, new, steps_done(run.metrics))
+
     with (
         _delete_if(unusable, folder_of(name)),
-        bind_run(name, values, recipe.fingerprint(), bound, check) as folder,
+        bind_run(name, values, recipe.fingerprint(), further, check) as folder,
         connect_run(recipe, folder) as service,
         _follow(recipe, folder, values) as tracking,
     ):
@@ -119,7 +126,7 @@ def open_run(recipe: RunRecipe, name: str, *, on_policy: bool = True) -> Iterato
             budget=recipe.budget,
         )
         if tracking.is_followed:  # it has trained
-            spending.record_rest()
+            add_rest(folder, spending.since_last())
             write_run_report(folder)
 
 

@@ -126,6 +126,9 @@ class GivenRecipe(RunRecipe):
         for one in self.dataset.origins().values():
             yield from one.runs
 
+    def data_sets(self, *, bound: bool) -> list[str | None]:
+        return [] if bound else [one.path for one in self.dataset.origins().values()]
+
     def sources(self) -> dict[str, Source]:
         seed = self.evaluation.drawn_by(self.seed)
         return {

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Set
 from fractions import Fraction
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
 from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.door.roles import (
+    FUNCTION,
     CallsOf,
     answerers,
     check_role,
@@ -16,7 +18,7 @@ from ratchet.adapters.door.roles import (
     earlier_of,
     policy_of,
 )
-from ratchet.adapters.harness.agents import load_agent
+from ratchet.adapters.harness.agents import files_of, load_agent
 from ratchet.adapters.places.cage import check_cage
 from ratchet.adapters.process.program import name_program
 from ratchet.adapters.programs.commands import warn_of_shown_keys, warn_once
@@ -29,13 +31,7 @@ from ratchet.tasks.recording.scores import headline, is_scored, read_evaluation
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
 from ratchet.tasks.settings.given import EXPERT, TEST, TRAIN
 from ratchet.tasks.settings.presets import expand_preset
-from ratchet.tasks.settings.rollouts import (
-    Answerer,
-    Evaluation,
-    Judge,
-    PlaceOfRollouts,
-    Rollouts,
-)
+from ratchet.tasks.settings.rollouts import Answerer, Evaluation, Judge, PlaceOfRollouts, Rollouts
 from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
@@ -335,6 +331,20 @@ class Recipe(RunRecipe):
     def sources(self) -> dict[str, Source]:
         own = self.dataset.sources(self.evaluation.drawn_by(self.seed))
         return own if self.holds_out() else {TRAIN: own[TRAIN]}
+
+    def data_sets(self, *, bound: bool) -> list[str | None]:
+        return [self.dataset.path, None if bound else self.algorithm.expert.path]
+
+    def files(self) -> dict[str, list[Path]]:
+        scripts = [who for who in self.answerers.values() if who.startswith(FUNCTION)]
+        names = [self.agent, *(one.agent or "" for one in self.judges())]
+        own: dict[str, list[Path]] = {}
+        for name in (*names, *(who.removeprefix(FUNCTION) for who in scripts)):
+            own |= files_of(name, placed=self.place.is_given)
+        if self.place.is_given:
+            rows = [row for source in self.sources().values() for row in source.examples()]
+            own |= self.place.files(row["example"] for row in rows)
+        return own
 
     def holds_out(self) -> bool:
         return self.dataset.holds_out()

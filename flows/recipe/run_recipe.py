@@ -5,14 +5,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.project.hub import locate_dataset
 from ratchet.tasks.algorithm.settings import Settings
-from ratchet.tasks.examples.reading import Source, choose_teacher, fill_reads
+from ratchet.tasks.examples.reading import Source, choose_teacher, data_files, fill_reads
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.settings.algorithm import names_checkpoint
 from ratchet.tasks.settings.rollouts import Rollouts
@@ -29,7 +31,7 @@ from ratchet.tasks.settings.run import (
 from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written
-from ratchet.tasks.storage.manifest import ByStep, differences
+from ratchet.tasks.storage.manifest import ByStep, checksum, differences
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import torch, which takes seconds
@@ -215,6 +217,20 @@ class RunRecipe(FlowRecipe, ABC):
     def sources(self) -> dict[str, Source]:
         """Map the splits that the flow reads, train and test, to where their examples are."""
         return {}
+
+    def data_sets(self, *, bound: bool) -> list[str | None]:
+        """List the data sets that are read; what is given to learn is read until it is `bound`."""
+        return []
+
+    def files(self) -> dict[str, list[Path]]:
+        """Map names of further files of the project, by the recipe, to where they are."""
+        return {}
+
+    def checksums(self, run: RunFolder) -> dict[str, str]:
+        """Map the files that a run is made of, but for own losses, to their checksums."""
+        names = filter(None, self.data_sets(bound=run.bound_files() != []))
+        data = {name: data_files(locate_dataset(name)) for name in names}
+        return {name: checksum(paths) for name, paths in {**data, **self.files()}.items()}
 
     def holds_out(self) -> bool:
         """Return whether there is anything on which checkpoints are measured."""

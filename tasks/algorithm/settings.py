@@ -136,9 +136,6 @@ CHECKSUM = 12
 PATTERN = rf"^[A-Za-z_]\w*(\.\w+)*:\w+(@[0-9a-f]{{{CHECKSUM}}})?$"
 """Pattern of a name, in a recipe's schema too."""
 
-_imported: dict[str, str] = {}
-"""Module → the checksum of its file when this process imported it."""
-
 
 class OwnFunctionError(UserError):
     """An error for a loss or an advantage of the project that is not there, or not as it was."""
@@ -164,7 +161,7 @@ def check_source(name: str) -> None:
     if "@" in name and not name.endswith(f"@{source}"):
         raise OwnFunctionError(
             f"the recipe has {name}, and the file {module.__file__} has the checksum {source}: it "
-            "was edited since; restore it, or give the name without a checksum to a new run"
+            "was edited since; restore it, or give the name without a checksum to a fork"
         )
 
 
@@ -220,10 +217,4 @@ def _load(name: str) -> tuple[ModuleType, str]:
             f"{name} is of a module {module_name!r} that is not there; name a file of agents/, or "
             "a module of the project's folder, as MODULE:FUNCTION"
         )
-    source = source_of(module)[:CHECKSUM]
-    if _imported.setdefault(module.__name__, source) != source:
-        raise OwnFunctionError(
-            f"{module.__file__} was edited since this process has imported it; start the process "
-            "anew (in a notebook, its kernel)"
-        )
-    return module, source
+    return module, source_of(module)[:CHECKSUM]

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -72,13 +73,14 @@ class Source:
             rows = read_examples(self.dataset, self.split, self.columns)
         if not self.renamed:
             return rows
-        theirs = {name for _, name in self.renamed}
         named: list[Example] = []
         for row in rows:
-            example = row["example"]
-            kept = {name: value for name, value in example.items() if name not in theirs}
+            example = copy(row["example"])
             ours = {our: example[their] for our, their in self.renamed}
-            named.append({**row, "example": kept | ours})
+            for their in {name for _, name in self.renamed}:
+                del example[their]
+            example.update(ours)
+            named.append({**row, "example": example})
         return named
 
     def describe_division(self) -> str:
@@ -186,10 +188,17 @@ def _divide(files: _Files, division: Division) -> tuple[dict[int, dict[str, Any]
     return rows, frozenset(number for number, one in hashes.items() if one in chosen)
 
 
+def data_files(dataset: Path) -> list[Path]:
+    """List the files of a data set that are read: itself, or those of a folder."""
+    if not dataset.is_dir():
+        return [dataset]
+    return sorted(file for file in dataset.iterdir() if kind_of(file) in ROW_READERS)
+
+
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """List the files of a split: the file named after it, or its numbered parts in order."""
     name_of_part = re.compile(re.escape(split) + PART_SUFFIX)
-    files = sorted(file for file in folder.iterdir() if kind_of(file) in ROW_READERS)
+    files = data_files(folder)
     named = [
         (name_of_part.fullmatch(file.name.removesuffix(kind_of(file))), file) for file in files
     ]
@@ -240,17 +249,20 @@ def _read_rows(file: Path, _mtime: int, _size: int) -> list[dict[str, Any]]:
 
 def _require(dataset: Path, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> None:
     for column in columns:
-        if column not in row:
+        try:
+            row[column]
+        except DatasetError as error:
+            raise DatasetError(f"row {number} of {dataset} {error}") from error
+        except KeyError:
             raise DatasetError(
-                f"row {number} of {dataset} has no column "
-                f"'{column}' (found: {listed(row, MOST_NAMED)}); see {locate(README)}"
-            )
+                f"row {number} of {dataset} has no column '{column}' (found: "
+                f"{listed(row, MOST_NAMED)}){did_you_mean(column, row) or ';'} see {locate(README)}"
+            ) from None
 
 
 def is_padded(dataset: Path) -> bool:
     """Tell whether a file, or a file of a folder, is of Parquet, whose objects have equal keys."""
-    files = dataset.iterdir() if dataset.is_dir() else [dataset]
-    return any(file.suffix == ".parquet" for file in files)
+    return any(file.suffix == ".parquet" for file in data_files(dataset))
 
 
 SYSTEM_ROLE = "system"

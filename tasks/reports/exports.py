@@ -195,10 +195,8 @@ def _scores(run: RunFolder, step: int) -> str:
 
 def _data(manifest: Manifest) -> str:
     path: Any = manifest["recipe"].get("dataset", {}).get("path")
-    known = manifest.get("dataset_sha256", "unknown")
-    hashes = known if isinstance(known, dict) else {"": known}
-    of = "".join(f"\n- {name + ' ' if name else ''}SHA-256 {sha}" for name, sha in hashes.items())
-    return f"`{path}`\n{of}" if path else ""
+    files = manifest.get("files", {})
+    return "\n".join([f"`{path}`\n", *(f"- {file} SHA-256 {files[file]}" for file in files)])
 
 
 def _lineage(manifest: Manifest) -> str:

@@ -43,6 +43,7 @@ from ratchet.tasks.storage.manifest import (
     Manifest,
     describe_parent,
     differences,
+    list_changes,
     read_manifest,
     recipe_of,
 )
@@ -218,6 +219,11 @@ class RunFacts:
     def parent(self) -> str:
         """Checkpoint that the run forks or starts from, or the run that a replay trains on."""
         return describe_parent(self.manifest)
+
+    @property
+    def changes(self) -> list[str]:
+        """Data and code that have changed, in words, each with the step since which."""
+        return list_changes(self.run)
 
     @property
     def steps(self) -> int:
@@ -451,7 +457,7 @@ def describe_origin(run: RunFolder) -> str:
     facts = read_facts(run)
     if not facts.is_fork:
         start = facts.recipe["model"].get("start")
-        return "" if start is None else f"started at {start}"
+        return "\n".join([*([f"started at {start}"] if start else []), *facts.changes])
     parent, values = facts.manifest["parent"], facts.held_out
     name, shared = parent["run"], parent["step"]
     since = f"{counted(facts.done - shared, 'step')} since {name}@{shared}"
@@ -467,7 +473,7 @@ def describe_origin(run: RunFolder) -> str:
     else:
         after = [values.by_step[facts.done]] if facts.done in values.by_step else []
         said = f"{since}: held-out {values.measure} {values.write(before, *after)}"
-    return "\n".join([said, *changes])
+    return "\n".join([said, *changes, *facts.changes])
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:

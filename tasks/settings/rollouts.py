@@ -1,6 +1,6 @@
 """Rollouts of a recipe: how and where they are played, answered and judged; held-out ones too."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,8 +10,10 @@ from pydantic import Discriminator, Field, Tag
 from ratchet.adapters.calls import PATHS, Sampling
 from ratchet.adapters.door.roles import ROLE_NAME, CallsOf
 from ratchet.adapters.network.addresses import check_runner
+from ratchet.adapters.places.filling import folders_of
 from ratchet.adapters.places.place import HOME, WORK
 from ratchet.adapters.player_protocol import PlaceSettings
+from ratchet.adapters.process.program import project_files
 from ratchet.adapters.project.modules import locate
 from ratchet.tasks.settings.run import HeldOut
 from ratchet.tasks.settings.section import (
@@ -292,6 +294,12 @@ class PlaceOfRollouts(Section):
     @property
     def caged(self) -> bool:
         return self.cage != "none"
+
+    def files(self, examples: Iterable[Mapping[str, Any]]) -> dict[str, list[Path]]:
+        """Map names of files that fill the places of examples, or score them, to where they are."""
+        named = {name for example in examples for name in folders_of(example)}
+        own = {name: [locate(Path(name))] for name in sorted({*named, self.template or ""}) if name}
+        return own | project_files(self.reward or "", placed=True)
 
     def of(self, folder: Path) -> PlaceSettings | None:
         """Return the settings of the places in a folder; None if rollouts have none."""

@@ -16,7 +16,6 @@ from ratchet.tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_
 from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.work_log import (
     add_grant,
-    add_rest,
     answered_work,
     read_grant,
     read_rest,
@@ -160,10 +159,6 @@ class SpentSoFar:
         self._known: set[str] = set()
         self._called: Counter[str] = Counter()
         self._told = sum_spent(run)
-
-    def record_rest(self) -> None:
-        """Record what was spent since the last step, at the end of the run."""
-        add_rest(self._run, self.since_last())
 
     def since_last(self) -> Metrics:
         """Return what was spent since the last call, or since the last step that was recorded."""

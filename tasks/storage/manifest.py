@@ -4,20 +4,22 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ratchet.adapters.door.roles import answerers, policy_of
-from ratchet.adapters.errors import UserError, did_you_mean
-from ratchet.adapters.project.hub import locate_dataset
+from ratchet.adapters.errors import UserError, did_you_mean, listed
 from ratchet.adapters.tinker.bases import read_origin
-from ratchet.tasks.storage.files import read_json, write_json
+from ratchet.durable.files import sha256_of
+from ratchet.tasks.storage.files import FileVersions, JsonRow, read_json, version_of, write_json
+from ratchet.tasks.storage.logs import append_row, read_log
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 11
@@ -37,8 +39,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Manifest = dict[str, Any]
-"""created, format, recipe, fingerprint, versions, python, machine and, if the recipe names
-examples, dataset_sha256; if its base is a GGUF file, base_origin, with licence and author; if it
+"""created, format, recipe, fingerprint, versions, python, machine; files: the checksums of its data
+and of the project's code; if its base is a GGUF file, base_origin, with licence and author; if it
 names checkpoints of other runs, bound: what each was; in a fork or a replay also parent: run, step,
 how, fingerprint, recipe and, if it has one, its parent."""
 
@@ -50,12 +52,12 @@ def bind_run(
     name: str,
     recipe: dict[str, Any],
     fingerprint: str,
-    bound: Manifest | None = None,
+    further: Manifest | None = None,
     check: Callable[[RunFolder], object] = lambda _: None,
     *,
     to_serve: bool = False,
 ) -> Iterator[RunFolder]:
-    """Yield the locked folder of a run, made if it is new, with the checkpoints it is `bound` to.
+    """Yield the locked folder of a run, made with `further` keys of its manifest if it is new.
 
     Raises RunError if the run was written in another format, or is a copy of a run that is open. A
     `check` that raises leaves the run to its owner.
@@ -64,7 +66,7 @@ def bind_run(
     with run.locked(to_serve=to_serve):
         run.sweep()
         if not run.exists():
-            write_manifest(run, recipe, fingerprint, bound=bound)
+            write_manifest(run, recipe, fingerprint, further)
         read_manifest(run)
         check(run)
         yield run.take_over()
@@ -85,13 +87,9 @@ def read_manifest(run: RunFolder) -> Manifest:
 
 
 def write_manifest(
-    run: RunFolder,
-    recipe: dict[str, Any],
-    fingerprint: str,
-    parent: Manifest | None = None,
-    bound: Manifest | None = None,
+    run: RunFolder, recipe: dict[str, Any], fingerprint: str, further: Manifest | None = None
 ) -> None:
-    """Bind the folder to a recipe and to FORMAT."""
+    """Bind the folder to a recipe and to FORMAT, and to what `further` keys have."""
     origin = read_origin(recipe.get("model", {}).get("base", ""))
     described = {
         "created": datetime.now(UTC).isoformat(),
@@ -101,10 +99,8 @@ def write_manifest(
         "versions": {name: version(name) for name in RECORDED_VERSIONS},
         "python": platform.python_version(),
         "machine": platform.machine(),
-        **_dataset(run, recipe.get("dataset")),
         **({"base_origin": origin} if origin else {}),
-        **({"bound": bound} if bound else {}),
-        **({"parent": parent} if parent else {}),
+        **{key: value for key, value in (further or {}).items() if value},
     }
     write_json(run.manifest, described)
 
@@ -221,26 +217,61 @@ def _written(value: object) -> str:
     return repr(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _dataset(run: RunFolder, described: Mapping[str, Any] | None) -> dict[str, object]:
-    """Hash the data sets that a recipe names by a path, if the run reads them."""
-    if described is None or run.given_files():
-        return {}
-    sources = {name: of["path"] for name, of in described.get("sources", {}).items()}
-    hashes = {
-        name: _sha256(locate_dataset(path))
-        for name, path in {"": described["path"], **sources}.items()
-        if path is not None
-    }
-    return {"dataset_sha256": hashes.get("", hashes)} if hashes else {}
-
-
-def _sha256(dataset: Path) -> str:
-    """Hash a file, or the names and the hashes of the files of a folder."""
-    if dataset.is_file():
-        return hashlib.sha256(dataset.read_bytes()).hexdigest()
-    files = sorted(file for file in dataset.iterdir() if file.is_file())
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
+def checksum(paths: Sequence[Path]) -> str:
+    """Hash a file, or the names and the hashes of several, and of those below folders."""
+    if len(paths) == 1 and not paths[0].is_dir():
+        return _sha256(paths[0], version_of(paths))
+    files = [(root, file) for root in paths for file in sorted([root, *root.rglob("*")])]
+    lines = [
+        f"{_sha256(file, version_of([file]))}  {file.relative_to(root) if file != root else ''}\n"
+        for root, file in files
+        if file.is_file()
+    ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@lru_cache(100_000)
+def _sha256(file: Path, _: FileVersions) -> str:
+    return sha256_of(file) or "unreadable"
+
+
+def file_rows(run: RunFolder) -> list[JsonRow]:
+    """List since which step a run is made of which files, by their checksums."""
+    made = {"step": 0, "files": read_manifest(run).get("files", {})}
+    return [made, *(row for row in read_log(run.work) if "files" in row)]
+
+
+def changed_files(run: RunFolder, sums: Mapping[str, str]) -> dict[str, str]:
+    """Return those of some files, by their checksums, that are not as the run has had them last."""
+    known = {name: sum for row in file_rows(run) for name, sum in row["files"].items()}
+    return {name: sum for name, sum in sums.items() if known.get(name, sum) != sum}
+
+
+def refuse_changed(run: RunFolder, sums: Mapping[str, str]) -> None:
+    """Refuse (RunError) files that have changed since the run has had them."""
+    if changed := changed_files(run, sums):
+        raise RunError(
+            f"the run {run.path} was made with other contents of {listed(changed)}; put them back, "
+            f"or give `ratchet resume {run.name} --changed` to go on with what is there now"
+        )
+
+
+def record_files(run: RunFolder, sums: Mapping[str, str], step: int) -> None:
+    """Record the files with which a run goes on from a step, as far as they are new to it."""
+    known = {pair for row in file_rows(run) for pair in row["files"].items()}
+    if new := dict(sums.items() - known):
+        append_row(run.work, {"files": dict(sorted(new.items())), "step": step})
+
+
+def list_changes(run: RunFolder) -> list[str]:
+    """Say after which steps which files have had other contents than before."""
+    known, said = dict[str, str](), list[str]()
+    for row in file_rows(run):
+        files = row["files"]
+        if others := [name for name in files if known.get(name, files[name]) != files[name]]:
+            said.append(f"other contents of {listed(others)} after step {row['step']}")
+        known |= files
+    return said
 
 
 def _trained(roles: Mapping[str, str]) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from ratchet.tasks.storage.files import Damaged, read_json, read_rows, write_jso
 from ratchet.tasks.storage.logs import append_row, read_log
 
 Read = Callable[[Path], object]
-VALUE = {"recipe": {"agent": "ä\u2028", "sha256": "no"}, "dataset_sha256": "0" * 64, "x": 0.1}
+VALUE = {"recipe": {"agent": "ä\u2028", "sha256": "no"}, "checksum": "0" * 64, "x": 0.1}
 ROWS = [{"step": 0, "text": "a\u2028b\nc\x85"}, {"step": 1, "reward/mean": 0.1 + 0.2}]
 JSON = st.recursive(
     st.none()

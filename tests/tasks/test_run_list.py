@@ -44,7 +44,7 @@ def make_run(
     name: str, steps: int, done: int, parent: dict[str, object] | None = None
 ) -> RunFolder:
     run = folder_of(name)
-    write_manifest(run, RECIPE | {"steps": steps}, FINGERPRINT, parent)
+    write_manifest(run, RECIPE | {"steps": steps}, FINGERPRINT, {"parent": parent})
     for step in range(done):
         spent = {"tokens/sampled": 750, "seconds/sampling": 25.0, "seconds/training": 5.0}
         record_metrics(run.metrics, step, {"reward/mean": step / 4, **spent})

@@ -14,7 +14,8 @@ import pytest
 
 from ratchet.adapters.project.hub import HubError, locate_dataset
 from ratchet.tasks.examples.reading import read_examples
-from ratchet.tasks.storage.manifest import bind_run, read_manifest
+from ratchet.tasks.storage.run_folder import RunFolder
+from tests.support.runs.small_recipe import small_recipe
 
 COMMIT, OLDER = "1" * 40, "2" * 40
 
@@ -59,17 +60,14 @@ def test_a_revision_may_be_a_branch_or_a_commit(hub: Path) -> None:
     assert values(f"{name}/main@{COMMIT}") == values(f"{name}/main") == [0, 1]
 
 
-def test_the_manifest_has_a_hash_of_a_dataset_s_files(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
+def test_a_run_has_a_checksum_of_a_dataset_s_files(hub: Path, tmp_path: Path) -> None:
     name = cached(hub, COMMIT, "main")
     cached(hub, OLDER, first=5)
-    hashes = []
-    for run, path in enumerate([f"{name}/main", f"{name}/main@{COMMIT}", f"{name}/main@{OLDER}"]):
-        with bind_run(str(run), {"dataset": {"path": path}}, "f00d") as folder:
-            hashes.append(read_manifest(folder)["dataset_sha256"])
-    assert hashes[0] == hashes[1] != hashes[2]
+    sums = list[str]()
+    for path in (f"{name}/main", f"{name}/main@{COMMIT}", f"{name}/main@{OLDER}"):
+        recipe = small_recipe(agent="gem:any", dataset={"path": path})
+        sums.append(recipe.checksums(RunFolder(tmp_path))[path])
+    assert sums[0] == sums[1] != sums[2]
 
 
 def test_a_dataset_that_is_neither_cached_nor_reachable_is_refused_in_a_sentence(hub: Path) -> None:

@@ -161,7 +161,7 @@ def test_each_policy_starts_at_the_one_of_its_name_or_else_at_the_main_one(
     bound = bind_checkpoints(recipe, {})
     saved = bound["first@6"]["policies"][POLICY]
     bound["first@6"]["policies"]["fox"] = {**saved, "state": "tinker://fox/weights/6"}
-    write_manifest(folder_of("many"), recipe.model_dump(mode="json"), "f00d", bound=bound)
+    write_manifest(folder_of("many"), recipe.model_dump(mode="json"), "f00d", {"bound": bound})
     starts = {name: find_start(recipe, folder_of("many"), name) for name in recipe.policies()}
     assert {name: start and start.state for name, start in starts.items()} == {
         POLICY: saved["state"],

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ratchet.adapters.project.modules import load_module
+from ratchet.adapters.project import modules
+from ratchet.adapters.project.modules import AgentError, load_module
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
-from ratchet.tasks.algorithm import settings
 from ratchet.tasks.algorithm.advantages import find_advantage
 from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
 from ratchet.tasks.algorithm.settings import OwnFunctionError
@@ -35,7 +35,7 @@ OTHER_UPDATES = {"optimizer": {"learning_rate": 0.005, "epochs": 2}}
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings, "_imported", {})
+    monkeypatch.setattr(modules, "_read", {})
     (tmp_path / "agents").mkdir()
     write(SHOWN)
     return tmp_path
@@ -100,7 +100,7 @@ def test_a_run_is_not_resumed_by_an_edited_source(
     given = recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
     train(given, run="bound")
     write(SHOWN.replace("1 / most", "0.9"))
-    monkeypatch.setattr(settings, "_imported", {})  # as another process
+    monkeypatch.setattr(modules, "_read", {})  # as another process
     recorded = Recipe.model_validate(recipe_of(folder_of("bound")))
     with pytest.raises(OwnFunctionError, match="was edited since; restore it"):
         check_start(recorded, folder_of("bound"))
@@ -114,7 +114,7 @@ def test_a_run_is_not_resumed_by_an_edited_source(
 def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> None:
     recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
     write(f"{SHOWN}\n")
-    with pytest.raises(OwnFunctionError, match="start the process anew"):
+    with pytest.raises(AgentError, match="start the process anew"):
         recipe(loss="my_losses:clipped", loss_settings={"most": 1.2})
 
 
@@ -207,6 +207,6 @@ def test_a_recorded_recipe_is_read_although_its_source_is_gone(
 ) -> None:
     given = recipe(**GIVEN["algorithm"]).model_dump(mode="json")
     monkeypatch.delitem(sys.modules, own_module().__name__)  # as in another process
-    monkeypatch.setattr(settings, "_imported", {})
+    monkeypatch.setattr(modules, "_read", {})
     Path("agents/my_losses.py").unlink() if text is None else write(text)
     assert Recipe.model_validate(given).model_dump(mode="json") == given
