@@ -112,7 +112,8 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
         set_generation(network, weights.defaults, chat.stop_tokens)
         tied = is_tied(network)
         if asked.form == "peft":
-            adapter = replace(adapter, base=_base_name(model.base, base))
+            own = is_here(model.base) or model.base.startswith(LOCAL)  # others are the hub's
+            adapter = replace(adapter, base=str(base) if own else model.base)
             parity = _write_adapter(network, adapter, folder, probe)
         else:
             parity = _write_merged(network, adapter, folder, probe, asked.dtype)
@@ -177,8 +178,3 @@ def _write_merged(
     if dtype == "float32":
         return Parity(probe.tokens, written, before, probe.tolerance)
     return Parity(probe.tokens, merged, before, probe.tolerance, rounded=written)
-
-
-def _base_name(named: str, folder: Path) -> str:
-    """Return the name by which PEFT finds a base: the hub's, or else its folder."""
-    return str(folder) if is_here(named) or named.startswith(LOCAL) else named

@@ -72,7 +72,8 @@ def learn(
         for policy in run.policies:
             files = make(policy.name, step, played.spans)
             measures[policy.name] = measure_of(policy, step, files, smallest)
-            played.prepare_next(policy.updater, partial(make, policy.name))
+            if played.following is not None:
+                played.following.prepare(policy.updater, partial(make, policy.name))
             # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
             meanwhile = measures[policy.name], played.draw_next
             path = run.folder.update(policy.name, step)

@@ -51,10 +51,6 @@ _failed: set[tuple[str, str | None]] = set()
 log = logging.getLogger(__name__)
 
 
-class LiteLLMMissing(UserError):
-    """An error for a role that LiteLLM answers where LiteLLM is not installed."""
-
-
 class NoProvider(UserError):
     """An error for a model of a provider that LiteLLM does not know, or of no server."""
 
@@ -135,13 +131,13 @@ def check_model(role: str, model: str) -> None:
 
 @functools.cache
 def import_litellm() -> ModuleType:
-    """Import LiteLLM, which takes seconds, and set it to be quiet; LiteLLMMissing without it."""
+    """Import LiteLLM, which takes seconds, and set it to be quiet; UserError without it."""
     keep_silent()
     try:
         litellm = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
         text = "LiteLLM is not installed, and a role is answered by it; "
-        raise LiteLLMMissing(f"{text}install ratchet-rl[agents]") from error
+        raise UserError(f"{text}install ratchet-rl[agents]") from error
     for name, value in QUIET.items():
         setattr(litellm, name, value)
     return litellm

@@ -47,7 +47,7 @@ def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backen
 
     A policy that is not trained has its whole name.
 
-    A function that does not exist raises ScriptError. A model of LiteLLM raises LiteLLMMissing if
+    A function that does not exist raises ScriptError. A model of LiteLLM raises UserError if
     LiteLLM is not installed, and NoProvider if LiteLLM does not know its provider.
     """
     return {

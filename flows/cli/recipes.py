@@ -145,7 +145,8 @@ def prepare_rollouts(
     if said is not None:
         recipe = leave_to_file(recipe)
     if said is not None or not online:
-        forget_service()
+        for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
+            os.environ.pop(name, None)
     return recipe if online else take_offline(recipe, told=said is not None)
 
 
@@ -185,12 +186,6 @@ def take_offline(recipe: Recipe, *, told: bool = False) -> Recipe:
             return recipe
     tiny = {"base": Model().base, "renderer": Model().renderer, "thinking": None}
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=tiny)})
-
-
-def forget_service() -> None:
-    """Make this process use an engine of its own, whatever Tinker service is set."""
-    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
-        os.environ.pop(name, None)
 
 
 def describe_given(

@@ -47,10 +47,6 @@ def _named(**names: str) -> Callable[[Any], Any]:
     return lambda value: names.get(str(value).replace("-", "_"), value)
 
 
-def _as_given(value: Any) -> float | str:
-    return value
-
-
 CLIPS: Mapping[str, Setting] = {
     "clip_range_low": ("clip_low_threshold", _below),
     "clip_range_high": ("clip_high_threshold", _above),
@@ -84,7 +80,7 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
 COMPARISONS = {
     "grpo": Function(
         "standardized",
-        {"std_threshold": ("threshold", _as_given)},
+        {"std_threshold": ("threshold", lambda value: value)},
         {"duplicate_experiences": OFF, "rank_penalty": OFF, "std_cal_level": ("group",)},
     ),
     "step_wise_grpo": Function(

@@ -73,7 +73,9 @@ class TrinityFile:
         """Return the value of a key, or Trinity's default if it is translated."""
         if key in self.given:
             value = self.resolve(key, self.given[key])
-            return without_nulls(value) if key.endswith("_args") else value
+            if key.endswith("_args"):  # a null counts as not given
+                return {name: one for name, one in (value or {}).items() if one is not None}
+            return value
         return known_keys().defaults[key]
 
     def resolve(self, key: str, value: Json) -> Any:
@@ -164,11 +166,6 @@ def trinity_file(name: str, values: Section) -> TrinityFile:
             "remove them"
         )
     return TrinityFile(dict(found))
-
-
-def without_nulls(arguments: Section | None) -> Section:
-    """Return the arguments of a function that are given: a null counts as not given."""
-    return {name: one for name, one in (arguments or {}).items() if one is not None}
 
 
 def named_path(path: object, *subset: object) -> str:

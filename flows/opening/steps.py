@@ -87,11 +87,6 @@ class PlayedStep:
     following: NextStep | None = None
     draw_next: Callable[[], object] = lambda: None
 
-    def prepare_next(self, updater: PolicyUpdater, make: Make) -> None:
-        """Prepare a policy's update of the next step, if that has begun."""
-        if self.following is not None:
-            self.following.prepare(updater, make)
-
 
 Submit = Callable[[int, int, int], Sequence[Spans]]
 """Submits the batches of (step, checkpoint, round): one round of the step's own shard."""

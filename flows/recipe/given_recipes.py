@@ -112,10 +112,9 @@ class TextTeacher(Section):
     top_k: int = Field(default=20, ge=1, le=1000)
     """Likeliest tokens that are learnt at a place; all others are one bucket."""
 
-    divergence: Annotated[
-        str,
-        WithJsonSchema({"type": "string", "enum": [*DISTILLATIONS]}),
-    ] = "forward_kl"
+    divergence: Annotated[str, WithJsonSchema({"type": "string", "enum": [*DISTILLATIONS]})] = (
+        "forward_kl"
+    )
     """Divergence from the teacher that is lessened (docs/methods.md)."""
 
     reads: str | None = None

@@ -318,14 +318,9 @@ def _training_deployments(file: Path) -> dict[str, Json]:
 def _deployment_names(file: Path) -> dict[str, str]:
     """Map NAME and FLOW/NAME of each deployment to NAME; there are none if there is no file."""
     deployments = read_deployments(file)
-    flows = {name: flow_name(one["entrypoint"]) for name, one in deployments.items()}
+    flows = {name: re.split("[.:]", one["entrypoint"])[-1] for name, one in deployments.items()}
     whole = {f"{flow.replace('_', '-')}/{name}": name for name, flow in flows.items()}
     return {name: name for name in deployments} | whole
-
-
-def flow_name(entrypoint: str) -> str:
-    """Return the name of the function at an entrypoint, `module.flow` or `file.py:flow`."""
-    return re.split("[.:]", entrypoint)[-1]
 
 
 def read_deployments(file: Path) -> dict[str, dict[str, Any]]:

@@ -191,8 +191,9 @@ class StagesRecipe(PlanRecipe):
         )
         every = parent.checkpoints.every
         saved = parent.evaluation.every % every == 0 if step == BEST else True
-        if step.isdecimal() and parent.steps:
-            saved = _is_kept(parent, int(step))
+        if step.isdecimal() and (steps := parent.steps):
+            at, kept = int(step), parent.checkpoints
+            saved = at <= steps and kept.due(at, steps) and kept.keeps(at, steps)
         yield (
             not saved,
             f"stage {stage.name} starts at step {step} of stage {name}, which saves and keeps no "
@@ -249,11 +250,6 @@ class StagesRecipe(PlanRecipe):
         found = STAGE_START.fullmatch(self.stages[number].start)
         assert found is not None, "the pattern of the key"
         return found["stage"] or self.stages[number - 1].name, found["step"]
-
-
-def _is_kept(recipe: RunRecipe, step: int) -> bool:
-    saved, steps = recipe.checkpoints, recipe.steps
-    return step <= steps and saved.due(step, steps) and saved.keeps(step, steps)
 
 
 def _text(recipe: RunRecipe) -> str:

@@ -272,10 +272,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         },
     ),
     "asymre": Advantage(
-        "r - (mean + shift)",
-        "arXiv:2506.20520",
-        compare_calls(asymre),
-        {"shift": Number(-0.1)},
+        "r - (mean + shift)", "arXiv:2506.20520", compare_calls(asymre), {"shift": Number(-0.1)}
     ),
     "maxrl": Advantage("(r - mean) / mean", "arXiv:2602.02710", compare_calls(maxrl)),
     "reinforce_plus_plus": Advantage(

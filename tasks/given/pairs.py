@@ -91,10 +91,6 @@ MOST_TOLD = 3
 log = logging.getLogger(__name__)
 
 
-class ReferenceApart(UserError):
-    """Refusal to train a policy that is its own reference but scores otherwise."""
-
-
 class WrittenPairs(WrittenUnits):
     """Pairs that are rows of a split."""
 
@@ -248,7 +244,7 @@ class BoundPairs(Given):
         )
 
     def check_first(self, update: Path, tolerance: float | None) -> None:
-        """Refuse (ReferenceApart) a first update whose policy is not the reference at its start.
+        """Refuse (UserError) a first update whose policy is not the reference at its start.
 
         The service then trains and samples in different precisions, or by different texts.
         """
@@ -256,7 +252,7 @@ class BoundPairs(Given):
             return
         apart = read_json(update)["reference/apart"]
         if not apart <= tolerance:
-            raise ReferenceApart(
+            raise UserError(
                 f"the log-probabilities of the untrained policy are up to {apart:.3g} off those of "
                 "the reference, which has the same weights; checkpoints.probe_tolerance allows "
                 f"{tolerance:g}: the service trains in another precision than it samples. Give a "

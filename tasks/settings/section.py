@@ -114,17 +114,15 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
         yield prefix + name, field
         if section := section_of(field):
             yield from fields_of(section, f"{prefix}{name}.")
-        elif get_origin(field.annotation) is tuple and (entry := _entry_of(field)):
+        elif get_origin(field.annotation) is tuple and (
+            entry := _model_in(get_args(field.annotation)[0])
+        ):
             yield from fields_of(entry, f"{prefix}{name}.NAME.")
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """Return the section that a key is; None if it has a value."""
     return _model_in(field.annotation)
-
-
-def _entry_of(field: FieldInfo) -> type[BaseModel] | None:
-    return _model_in(get_args(field.annotation)[0])
 
 
 def _model_in(kind: object) -> type[BaseModel] | None:

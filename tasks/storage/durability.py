@@ -5,7 +5,7 @@ results are kept. A task whose file exists ends at once in the state *Cached*: i
 task, in a retry of the flow, and in another flow run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path, PosixPath
 from typing import Concatenate, ParamSpec, cast
@@ -69,17 +69,13 @@ def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concate
     return DurableTask(
         stage,
         name=write.__name__,
-        task_run_name=cast("Callable[..., str]", _name_task_run),
+        task_run_name=cast("Callable[..., str]", lambda parameters: task_name(parameters["path"])),
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=len(RETRY_DELAYS),
         retry_delay_seconds=RETRY_DELAYS,
         retry_condition_fn=_may_pass,
     )
-
-
-def _name_task_run(parameters: Mapping[str, Path]) -> str:
-    return task_name(parameters["path"])
 
 
 def task_name(path: Path) -> str:

@@ -193,13 +193,9 @@ def flat_values(column: pa.ChunkedArray) -> np.ndarray:
 def _bindable(value: object) -> object:
     if isinstance(value, list):
         return [_bindable(item) for item in value]
-    return _as_pattern(value) if isinstance(value, Path) else value
-
-
-def _as_pattern(path: Path) -> str:
-    """Return a pattern that matches this path alone."""
-    whole = str(path.absolute())  # what is relative may begin as a home or an address does
-    return GLOB_PATTERN.sub(r"[\g<0>]", whole)
+    if not isinstance(value, Path):
+        return value  # a path becomes a pattern of it alone; a relative one may look like a home
+    return GLOB_PATTERN.sub(r"[\g<0>]", str(value.absolute()))
 
 
 def _is_numeric_list(kind: pa.DataType) -> bool:

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field
 
 from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.reports.board.runs import (
-    RunRow,
     find_differences,
     last_reward,
     read_row,
@@ -32,7 +31,7 @@ from ratchet.tasks.reports.board.searches import (
     search_groups,
     search_rollouts,
 )
-from ratchet.tasks.reports.facts import RunCurves, RunFacts, metric_names
+from ratchet.tasks.reports.facts import RunFacts, metric_names
 from ratchet.tasks.reports.page import TEMPLATES, render_report
 from ratchet.tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
 from ratchet.tasks.reports.progress import ProgressReader
@@ -101,7 +100,8 @@ def render_board(query: RunSelection) -> str:
         [read_row(run, run.run.is_held(), differences[run.name], _look) for run in some]
         for some in (shown, ticked)
     )
-    curves = _curves(ticked_rows or rows)
+    known = [row.facts for row in ticked_rows or rows if not row.trouble and row.facts.done]
+    curves = [facts.curves() for facts in known if facts.is_named][:COLOURS]
     names = metric_names(curves)
     panels = [Panel(name, name) for name in names if name == query.metric]
     drawings = [
@@ -206,12 +206,6 @@ def _bound(name: str) -> RunFolder:
 def _look(run: RunFolder) -> str:
     """Say what a run does."""
     return str(ProgressReader(run).look())
-
-
-def _curves(rows: Sequence[RunRow]) -> list[RunCurves]:
-    """Return the curves of the first runs that have some."""
-    known = [row.facts for row in rows if not row.trouble and row.facts.done]
-    return [facts.curves() for facts in known if facts.is_named][:COLOURS]
 
 
 def _render_of_run(run: RunFolder, page: str, query: FromQuery, **shown: object) -> str:
