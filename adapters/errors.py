@@ -35,11 +35,10 @@ class EngineDied(ServiceError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question after the known name that is nearest to another; empty if none is near."""
-    names = [*known]
-    for one in names:
-        if normalize("NFC", one) == normalize("NFC", name):
-            return f"; {one!a} looks like {name!a}, and is another name"
-    return _ask_after(difflib.get_close_matches(name, names, n=1))
+    names = {normalize("NFC", one): one for one in known}
+    if alike := names.get(normalize("NFC", name)):
+        return f"; {alike!a} looks like {name!a}, and is another name"
+    return _ask_after(difflib.get_close_matches(name, names.values(), n=1))
 
 
 def did_you_mean_key(key: str, known: Iterable[str]) -> str:

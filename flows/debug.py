@@ -47,10 +47,6 @@ from ratchet.tasks.storage.names import EXAMINER, JUDGE, parse_rollout
 from ratchet.tasks.storage.run_folder import TRAINED_SPLITS, RunFolder
 
 
-class RequestDiffers(UserError):
-    """Refusal to go on with a rollout whose agent asks something else than was recorded."""
-
-
 @dataclass(frozen=True)
 class Rerun:
     """End of a rollout that was played again, beside the recorded one."""
@@ -75,7 +71,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
     """Play a rollout of a run again, with the recorded answers; nothing of the run changes.
 
     From the first request that differs, the run's model answers if `sample` is set. Without it the
-    agent gets an error, and when it has ended, the difference is shown and RequestDiffers raised.
+    agent gets an error, and when it has ended, the difference is shown and UserError raised.
     `stop` opens pdb at the place of an error.
     """
     recorded = find_rollout(run, name)
@@ -95,7 +91,7 @@ def debug_rollout(run: RunFolder, name: str, *, sample: bool, stop: bool) -> Rer
         ]
         end = _play(replayed, chat, backends, stop)
     if not sample and any(backend.difference for backend in backends):
-        raise RequestDiffers(
+        raise UserError(
             f"{name} was played up to the request above, which differs, and then ended by {end}; "
             "give --sample to have the run's model answer from there"
         )

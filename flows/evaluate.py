@@ -1,7 +1,5 @@
 """Evaluate one model on held-out examples."""
 
-import logging
-
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -20,8 +18,6 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.recording.scores import is_scored, read_evaluation
 from ratchet.tasks.reports.rollouts import list_games
 from ratchet.tasks.tracking.prefect_pages import publish_evaluations
-
-log = logging.getLogger(__name__)
 
 
 def _name_of_target() -> str:
@@ -61,9 +57,6 @@ def evaluate(
     requested = target.requested
     columns, threshold = requested.dataset.columns, requested.evaluation.threshold
     tag = target.tag
-    if target.changed:
-        had = "%s is played with other contents of %s than its run has had"
-        log.warning(had, target.title, ", ".join(target.changed))
     with (
         open_run(target.bound, target.run, played=requested) as opened,
         open_rollouts(opened, requested) as runners,

@@ -103,10 +103,6 @@ def count_from_first(masks: Sequence[np.ndarray]) -> list[int]:
     return [len(mask) - int((mask != 0).argmax()) for mask in masks]
 
 
-class UnreadableText(UserError):
-    """Refusal of a text that a teacher cannot read before a conversation."""
-
-
 @dataclass(frozen=True)
 class Reads:
     """Text that teachers read before the conversation, with columns of the example."""
@@ -119,13 +115,13 @@ class Reads:
     ) -> np.ndarray:
         """Return a trajectory's tokens with the text before the messages of its first call.
 
-        UnreadableText if the renderer takes no such messages, or is not the recorded renderer.
+        UserError if the renderer takes no such messages, or is not the recorded renderer.
         """
         messages, tools = json.loads(origin["messages"]), json.loads(origin["tools"])
         if origin["instructions"] is not None:
             messages.append({"role": SYSTEM_ROLE, "content": origin["instructions"]})
         if self.chat.render(messages, tools) != origin["prompt_token_ids"]:
-            raise UnreadableText(
+            raise UserError(
                 f"the renderer {self.chat.renderer} writes a recorded prompt otherwise than it was "
                 "sampled from, so that algorithm.teacher.reads has no place before it; train by "
                 "the renderer of the record, or leave reads out"
@@ -133,7 +129,7 @@ class Reads:
         try:
             prompt = self.chat.render(read_before(fill_reads(self.text, example), messages), tools)
         except (Refused, ValueError) as error:
-            raise UnreadableText(
+            raise UserError(
                 f"the renderer {self.chat.renderer} takes no system message ({error}), as which a "
                 "teacher reads algorithm.teacher.reads; leave it out, or give another "
                 "model.renderer"

@@ -356,10 +356,6 @@ def _saved(live: LivePolicy, step: int, saving: Saving) -> Checkpoint:
     return Checkpoint(step, sampler, state)
 
 
-class SamplerApart(UserError):
-    """Refusal to train a policy that is sampled by other probabilities than it is trained by."""
-
-
 def score_datums(
     service: Service, checkpoint: Checkpoint | None, datums: StepDatums, most: int
 ) -> list[Evidence]:
@@ -398,7 +394,7 @@ def compare_sampler(
     """Measure how far the first update's log-probabilities are off the sampler's.
 
     `sampler/apart` is the largest difference over the trained tokens of the scored datums;
-    SamplerApart refuses a difference above the tolerance. `sampler/kl` is the mean of log q - log
+    UserError refuses a difference above the tolerance. `sampler/kl` is the mean of log q - log
     p, q being the sampler. Both are 0 if the service samples what it trains.
     """
     if not evidence:
@@ -408,7 +404,7 @@ def compare_sampler(
     trainer = np.concatenate([trained[one.mask != 0] for one, trained in pairs])
     largest = apart(sampler, trainer)
     if tolerance is not None and not largest <= tolerance:
-        raise SamplerApart(
+        raise UserError(
             f"the untrained policy gives log-probabilities that are up to {largest:.3g} off those "
             f"of its sampler; checkpoints.probe_tolerance allows {tolerance:g}: the service trains "
             "in another precision than it samples. Give a larger checkpoints.probe_tolerance, if "

@@ -213,7 +213,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-def files_of(name: str, *, placed: bool) -> dict[str, list[Path]]:
+def files_of(name: str) -> dict[str, list[Path]]:
     """Map what an agent's name says of the project's files to these.
 
     They are the files among a command's words, or the file that is named and, if it is the
@@ -221,7 +221,7 @@ def files_of(name: str, *, placed: bool) -> dict[str, list[Path]]:
     """
     kind, _, line = name.partition(":")
     if kind in AGENT_KINDS and line:
-        return project_files(line, placed=placed)
+        return project_files(line)
     module, here = _load(name), Path.cwd()
     other = sys.modules.get(getattr(_find_function(name), "__module__", ""), module)
     files = {str(getattr(one, "__file__", None)): one for one in (other, module)}

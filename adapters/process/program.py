@@ -28,9 +28,6 @@ secrets."""
 LAUNCHER = re.compile(r"(^|/)(python[\d.]*|node|deno|bun|npx|ruby|perl|env|(ba|da|z)?sh)$")
 """Programs that run another one, which a command line names after them."""
 
-OF_PROJECT = "${PROJECT}/"
-"""Beginning of a path of the project, for a program that runs in a place."""
-
 LONGEST_OUTPUT = 64 * 1024
 """The number of bytes that are kept of the end of a program's stdout, and of its stderr."""
 
@@ -85,17 +82,11 @@ def name_program(line: str) -> str:
     return PurePath((programs or words or [line])[0]).stem
 
 
-def project_files(line: str, *, placed: bool = False) -> dict[str, list[Path]]:
-    """Map words of a command line that name files of the project to these.
-
-    In a place they are the program, if it is given by a path, and what is below `${PROJECT}`.
-    """
-    words = [word for word in re.split(r"[\s'\"=]+", line) if word]
-    if placed:
-        words = [w for w in words if w.startswith(OF_PROJECT) or (w == words[0] and os.sep in w)]
-    found = {word: Path(word.removeprefix(OF_PROJECT)) for word in words}
+def project_files(line: str) -> dict[str, list[Path]]:
+    """Map words of a command line that name files of the project to these."""
+    words, here = re.split(r"[\s'\"=]+", line), Path.cwd()
+    found = {word: Path(word.removeprefix("${PROJECT}/")) for word in words}
     own = {word: path for word, path in found.items() if path.is_file()}
-    here = Path.cwd()
     return {word: [p] for word, p in own.items() if p.resolve().is_relative_to(here)}
 
 

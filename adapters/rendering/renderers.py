@@ -40,10 +40,6 @@ ASKED = "What is asked?"
 ANSWERED = "This is answered."
 
 
-class ChatTemplateError(UserError):
-    """Refusal of a chat template."""
-
-
 class TemplateRenderer(DefaultRenderer):
     """Renderer of a Jinja template over a model's tokenizer.
 
@@ -64,7 +60,7 @@ class TemplateRenderer(DefaultRenderer):
             following = [self._following(history, asked, None) for history in (0, 1)]
             closing = self._following(0, [], None)
         except RAISED as error:
-            raise ChatTemplateError(
+            raise UserError(
                 f"the chat template cannot be rendered ({error}); mend it, or give "
                 "model.renderer the name of a renderer"
             ) from error
@@ -139,7 +135,7 @@ def _stop_tokens(tokenizer: ChatTemplateTokenizer, closing: str) -> list[int]:
     first = tokenizer.encode(closing, add_special_tokens=False)[:1]
     ends = [token for token in [*first, tokenizer.eos_token_id] if token in special]
     if not ends:
-        raise ChatTemplateError(
+        raise UserError(
             f"the chat template closes an answer by {closing!r}, which is no special token of the "
             "tokenizer, and the tokenizer has no end of text, so that no answer would end; give a "
             "template of this model"

@@ -274,7 +274,8 @@ class CheckpointStore:
                 log.warning("%s was damaged, and is mended by %s", other.address, saved.address)
                 remove(folder)
                 with appearing_folder(folder) as aside:
-                    _link_all(self._tensors(saved), aside)
+                    for path in self._tensors(saved).iterdir():
+                        link_or_copy(path, aside / path.name)
 
     def find(self, address: CheckpointAddress) -> CheckpointRecord:
         """Return the record of a checkpoint; raise NotFound if it is missing or expired."""
@@ -348,8 +349,3 @@ class CheckpointStore:
         for folder in self._folder.glob("*/*/*/"):
             if folder not in recorded:
                 shutil.rmtree(folder)
-
-
-def _link_all(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        link_or_copy(path, target / path.name)

@@ -31,10 +31,6 @@ EXAMPLES = 4
 """Examples that are played, or rows that are shown, by default."""
 
 
-class OfflineError(UserError):
-    """Refusal of a recipe that needs a network."""
-
-
 def keys(
     of: Annotated[
         list[str] | None,
@@ -167,13 +163,13 @@ def take_offline(recipe: Recipe, *, told: bool = False) -> Recipe:
     """
     for role, answerer in recipe.answerers.items():
         if not (policy_of(answerer) or is_untrained(answerer) or answerer.startswith(FUNCTION)):
-            raise OfflineError(
+            raise UserError(
                 f"the role {role} is answered by {answerer}, which needs a network: allow it by "
                 f'--online, or script it by --set \'roles={{"{role}": "{FUNCTION}module:name"}}\''
             )
     for model in recipe.algorithm.teacher.models:
         if "://" in model:
-            raise OfflineError(
+            raise UserError(
                 f"the teacher {model} is of another service, which needs a network: allow it by "
                 "--online, or give --set algorithm.teacher.models=RUN@STEP"
             )

@@ -56,18 +56,13 @@ class EvalTarget:
         return folder_of(self.run).evaluation(f"{self.checkpoint:05d}{self.tag}")
 
     @cached_property
-    def changed(self) -> dict[str, str]:
-        """Files that are played, and that the run has had with other contents."""
-        run = folder_of(self.run)
-        return changed_files(run, self.requested.checksums(run)) if run.exists() else {}
-
-    @property
     def tag(self) -> str:
         """Suffix of the names of played shards; empty where the run plays the same itself."""
-        played = self.requested.fingerprint()
-        if self.changed:
-            played = sha256(f"{played} {sorted(self.changed.items())}".encode()).hexdigest()
-        return f".{played[:6]}" if self.changed or self.requested != self.bound else ""
+        run, played = folder_of(self.run), self.requested.fingerprint()
+        changed = changed_files(run, self.requested.checksums(run)) if run.exists() else {}
+        if changed:  # since the run has had these files
+            played = sha256(f"{played} {sorted(changed.items())}".encode()).hexdigest()
+        return f".{played[:6]}" if changed or self.requested != self.bound else ""
 
     @classmethod
     def find(

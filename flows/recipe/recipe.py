@@ -340,7 +340,7 @@ class Recipe(RunRecipe):
         names = [self.agent, *(one.agent or "" for one in self.judges())]
         own: dict[str, list[Path]] = {}
         for name in (*names, *(who.removeprefix(FUNCTION) for who in scripts)):
-            own |= files_of(name, placed=self.place.is_given)
+            own |= files_of(name)
         if self.place.is_given:
             rows = [row for source in self.sources().values() for row in source.examples()]
             own |= self.place.files(row["example"] for row in rows)

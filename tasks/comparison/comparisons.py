@@ -31,10 +31,6 @@ ExampleRow = dict[str, Any]
 """An example as a target played it: a row of COMPARISONS."""
 
 
-class ComparisonError(UserError):
-    """Refusal to compare targets that have not played the same examples."""
-
-
 class NotBetter(UserError):
     """Refusal of a target that is not shown to be better."""
 
@@ -119,14 +115,14 @@ def write_comparison(
 ) -> Comparison:
     """Write the record of a comparison, unless it is there; return it.
 
-    Raises ComparisonError if one target has played other examples than another.
+    Raises UserError if one target has played other examples than another.
     """
     folder, against = folder_of(comparison.folder).path, comparison.against
     if is_written(folder / COMPARISON_FILE):
         return Comparison.model_validate(read_json(folder / COMPARISON_FILE))
     for name, rows in played.items():
         if _examples(rows) != _examples(played[against]):
-            raise ComparisonError(
+            raise UserError(
                 f"{name} and {against} have played other examples, since the dataset has changed "
                 "between; give another number by --examples, which all play anew"
             )

@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import logging
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +26,6 @@ import pyarrow.parquet as pq
 from ratchet.adapters.errors import UserError
 
 ROWS_AT_ONCE = 1024
-SECONDS = re.compile(r"(\d:\d\d:\d\d)(\.\d+)?")
-"""Seconds of a time, and their fraction."""
 UNREADABLE_PARQUET = (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError)
 LONGEST_MESSAGE = 300
 """Characters of a refusal."""
@@ -198,17 +195,11 @@ def _plain(one: pa.Scalar) -> str | float | None:
 
 
 def _digits_of_time(one: pa.Scalar) -> str:
-    """Write a date, a time or a duration, with the nanoseconds that Python has not."""
-    kind, rest = one.type, 0
-    if getattr(kind, "unit", None) == "ns":
-        whole, rest = divmod(one.value, 1000)
-        zoned = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else None
-        plain = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
-        one = pa.scalar(whole, zoned or plain)
-    text = str(one.as_py())
-    if not rest:
-        return text
-    return SECONDS.sub(lambda found: f"{found[1]}{found[2] or '.000000'}{rest:03}", text, count=1)
+    """Write a date or a time as Python does, and nanoseconds, which it has not, as Arrow does."""
+    kind = one.type
+    if getattr(kind, "unit", "") == "ns" and one.value % 1000 and not pa.types.is_duration(kind):
+        return one.cast(pa.string()).as_py()
+    return str(one.as_py())
 
 
 def _read_csv(opened: IO[str]) -> Iterator[dict[str, Any]]:

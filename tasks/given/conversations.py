@@ -160,8 +160,9 @@ def read_messages(value: object, name: str, role: str | None = None) -> list[Sai
     """
     parsed = parse_text(value)
     given = cast(list[object], parsed) if isinstance(parsed, list) else []
+    keys = [{*one} if isinstance(one, Mapping) else set[object]() for one in given]
     if role is not None and isinstance(value, str):
-        if not given or not all(map(_names_role, given)):
+        if not keys or not all("role" in of or {"from", "value"} <= of for of in keys):
             return _read_text(value, name, role)
     elif not given:
         raise DatasetError(f"its {name} is {value!r:.80}; give a list of messages")
@@ -301,11 +302,6 @@ def _as_chat(messages: Sequence[object], name: str) -> list[object]:
             for one, content in zip(sent, contents, strict=True)
         ]
     return [*messages]
-
-
-def _names_role(message: object) -> bool:
-    """Tell whether an object is a message, by the keys of chat completions or of ShareGPT."""
-    return isinstance(message, Mapping) and ("role" in message or {"from", "value"} <= {*message})
 
 
 def _role(message: object) -> str:

@@ -221,11 +221,6 @@ class RunFacts:
         return describe_parent(self.manifest)
 
     @property
-    def changes(self) -> list[str]:
-        """Data and code that have changed, in words, each with the step since which."""
-        return list_changes(self.run)
-
-    @property
     def steps(self) -> int:
         """Steps that the run has when it is finished."""
         return self.run.steps_of(int(str(self.recipe["steps"])))
@@ -457,7 +452,7 @@ def describe_origin(run: RunFolder) -> str:
     facts = read_facts(run)
     if not facts.is_fork:
         start = facts.recipe["model"].get("start")
-        return "\n".join([*([f"started at {start}"] if start else []), *facts.changes])
+        return "\n".join([*([f"started at {start}"] if start else []), *list_changes(run)])
     parent, values = facts.manifest["parent"], facts.held_out
     name, shared = parent["run"], parent["step"]
     since = f"{counted(facts.done - shared, 'step')} since {name}@{shared}"
@@ -473,7 +468,7 @@ def describe_origin(run: RunFolder) -> str:
     else:
         after = [values.by_step[facts.done]] if facts.done in values.by_step else []
         said = f"{since}: held-out {values.measure} {values.write(before, *after)}"
-    return "\n".join([said, *changes, *facts.changes])
+    return "\n".join([said, *changes, *list_changes(run)])
 
 
 def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:

@@ -39,7 +39,13 @@ from ratchet.tasks.reports.tables import COST_COLUMNS, rows_by_purpose
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written, write_text
-from ratchet.tasks.storage.manifest import Manifest, ancestors, differences, generations
+from ratchet.tasks.storage.manifest import (
+    Manifest,
+    ancestors,
+    differences,
+    generations,
+    list_changes,
+)
 from ratchet.tasks.storage.plan_record import child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside
@@ -81,6 +87,7 @@ TEMPLATES = Environment(
 )
 TEMPLATES.globals["colours"] = plots.COLOURS
 TEMPLATES.globals["number"] = readable
+TEMPLATES.globals["list_changes"] = list_changes
 
 
 @dataclass(frozen=True)

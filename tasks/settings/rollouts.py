@@ -299,7 +299,7 @@ class PlaceOfRollouts(Section):
         """Map names of files that fill the places of examples, or score them, to where they are."""
         named = {name for example in examples for name in folders_of(example)}
         own = {name: [locate(Path(name))] for name in sorted({*named, self.template or ""}) if name}
-        return own | project_files(self.reward or "", placed=True)
+        return own | project_files(self.reward or "")
 
     def of(self, folder: Path) -> PlaceSettings | None:
         """Return the settings of the places in a folder; None if rollouts have none."""

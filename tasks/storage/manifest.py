@@ -258,9 +258,9 @@ def refuse_changed(run: RunFolder, sums: Mapping[str, str]) -> None:
 
 def record_files(run: RunFolder, sums: Mapping[str, str], step: int) -> None:
     """Record the files with which a run goes on from a step, as far as they are new to it."""
-    known = {pair for row in file_rows(run) for pair in row["files"].items()}
-    if new := dict(sums.items() - known):
-        append_row(run.work, {"files": dict(sorted(new.items())), "step": step})
+    known = {name: sum for row in file_rows(run) for name, sum in row["files"].items()}
+    if new := sorted(sums.items() - known.items()):
+        append_row(run.work, {"files": dict(new), "step": step})
 
 
 def list_changes(run: RunFolder) -> list[str]:

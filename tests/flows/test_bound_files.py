@@ -121,8 +121,6 @@ def test_a_file_that_nothing_of_the_run_reads_may_change(project: Path) -> None:
     for file in ("agents/mine.py", "agents/helping.py", "hidden/check.sh", "given/b.txt"):
         (project / file).write_text("other")
     check_start(made, run)
-    placed = recipe(agent="command:sh agents/prog.py", place=PLACE)  # which is in the place
-    assert "agents/prog.py" not in placed.checksums(run)
 
 
 def test_a_flow_that_is_run_again_refuses_a_changed_file(
@@ -170,7 +168,6 @@ def test_an_evaluation_with_a_changed_file_is_one_of_its_own(project: Path) -> N
     assert EvalTarget.find(made, "done", None, None).tag == ""
     (project / "rows.jsonl").write_text(FILES["rows.jsonl"] * 2)
     after, again = (EvalTarget.find(made, "done", None, None) for _ in range(2))
-    assert {*after.changed} == {"rows.jsonl"}
     assert after.tag == again.tag != ""
 
 

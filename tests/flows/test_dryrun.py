@@ -11,9 +11,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from typer.testing import CliRunner
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.recipes import OfflineError, take_offline
+from ratchet.flows.cli.recipes import take_offline
 from ratchet.tasks.datums import build_datums
 from ratchet.tasks.recording.transcripts import read_transcripts
 from ratchet.tasks.reports.dryruns import (
@@ -41,7 +42,7 @@ PLAYED = Played("local/tiny-chat")
 
 def test_a_dry_run_asks_no_teacher_of_another_service() -> None:
     teacher = {"models": ["https://there.example#some/model"]}
-    with pytest.raises(OfflineError, match=r"there\.example#some/model.*allow it by --online"):
+    with pytest.raises(UserError, match=r"there\.example#some/model.*allow it by --online"):
         take_offline(small_recipe(algorithm={"teacher": teacher}))
 
 
@@ -204,7 +205,7 @@ def test_offline_takes_the_tiny_model_and_scripted_roles() -> None:
     hosted = small_recipe(model={"base": "Qwen/Qwen3-30B", "renderer": "qwen3_instruct"})
     model = take_offline(hosted).model
     assert (model.base, model.renderer) == ("local/tiny-chat", "auto")
-    with pytest.raises(OfflineError, match="role answerer is answered by openai/gpt-5-mini"):
+    with pytest.raises(UserError, match="role answerer is answered by openai/gpt-5-mini"):
         take_offline(small_recipe(roles={"answerer": "openai/gpt-5-mini"}))
     several = small_recipe(roles={"teller": "policy", "listener": "policy:listener"})
     assert take_offline(several) == several

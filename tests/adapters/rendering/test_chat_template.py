@@ -8,9 +8,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ratchet.adapters.calls import Message, Refused, Tool
 from ratchet.adapters.door.role_calls import KeptCalls
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.renderer_names import TEMPLATE
-from ratchet.adapters.rendering.renderers import ChatTemplateError
 from tests.support.door.answered_call import answered_call
 from tests.support.runs.small_recipe import small_recipe
 
@@ -111,7 +111,7 @@ def test_tools_are_given_to_the_template(tokenizer: PreTrainedTokenizerFast) -> 
 def test_a_template_that_renders_nothing_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: str
 ) -> None:
-    with pytest.raises(ChatTemplateError, match=r"cannot be rendered .*; mend it, or give"):
+    with pytest.raises(UserError, match=r"cannot be rendered .*; mend it, or give"):
         chat_of(tokenizer, template)
 
 

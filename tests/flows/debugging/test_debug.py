@@ -15,8 +15,9 @@ import tinker
 from typer.testing import CliRunner
 
 from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
-from ratchet.flows.debug import RequestDiffers, Rerun, debug_rollout
+from ratchet.flows.debug import Rerun, debug_rollout
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.recording.recorder import find_rollout
 from ratchet.tasks.storage.manifest import write_manifest
@@ -115,7 +116,7 @@ def test_the_first_request_that_differs_is_shown_beside_the_recorded_one(
     failed: RunFolder, flags: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (flags / "other").touch()
-    with pytest.raises(RequestDiffers, match=r"differs, and then ended by HTTPError.*--sample"):
+    with pytest.raises(UserError, match=r"differs, and then ended by HTTPError.*--sample"):
         debugged(failed)
     said = capfd.readouterr().err
     assert "call 1 of the role policy differs from the recorded one:" in said
@@ -147,7 +148,7 @@ def test_a_call_that_was_not_recorded_is_one_that_differs(
     assert debugged(run).answered == 1
     changed = small_recipe(agent=AGENTS["function"], rollouts={"max_tokens": 8})
     write_manifest(run, changed.model_dump(mode="json"), changed.fingerprint())
-    with pytest.raises(RequestDiffers):
+    with pytest.raises(UserError):
         debugged(record_without_refusals(run))
     assert "call 1 of the role policy is one that the recorded rollout has not:" in (
         capfd.readouterr().err

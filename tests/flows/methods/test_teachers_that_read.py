@@ -19,7 +19,7 @@ from ratchet.flows.train import train
 from ratchet.tasks.examples.reading import read_before
 from ratchet.tasks.examples.shards import read_shard
 from ratchet.tasks.recording.spans import spans_table
-from ratchet.tasks.scoring import Reads, References, UnreadableText, compute_references
+from ratchet.tasks.scoring import Reads, References, compute_references
 from ratchet.tasks.settings.algorithm import Teacher
 from ratchet.tasks.storage.files import write_rows
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
@@ -160,7 +160,7 @@ def test_the_teacher_reads_tools_and_instructions_as_the_policy_did(
 
 def test_a_prompt_that_the_renderer_writes_otherwise_is_refused(tmp_path: Path, chat: Chat) -> None:
     spoken = call(0, [1, 2], [3], messages=[QUESTION], tools=[])
-    with pytest.raises(UnreadableText, match="writes a recorded prompt otherwise"):
+    with pytest.raises(UserError, match="writes a recorded prompt otherwise"):
         asked_of(tmp_path, chat, [spoken])
 
 
@@ -173,7 +173,7 @@ def test_a_renderer_without_system_messages_is_refused(tmp_path: Path, chat: Cha
     tokenizer = AutoTokenizer.from_pretrained(find("local/tiny-chat").folder)
     plain = Chat(tokenizer, f"jinja:{template}")
     spoken = call(0, plain.render([QUESTION], []), [3], messages=[QUESTION], tools=[])
-    with pytest.raises(UnreadableText, match="takes no system message"):
+    with pytest.raises(UserError, match="takes no system message"):
         asked_of(tmp_path, plain, [spoken])
 
 

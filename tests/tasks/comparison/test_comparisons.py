@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.tasks.comparison.comparisons import (
     ComparedTarget,
     Comparison,
-    ComparisonError,
     read_played,
     write_comparison,
 )
@@ -113,6 +113,6 @@ def test_an_example_without_a_reward_of_either_is_in_no_difference(asked: Compar
 def test_targets_that_played_other_examples_are_not_compared(
     asked: Comparison, tmp_path: Path
 ) -> None:
-    with pytest.raises(ComparisonError, match="b and a have played other examples"):
+    with pytest.raises(UserError, match="b and a have played other examples"):
         write_comparison(asked, {"a": played(1.0), "b": played(1.0, answer="dog")})
     assert list(tmp_path.iterdir()) == []
