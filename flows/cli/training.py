@@ -148,7 +148,7 @@ def resume(
     verbose: Verbose = False,
 ) -> None:
     folder = folder_of(run)
-    for one in (child_runs(folder) or [folder]) if changed else ():
+    for one in filter(RunFolder.exists, child_runs(folder) or [folder]) if changed else ():
         accept_changes(one)
     if budget:
         from ratchet.flows.server.deployed_runs import resume_waiting

@@ -19,7 +19,7 @@ from ratchet.adapters.errors import UserError, did_you_mean, listed
 from ratchet.adapters.tinker.bases import read_origin
 from ratchet.durable.files import sha256_of
 from ratchet.tasks.storage.files import FileVersions, JsonRow, read_json, version_of, write_json
-from ratchet.tasks.storage.logs import append_row, read_log
+from ratchet.tasks.storage.logs import follow
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
 
 FORMAT = 11
@@ -238,7 +238,8 @@ def _sha256(file: Path, _: FileVersions) -> str:
 def file_rows(run: RunFolder) -> list[JsonRow]:
     """List since which step a run is made of which files, by their checksums."""
     made = {"step": 0, "files": read_manifest(run).get("files", {})}
-    return [made, *(row for row in read_log(run.work) if "files" in row)]
+    rows = follow(run.work, list[JsonRow]).ask(list[JsonRow])
+    return [made, *(row for row in rows if "files" in row)]
 
 
 def changed_files(run: RunFolder, sums: Mapping[str, str]) -> dict[str, str]:
@@ -260,7 +261,7 @@ def record_files(run: RunFolder, sums: Mapping[str, str], step: int) -> None:
     """Record the files with which a run goes on from a step, as far as they are new to it."""
     known = {name: sum for row in file_rows(run) for name, sum in row["files"].items()}
     if new := sorted(sums.items() - known.items()):
-        append_row(run.work, {"files": dict(new), "step": step})
+        follow(run.work, list[JsonRow]).append({"files": dict(new), "step": step})
 
 
 def list_changes(run: RunFolder) -> list[str]:
