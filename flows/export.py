@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from ratchet.adapters.tinker.bases import is_here, read_licence, read_origin
@@ -36,7 +37,6 @@ from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recovery.recorded_steps import Rebuilder
 from ratchet.tasks.reports.exports import (
     Exported,
-    ExportRefused,
     Form,
     Parity,
     render_card,
@@ -66,11 +66,11 @@ class ExportForm:
     tolerance: float | None = None
 
     def check(self) -> None:
-        """Refuse (ExportRefused) a form that cannot be written on this machine."""
+        """Refuse (UserError) a form that cannot be written on this machine."""
         if self.form == "peft" and self.dtype != "float32":
-            raise ExportRefused("an adapter is float32; leave out --dtype, or give --format merged")
+            raise UserError("an adapter is float32; leave out --dtype, or give --format merged")
         if self.form == "peft" and find_spec("peft") is None:
-            raise ExportRefused(
+            raise UserError(
                 "peft is not installed, by which an adapter is checked; give `pip install peft`, "
                 "or --format merged"
             )
@@ -98,7 +98,7 @@ def export(weights: Weights, out: Path, asked: ExportForm) -> Exported:
     """Write a checkpoint of a run to the folder `out`, which must not exist."""
     run, model = weights.run, weights.model
     if run is None:
-        raise ExportRefused(f"{weights.name} is a base model, which is not trained; give RUN@STEP")
+        raise UserError(f"{weights.name} is a base model, which is not trained; give RUN@STEP")
     asked.check()
     with appearing_folder(out) as folder, open_weights(weights) as (service, sampler):
         base = prepare_base(model.base)

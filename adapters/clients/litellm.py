@@ -51,10 +51,6 @@ _failed: set[tuple[str, str | None]] = set()
 log = logging.getLogger(__name__)
 
 
-class NoProvider(UserError):
-    """An error for a model of a provider that LiteLLM does not know, or of no server."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer that no policy gave; its cost is None if LiteLLM knows no price."""
@@ -106,7 +102,7 @@ def _address(model: str) -> dict[str, str]:
 
 
 def check_model(role: str, model: str) -> None:
-    """Raise NoProvider if LiteLLM does not know the provider of a role's model.
+    """Raise UserError if LiteLLM does not know the provider of a role's model.
 
     Raise it too if nothing listens at a model's URL, or if the URL is open to a network.
     """
@@ -115,7 +111,7 @@ def check_model(role: str, model: str) -> None:
         try:
             check_listener(check_place(model))
         except (OSError, ValueError) as error:
-            raise NoProvider(
+            raise UserError(
                 f"the role {role} is answered by {model}, which cannot be asked ({error}); start "
                 "that server, or mend its URL, which has the path of its API, such as /v1"
             ) from error
@@ -123,7 +119,7 @@ def check_model(role: str, model: str) -> None:
     try:
         litellm.get_llm_provider(model)
     except openai.OpenAIError as error:
-        raise NoProvider(
+        raise UserError(
             f"the role {role} is answered by {model!r}, and LiteLLM knows no provider "
             f"{model.partition('/')[0]!r}; name one as provider/model, such as openai/gpt-4o-mini"
         ) from error

@@ -38,17 +38,11 @@ Respond = Callable[[Request, Example], Awaitable[Reply]]
 """Answers a call without a policy, in a rollout of this example."""
 
 
-class ScriptError(UserError):
-    """An error for a function that a recipe names for a role and that does not exist."""
-
-
 def create_backends(roles: Mapping[str, str], run_seed: int) -> dict[str, Backend | str]:
     """Return each role's backend, by a recipe's `roles`; for a policy its name.
 
-    A policy that is not trained has its whole name.
-
-    A function that does not exist raises ScriptError. A model of LiteLLM raises UserError if
-    LiteLLM is not installed, and NoProvider if LiteLLM does not know its provider.
+    A policy that is not trained has its whole name. UserError for a function that does not exist,
+    and for a model of LiteLLM without LiteLLM, or of a provider that it does not know.
     """
     return {
         role: who if is_untrained(who) else policy_of(who) or _create_backend(role, who, run_seed)
@@ -119,7 +113,7 @@ def load_function(role: str, name: str) -> Respond:
     function = getattr(module, attribute, None)
     if not callable(function):
         lacks = f"has no function {attribute!r}" if module else "cannot be imported"
-        raise ScriptError(
+        raise UserError(
             f"the role {role} is answered by {name}, and {module_name} {lacks}; "
             "name a function of a file of agents/, or of a module that can be imported"
         )

@@ -43,10 +43,6 @@ THE_END = "That is all."
 TURN_FORM = '{"text": "I look.", "tools": [{"name": "bash", "arguments": {"command": "ls"}}]}'
 
 
-class SayError(UserError):
-    """Refusal of a file of what a stand-in says."""
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Turn of a stand-in: an answer to a call of a role, by the line of the file that has it."""
@@ -72,13 +68,13 @@ class _Line(BaseModel):
 
 
 def read_turns(path: Path, roles: Collection[str]) -> list[Turn]:
-    """Read a file of JSON Lines, a turn each; SayError names the line that is no turn of a role."""
+    """Read a file of JSON Lines, a turn each; UserError names a line that is no turn of a role."""
     turns: list[Turn] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             turns.append(_read_turn(line, number, f"{path}, line {number}", roles))
     if not turns:
-        raise SayError(f"{path} has no turn; write a line each, such as {TURN_FORM}")
+        raise UserError(f"{path} has no turn; write a line each, such as {TURN_FORM}")
     return turns
 
 
@@ -89,12 +85,12 @@ def _read_turn(line: str, number: int, where: str, roles: Collection[str]) -> Tu
     except ValidationError as error:
         first = error.errors()[0]
         told = ".".join(map(str, first["loc"])) or "it"
-        raise SayError(f"{where}: {told}: {first['msg']}; write {TURN_FORM}") from error
+        raise UserError(f"{where}: {told}: {first['msg']}; write {TURN_FORM}") from error
     except Refused as refused:
-        raise SayError(f"{where}: {refused.message.rstrip('.')}; write {TURN_FORM}") from refused
+        raise UserError(f"{where}: {refused.message.rstrip('.')}; write {TURN_FORM}") from refused
     if said.role not in roles:
         known = listed(roles)
-        raise SayError(f"{where}: no policy answers the role {said.role!r}; give one of {known}")
+        raise UserError(f"{where}: no policy answers the role {said.role!r}; give one of {known}")
     return Turn(number, said.role, said.text, calls)
 
 

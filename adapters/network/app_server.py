@@ -24,10 +24,6 @@ SERVER_CLOSING_SECONDS = 5
 ANY_PORT = Listener()
 
 
-class CannotListen(UserError):
-    """An error for a port on which another program listens."""
-
-
 class AppServer:
     """A server that binds its port when it is created and answers between `start` and `stop`."""
 
@@ -100,7 +96,7 @@ def _bind(listener: Listener) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise CannotListen(
+        raise UserError(
             f"cannot listen on port {port} of {host} ({error.strerror}); stop what listens there, "
             "or give another port"
         ) from error

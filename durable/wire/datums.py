@@ -6,13 +6,7 @@ from typing import Any
 import numpy as np
 from tinker.proto import tinker_public_pb2 as pb
 
-from ratchet.durable.wire.tensors import (
-    Malformed,
-    decode_tensor,
-    locating,
-    read_array,
-    write_json,
-)
+from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, read_array, write_json
 
 FORWARD, BACKWARD = "forward_input", "forward_backward_input"
 """Keys of the datums in JSON, by which a forward pass is told from one with a gradient."""

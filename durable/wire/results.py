@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 from tinker.proto import tinker_public_pb2 as pb
 
-from ratchet.durable.wire.tensors import (
-    Malformed,
-    dtype_of,
-    locating,
-    read_array,
-    read_json,
-    widen,
-)
+from ratchet.durable.wire.tensors import Malformed, dtype_of, locating, read_array, read_json, widen
 
 NO_TOKEN, NO_LOGPROB = 0, -99999.0
 """What a cell of a table of likeliest tokens has where there is none."""

@@ -17,10 +17,6 @@ RESERVED_NAMES = ("base", "best", "last", *KNOWN)
 """Names that mean something else where a checkpoint is named."""
 
 
-class PromotionRefused(UserError):
-    """Refusal to give a name to a checkpoint, or to take a name for one."""
-
-
 class Promotion(BaseModel, frozen=True):
     """A name of a checkpoint; `created` tells its run from a later run of the same name."""
 
@@ -47,18 +43,18 @@ def read_promotions() -> dict[str, Promotion]:
 
 
 def find_promotion(name: str) -> Promotion | None:
-    """Return what a name means, if it is one; PromotionRefused if that is gone, or not certain."""
+    """Return what a name means, if it is one; UserError if that is gone, or not certain."""
     found = read_promotions().get(name)
     is_run = folder_of(name).exists()
     if found is None or (is_run and not found.is_kept):
         return None
     if not found.is_kept:
-        raise PromotionRefused(
+        raise UserError(
             f"{name} is {found.checkpoint}, and {folder_of(found.run).path} is not that run any "
             "more; put that back, or promote another checkpoint"
         )
     if is_run:
-        raise PromotionRefused(
+        raise UserError(
             f"{name} is both the checkpoint {found.checkpoint} and a run; write {found.checkpoint} "
             f"or {name}@STEP"
         )
@@ -69,16 +65,16 @@ def check_name(name: str) -> None:
     """Refuse (UserError) a name that no checkpoint can have."""
     folder = folder_of(name)  # refuses what cannot be the name of a run either
     if name in RESERVED_NAMES or "/" in name:
-        raise PromotionRefused(f"{name} means something else already; give another name")
+        raise UserError(f"{name} means something else already; give another name")
     if is_written(folder.path):
-        raise PromotionRefused(f"{name} is the name of the run {folder.path}; give another one")
+        raise UserError(f"{name} is the name of the run {folder.path}; give another one")
 
 
 def refuse_promoted(runs: Collection[str]) -> None:
-    """Refuse (PromotionRefused) to delete runs if a checkpoint of one has a name."""
+    """Refuse (UserError) to delete runs if a checkpoint of one has a name."""
     for one in read_promotions().values():
         if one.run in runs and one.is_kept:
-            raise PromotionRefused(
+            raise UserError(
                 f"{one.checkpoint} is {one.name}, and the run {one.run} is to be deleted; promote "
                 f"another checkpoint to {one.name} first"
             )

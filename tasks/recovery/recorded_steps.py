@@ -209,10 +209,6 @@ def count_optimizer_steps(
     return earlier
 
 
-class ProbeError(UserError):
-    """Refusal of a rebuilt policy that differs from the recorded policy."""
-
-
 @dataclass
 class RebuiltPolicy:
     """A rebuilt training client, and the measurements that verify it.
@@ -248,7 +244,7 @@ class RebuiltPolicy:
         self.check_optimizer_step(result)
 
     def check_optimizer_step(self, result: UpdateResult) -> None:
-        """Refuse (ProbeError) an optimizer whose step count does not follow the recorded steps."""
+        """Refuse (UserError) an optimizer whose step count does not follow the recorded steps."""
         if self._stepped or not result.logprobs:
             return
         self._stepped, taken, known = True, result.optimizer_step, self.optimizer_steps
@@ -257,7 +253,7 @@ class RebuiltPolicy:
             return
         self.probe_metrics["probe/optimizer_step"] = taken
         if taken != known + 1:
-            raise ProbeError(
+            raise UserError(
                 f"the optimizer {self.origin} says that its first step is number {taken}, but the "
                 f"recorded updates make it number {known + 1}: its moments are not those of this "
                 "run. The update is not recorded; go on from an earlier checkpoint with "
@@ -270,7 +266,7 @@ class RebuiltPolicy:
         self.probe_metrics["probe/max_difference"] = largest
         log.info("%s: log-probabilities of step %d off by %.3g", self.origin, step, difference)
         if self.tolerance is not None and not difference <= self.tolerance:
-            raise ProbeError(
+            raise UserError(
                 f"the policy {self.origin} does not give the log-probabilities that were recorded "
                 f"at step {step}: those of a datum are off by up to {difference:.3g}, and "
                 f"checkpoints.probe_tolerance allows {self.tolerance:g}. Nothing was applied. Go "

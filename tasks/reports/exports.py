@@ -32,10 +32,6 @@ SCORE_COLUMNS = 6
 """Columns of a table of scores that every evaluation has."""
 
 
-class ExportRefused(UserError):
-    """Refusal of an export that cannot be written, or that differs from what was trained."""
-
-
 @dataclass(frozen=True)
 class Parity:
     """Largest differences to the sampler's log-probabilities: of what was written, and the base's.
@@ -63,15 +59,15 @@ class Parity:
         )
 
     def check(self) -> None:
-        """Refuse (ExportRefused) weights that are not what the service samples."""
+        """Refuse (UserError) weights that are not what the service samples."""
         if not self.written <= self.tolerance:
-            raise ExportRefused(
+            raise UserError(
                 f"the export is not what the service samples: its {self}. Nothing was "
                 "written; look whether the base is the one that was trained or, if the service is "
                 "known to compute in another precision, give a larger --tolerance"
             )
         if self.changed and self.rounded is not None and self.rounded >= self.base:
-            raise ExportRefused(
+            raise UserError(
                 f"bfloat16 rounds away what training changed: {self}. Nothing was written; give "
                 "--dtype float32, or export an adapter by --format peft"
             )

@@ -20,7 +20,7 @@ from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.checkpoints.serving import serve_model
 from ratchet.flows.cli.commands import app
 from ratchet.flows.export import ExportForm, export
-from ratchet.tasks.reports.exports import ExportRefused, Parity
+from ratchet.tasks.reports.exports import Parity
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import fixture_of
@@ -147,7 +147,7 @@ def test_weights_that_differ_from_the_service_are_not_written(
         merge(network, adapter)
 
     monkeypatch.setattr(ratchet.flows.export, "merge", merge_twice)
-    with pytest.raises(ExportRefused, match="is not what the service samples: its log-probabili"):
+    with pytest.raises(UserError, match="is not what the service samples: its log-probabili"):
         export(find_weights("whole@2"), tmp_path / "out", ExportForm("merged"))
     assert list(tmp_path.iterdir()) == []
     loose = ExportForm("merged", tolerance=1e6)
@@ -164,9 +164,9 @@ def test_an_untrained_checkpoint_says_that_training_changed_nothing(
 
 def test_bfloat16_that_rounds_away_the_training_is_refused() -> None:
     Parity(9, written=1e-6, base=0.5, tolerance=1e-4, rounded=0.08).check()
-    with pytest.raises(ExportRefused, match=r"rounds away what training changed.*--dtype float32"):
+    with pytest.raises(UserError, match=r"rounds away what training changed.*--dtype float32"):
         Parity(9, written=1e-6, base=0.05, tolerance=1e-4, rounded=0.08).check()
-    with pytest.raises(ExportRefused, match="give a larger --tolerance"):
+    with pytest.raises(UserError, match="give a larger --tolerance"):
         Parity(9, written=float("nan"), base=0.05, tolerance=1e-4).check()
 
 

@@ -16,7 +16,6 @@ from ratchet.adapters.tinker.service import Service
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.recorded_steps import (
-    ProbeError,
     RecordedSteps,
     StepSource,
     TrainedPolicy,
@@ -125,7 +124,7 @@ def test_rebuilt_weights_are_probed_by_the_sampler_of_their_checkpoint(trained: 
     again = trained.updater().update(1, [trained.datums(1)])
     assert again.probe_metrics["probe/max_difference"] <= 1e-4
     trained.ledger.add(replace(trained.ledger.at(2), state=trained.ledger.at(0).state))
-    with pytest.raises(ProbeError, match=r"recorded at step 2.*Nothing was applied"):
+    with pytest.raises(UserError, match=r"recorded at step 2.*Nothing was applied"):
         trained.updater().update(2, [trained.datums(2)])
     assert trained.ledger.last_step() == 2
 

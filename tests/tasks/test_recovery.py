@@ -17,13 +17,14 @@ from safetensors.torch import load
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.door.door import Door
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
-from ratchet.tasks.recovery.recorded_steps import ProbeError, TrainedPolicy
+from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.rollouts import RolloutHost
 from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.files import Damaged
@@ -326,7 +327,7 @@ def test_resume_stops_when_the_seed_makes_other_weights(
         state = other.ledger.at(step).state
         assert state is not None
         rest.delete_checkpoint_from_tinker_path(state).result()
-    with pytest.raises(ProbeError, match=r"untrained LoRA of seed 8 .* off by .* allows 0\.0001"):
+    with pytest.raises(UserError, match=r"untrained LoRA of seed 8 .* off by .* allows 0\.0001"):
         advance(other, 3, 3)
 
 
@@ -336,7 +337,7 @@ def test_resume_stops_when_rebuilt_weights_differ(
     updater = make_updater()
     wrong = updater.ledger.at(0)
     updater.ledger.add(Checkpoint(3, updater.ledger.at(3).sampler, wrong.state))
-    with pytest.raises(ProbeError, match=r"recorded at step 3.*Nothing was applied"):
+    with pytest.raises(UserError, match=r"recorded at step 3.*Nothing was applied"):
         advance(updater, 3, 3)
     assert updater.ledger.in_doubt() is None
     assert updater.ledger.last_step() == 3
@@ -348,7 +349,7 @@ def test_a_tolerance_of_none_only_reports(
     updater = make_updater(probe_tolerance=None)
     wrong = updater.ledger.at(0)
     updater.ledger.add(Checkpoint(3, updater.ledger.at(3).sampler, wrong.state))
-    with pytest.raises(ProbeError, match=r"first step is number 1, but .* make it number 3"):
+    with pytest.raises(UserError, match=r"first step is number 1, but .* make it number 3"):
         advance(updater, 3, 3)
     assert updater.ledger.last_step() == 3
 

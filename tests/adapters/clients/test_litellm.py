@@ -15,7 +15,6 @@ from ratchet.adapters.calls import POLICY, Policy, Refused
 from ratchet.adapters.clients.current_rollout import Roles, ask_role, rollout_context
 from ratchet.adapters.clients.litellm import (
     SERVER_KEY,
-    NoProvider,
     Reply,
     check_model,
     complete,
@@ -24,6 +23,7 @@ from ratchet.adapters.clients.litellm import (
 from ratchet.adapters.clients.litellm_provider import provide
 from ratchet.adapters.door.batches import SampledBy
 from ratchet.adapters.door.door import Door
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.recording.journal import read_journal
@@ -105,7 +105,7 @@ def test_a_server_by_its_url_is_sent_no_key_of_another_one(
     ],
 )
 def test_a_server_that_cannot_be_asked_is_refused_before_a_rollout(model: str, said: str) -> None:
-    with pytest.raises(NoProvider, match=f"the role judge is answered by .*{said}"):
+    with pytest.raises(UserError, match=f"the role judge is answered by .*{said}"):
         check_model("judge", model)
 
 

@@ -16,8 +16,8 @@ from ratchet.adapters.door import role_calls
 from ratchet.adapters.door.batches import MOST_REFUSALS, DueRollout
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.role_calls import CallSequence
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import Listener
-from ratchet.adapters.network.app_server import CannotListen
 from ratchet.adapters.player_protocol import ROLE
 from ratchet.adapters.process.event_loop import cancel_and_wait
 from tests.support.door.door_batches import ListRecorder, bearer
@@ -424,7 +424,7 @@ def test_a_taken_port_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"cannot listen on port {port} of 127.0.0.1") as one:
+        with pytest.raises(UserError, match=f"cannot listen on port {port} of 127.0.0.1") as one:
             Door(CHAT, {}, run_seed=7, listener=Listener(port=port))
     assert str(one.value).endswith("; stop what listens there, or give another port")
 

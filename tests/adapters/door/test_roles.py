@@ -11,11 +11,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from ratchet.adapters.calls import POLICY, CallId, Message, Policy, Request, Sampling
-from ratchet.adapters.door.backends import ScriptError, create_backends
+from ratchet.adapters.door.backends import create_backends
 from ratchet.adapters.door.batches import SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.role_calls import KeptCalls, Memory
 from ratchet.adapters.door.roles import CallsOf, check_role
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.metrics import StepFiles, measure_step
@@ -389,7 +390,7 @@ def test_a_role_that_nobody_can_answer_is_refused(role: str, who: str, message: 
 def test_a_function_that_is_not_there_is_refused_before_anything_runs(
     name: str, lacks: str
 ) -> None:
-    with pytest.raises(ScriptError, match=lacks):
+    with pytest.raises(UserError, match=lacks):
         create_backends({"judge": f"function:{name}"}, run_seed=0)
 
 

@@ -14,7 +14,8 @@ import pytest
 from ratchet.adapters.calls import Completion
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.roles import roles_of_policies
-from ratchet.adapters.door.stand_in import THE_END, SayError, StandIn, StandInDoor, read_turns
+from ratchet.adapters.door.stand_in import THE_END, StandIn, StandInDoor, read_turns
+from ratchet.adapters.errors import UserError
 from tests.support.door.opened_door import ASK, CHAT, TOOLS, Opened, bearer, opened_batch
 
 LOOK = {"name": "look", "arguments": {"at": "the box"}}
@@ -170,5 +171,5 @@ def test_a_file_of_no_turns_is_refused_by_its_line(tmp_path: Path) -> None:
     file = tmp_path / "turns.jsonl"
     for text, why in WRONG.items():
         file.write_text(text)
-        with pytest.raises(SayError, match=re.escape(why)):
+        with pytest.raises(UserError, match=re.escape(why)):
             read_turns(file, ["policy"])

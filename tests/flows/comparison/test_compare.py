@@ -19,7 +19,6 @@ from ratchet.flows.train import train
 from ratchet.tasks.comparison.comparisons import Comparison, NotBetter, most_different
 from ratchet.tasks.comparison.promotions import (
     Promotion,
-    PromotionRefused,
     find_promotion,
     read_promotions,
 )
@@ -207,7 +206,7 @@ def test_a_name_that_is_a_run_as_well_is_not_taken_for_either(
     run = RunFolder(folder_of(named).path)
     write_manifest(run, recipe_of(folder_of("one")), "any")
     try:
-        with pytest.raises(PromotionRefused, match="both the checkpoint one@2 and a run; write"):
+        with pytest.raises(UserError, match="both the checkpoint one@2 and a run; write"):
             CheckpointName.parse(named)
         assert CheckpointName.parse(f"{named}@1") == CheckpointName(named, "", 1)
         with monkeypatch.context() as later:
@@ -222,7 +221,7 @@ def test_a_name_whose_run_is_another_one_by_now_is_refused(
 ) -> None:
     made = {"created": "later"}
     monkeypatch.setattr("ratchet.tasks.comparison.promotions.read_manifest", lambda _: made)
-    with pytest.raises(PromotionRefused, match="is not that run any more; put that back, or"):
+    with pytest.raises(UserError, match="is not that run any more; put that back, or"):
         CheckpointName.parse(named)
 
 
