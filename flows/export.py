@@ -35,13 +35,7 @@ from ratchet.flows.checkpoints.serving import open_weights
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recovery.recorded_steps import Rebuilder
-from ratchet.tasks.reports.exports import (
-    Exported,
-    Form,
-    Parity,
-    render_card,
-    sequences_of,
-)
+from ratchet.tasks.reports.exports import Exported, Form, Parity, render_card, sequences_of
 from ratchet.tasks.storage.files import appearing_folder, write_text
 from ratchet.tasks.storage.run_folder import RunFolder
 

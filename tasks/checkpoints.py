@@ -12,10 +12,6 @@ from ratchet.tasks.storage.owners import Ownership
 INTENT, SAVED, DELETED, GONE = "intent", "saved", "deleted", "gone"
 
 
-class CheckpointError(UserError):
-    """Refusal of a checkpoint that a run does not have."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A policy after `step` updates; checkpoint 0 has its initial weights."""
@@ -106,11 +102,11 @@ class Ledger:
         return sorted(saved, key=lambda checkpoint: -checkpoint.step)
 
     def at(self, step: int | None) -> Checkpoint:
-        """Return the checkpoint after `step` updates, or the last; CheckpointError without one."""
+        """Return the checkpoint after `step` updates, or the last; UserError without one."""
         step = self.last_step() if step is None else step
         found = self.find(step)
         if found is None:
-            raise CheckpointError(f"{self.path} has {self._lack(step)}")
+            raise UserError(f"{self.path} has {self._lack(step)}")
         return found
 
     def _lack(self, step: int) -> str:
@@ -153,7 +149,7 @@ class Ledger:
         self.append({"step": step, "phase": GONE})
 
     def append(self, row: JsonRow) -> None:
-        """Append a row; TakenOver if another process has opened the run since."""
+        """Append a row; UserError if another process has opened the run since."""
         epoch: JsonRow = {}
         if self.ownership is not None:
             self.ownership.check()

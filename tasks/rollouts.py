@@ -96,7 +96,7 @@ def collect_rollouts(
 ) -> None:
     """Play what is left of a batch, and seal its journal into Parquet.
 
-    TakenOver if the run has another owner by now.
+    UserError if the run has another owner by now.
     """
     run, lifeline = host.run, host.lifeline
     with Journal(run.journal(batch.name)) as journal:

@@ -44,10 +44,6 @@ class CannotScore(UserError):
     """Refusal of a server that cannot be asked for the log-probabilities of a prompt."""
 
 
-class ScoringFailed(PassingError):
-    """Failure of such a server, or of the network."""
-
-
 class Vocabulary(Protocol):
     """Tokenizer whose token ids a server must share."""
 
@@ -63,7 +59,7 @@ class ScoringServer:
 
     The server's key is that of TEACHER_KEY, and a call waits up to `patience` seconds for an
     answer. Each method raises CannotScore if the server refuses or gives something else, and
-    ScoringFailed if the same call may succeed later.
+    PassingError if the same call may succeed later.
     """
 
     def __init__(self, model: str, patience: float) -> None:
@@ -202,13 +198,13 @@ class ScoringServer:
 
     def _error(self, said: str, passing: bool = False) -> UserError:
         text = f"the server of {self.model} {said.rstrip('.')}"
-        return ScoringFailed(f"{text}; start the same run again") if passing else CannotScore(text)
+        return PassingError(f"{text}; start the same run again") if passing else CannotScore(text)
 
 
 def speaks_openai(url: str) -> bool:
     """Return whether a server has OpenAI's list of models below a URL, for anybody or by a key.
 
-    ScoringFailed if it does not answer now.
+    PassingError if it does not answer now.
     """
     headers = {"Authorization": f"Bearer {os.environ.get(TEACHER_KEY) or 'none'}"}
     failed = f"the teacher's server {url} does not answer"
@@ -216,9 +212,9 @@ def speaks_openai(url: str) -> bool:
         answer = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=REACH_SECONDS)
     except httpx.HTTPError as error:
         said = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise ScoringFailed(f"{failed} ({said}); start the same run again") from error
+        raise PassingError(f"{failed} ({said}); start the same run again") from error
     if answer.status_code >= 500 or answer.status_code == 429:
-        raise ScoringFailed(f"{failed} ({answer.status_code}); start the same run again")
+        raise PassingError(f"{failed} ({answer.status_code}); start the same run again")
     try:
         listed = answer.json()
     except (ValueError, RecursionError):

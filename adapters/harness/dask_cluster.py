@@ -47,14 +47,6 @@ TLS = "distributed.comm.tls.client"
 """The section of Dask's configuration that has the client's certificate and key."""
 
 
-class ClusterFailed(PassingError):
-    """A failure of the cluster that lost a batch; it may be played by what is left or comes."""
-
-
-class DoorUnreachable(PassingError):
-    """An error for a worker to which the door does not answer."""
-
-
 class DaskCluster:
     """A Dask cluster that plays batches.
 
@@ -123,7 +115,7 @@ def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
     try:
         run_in_lasting_loop(play_batch(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
-        raise DoorUnreachable(
+        raise PassingError(
             f"{socket.gethostname()} could not reach the door at {door} for the batch {batch} "
             f"({type(error).__name__}: {error}); give a rollouts.door that every worker reaches"
         ) from None
@@ -148,7 +140,7 @@ def _result(future: "Future[None]", batch: str) -> None:
             reason = (
                 f"{killed} workers in turn were killed while they played it, the last at {last}"
             )
-        raise ClusterFailed(
+        raise PassingError(
             f"the Dask cluster lost the batch {batch} ({reason}); look at the logs of its "
             "scheduler and its workers"
         ) from error
@@ -166,7 +158,7 @@ def _certificate() -> Certificate:
 
 
 def _connect(address: str) -> Client:
-    """Connect to a scheduler, and log the wait for it; ClusterFailed after CONNECT_SECONDS."""
+    """Connect to a scheduler, and log the wait for it; PassingError after CONNECT_SECONDS."""
     if address.startswith("tls:"):
         _certificate()
     waiting = Wait(f"the Dask scheduler at {address}", CONNECT_SECONDS)
@@ -178,7 +170,7 @@ def _connect(address: str) -> Client:
     try:
         return client.result()
     except OSError as error:
-        raise ClusterFailed(
+        raise PassingError(
             f"no Dask scheduler answers at {address} ({error}); start it, or give its address as "
             "rollouts.cluster"
         ) from error

@@ -48,10 +48,6 @@ TEMPLATES = {
 """Texts around an observation, as GEM's examples have them for Qwen3."""
 
 
-class NoEnvironment(UserError):
-    """An error for an environment that cannot be played."""
-
-
 def split_name(name: str) -> tuple[str, JsonObject]:
     """Split a name at its question mark into the id and the arguments: each value JSON or text."""
     identity, _, query = name.partition("?")
@@ -165,11 +161,11 @@ def _read_seed(example: Example) -> int:
 
 
 def game_of(name: str) -> Callable[[int], Game]:
-    """Return what makes a new game from a seed; NoEnvironment if GEM has no game of this name."""
+    """Return what makes a new game from a seed; UserError if GEM has no game of this name."""
     identity, arguments = split_name(name)
     wrappers, template = arguments.pop(WRAPPERS, None), arguments.pop(TEMPLATE_ARGUMENT, None)
     if template is not None and str(template) not in TEMPLATES:
-        raise NoEnvironment(
+        raise UserError(
             f"the template {str(template)!r} is not known; give one of: {', '.join(TEMPLATES)}"
         )
     registration = _import_registration(name)
@@ -177,7 +173,7 @@ def game_of(name: str) -> Callable[[int], Game]:
     if spec is None:
         kind = identity.partition(":")[0]
         known = [known for known in registration.ENV_REGISTRY if known.startswith(kind)]
-        raise NoEnvironment(
+        raise UserError(
             f"GEM has no environment {identity!r}; it has: "
             f"{', '.join(known or registration.ENV_REGISTRY)}{did_you_mean(identity, known)}"
         )
@@ -187,7 +183,7 @@ def game_of(name: str) -> Callable[[int], Game]:
     known = [*parameters, *spec.kwargs]
     for unknown in arguments.keys() - {*known}:  # most of GEM's classes take any, and ignore them
         names = ", ".join(dict.fromkeys(name for name in known if name.strip("_")))
-        raise NoEnvironment(
+        raise UserError(
             f"GEM's environment {identity} has no argument {unknown!r}; it has: {names}"
         )
     # Environments over a data set need their seed when they are made; most others ignore it.
@@ -203,7 +199,7 @@ def game_of(name: str) -> Callable[[int], Game]:
 def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironment]]:
     """Return GEM's wrappers by their names, separated by commas, in GEM's order.
 
-    NoEnvironment for a wrapper that writes a chat template, since a recipe's renderer does that.
+    UserError for a wrapper that writes a chat template, since a recipe's renderer does that.
     """
     if names is None:
         return []
@@ -211,7 +207,7 @@ def _load_wrappers(names: object) -> list[Callable[[GemEnvironment], GemEnvironm
     for name in str(names).split(","):
         if name not in known or "chat" in name:
             plain = ", ".join(one for one in known if "chat" not in one)
-            raise NoEnvironment(
+            raise UserError(
                 f"the wrapper {name!r} is not one that a chat can have; give of: {plain}"
             )
     return [known[name] for name in known if name in str(names).split(",")]
@@ -227,7 +223,7 @@ def _import_registration(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "gem":
             raise
-        raise NoEnvironment(
+        raise UserError(
             f"the agent 'gem:{name}' needs GEM, which is not installed: pip install gem-llm==0.1.0"
         ) from error
     finally:
@@ -249,7 +245,7 @@ def verifiers(name: str) -> Callable[..., Coroutine[None, None, object]]:
     """
     python = os.environ.get(PYTHON, ".venv-verifiers/bin/python")
     if not Path(python).exists():
-        raise NoEnvironment(
+        raise UserError(
             f"the agent 'verifiers:{name}' needs verifiers, and there is no {python}; run "
             f"`make verifiers`, or set {PYTHON} to a Python that has it"
         )

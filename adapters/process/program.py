@@ -48,24 +48,20 @@ MORE_VARIABLES: ContextVar[Mapping[str, str]] = ContextVar(
 """Further variables of the programs that are started in a context."""
 
 
-class NoCommand(UserError):
-    """An error for a command line that cannot be run as an agent."""
-
-
 class CommandFailed(RuntimeError):
     """An error for a program that gave no reward."""
 
 
 def split_words(kind: str, line: str) -> list[str]:
-    """Split the command line of the agent `kind:line`, like a shell; NoCommand if it cannot run."""
+    """Split the command line of the agent `kind:line`, like a shell; UserError if it cannot run."""
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise NoCommand(f"the command {line!r} cannot be read ({error}); quote it") from error
+        raise UserError(f"the command {line!r} cannot be read ({error}); quote it") from error
     if not words:
-        raise NoCommand(f"the agent '{kind}:' names no program; write one, as in {kind}:node x.js")
+        raise UserError(f"the agent '{kind}:' names no program; write one, as in {kind}:node x.js")
     if shutil.which(words[0]) is None:
-        raise NoCommand(
+        raise UserError(
             f"there is no program {words[0]!r} to run as the agent '{kind}:{line}'; install it, "
             "or write its path"
         )

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ratchet.adapters.calls import Example
 from ratchet.adapters.clients.current_rollout import Roles
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.places.place import Place
 from ratchet.adapters.process.event_loop import on_lasting_loop
 from ratchet.adapters.process.program import (
-    NoCommand,
     Program,
     program_environment,
     split_words,
@@ -117,7 +117,7 @@ async def _server(command: LastingCommand) -> _ForkServer | None:
 
 
 def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:
-    """Take a command line apart; NoCommand if it runs no program in Python.
+    """Take a command line apart; UserError if it runs no program in Python.
 
     Its parts are the interpreter's words, the program's, and the packages that each rollout imports
     for itself.
@@ -134,7 +134,7 @@ def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:
         count += 2 if words[count] in WITH_A_WORD else 1
     python, program = shutil.which(words[0]) if words else None, words[count:]
     if python is None or not program or program == ["-m"]:
-        raise NoCommand(
+        raise UserError(
             f"the agent 'forks:{line}' names no program in Python; write forks:PYTHON -m MODULE, "
             "forks:PYTHON SCRIPT, or a script whose first line names its interpreter"
         )

@@ -23,15 +23,11 @@ DATASET_NAME = re.compile(r"(?P<id>[^/@]+/[^/@]+)(/(?P<folder>[^@]+?))?/?(@(?P<r
 OFFLINE = "HF_HUB_OFFLINE"
 
 
-class HubError(UserError):
-    """Refusal of a dataset or a model that cannot be fetched from the hub, or pushed to it."""
-
-
 def locate_dataset(name: str) -> Path:
     """Return the path of a dataset, which is fetched if its name is of the hub and not cached.
 
-    A path is a file of the working folder, or else an example of Ratchet's. HubError if the name is
-    malformed, or the dataset is neither cached nor reachable.
+    A path is a file of the working folder, or else an example of Ratchet's. UserError if the name
+    is malformed, or the dataset is neither cached nor reachable.
     """
     return _fetch(name) if name.startswith(HUB) else locate(Path(name))
 
@@ -40,7 +36,7 @@ def locate_dataset(name: str) -> Path:
 def _fetch(name: str) -> Path:
     named = DATASET_NAME.fullmatch(name.removeprefix(HUB))
     if named is None:
-        raise HubError(
+        raise UserError(
             f"{name} names no dataset of the hub: write it as hub:OWNER/NAME or "
             "hub:OWNER/NAME/FOLDER, with @REVISION behind it if need be"
         )
@@ -48,7 +44,7 @@ def _fetch(name: str) -> Path:
     found = _ask_aside("find", wanted)
     if "error" in found:
         options = f" --revision {wanted['revision']}" if wanted["revision"] else ""
-        raise HubError(
+        raise UserError(
             f"the dataset {name} is not in the hub's cache, and cannot be fetched: "
             f"{found['error'].rstrip('.')}; check the name, fetch it where there is a network by "
             f"`hf download {wanted['id']} --repo-type dataset{options}`, or give the path of a "
@@ -72,13 +68,13 @@ def check_push(name: str) -> str:
 def push(folder: Path, model: str, message: str) -> str:
     """Push a folder as a commit of a model, made private if it is new; return the page's address.
 
-    HubError if the hub refuses, or cannot be reached.
+    UserError if the hub refuses, or cannot be reached.
     """
     asked = {"folder": str(folder), "model": model, "message": message}
     online = {name: value for name, value in os.environ.items() if name != OFFLINE}
     said = _ask_aside("push", asked, online)
     if "error" in said:
-        raise HubError(
+        raise UserError(
             f"{folder} is written, and cannot be pushed to {model}: {said['error'].rstrip('.')}; "
             "log in by `hf auth login` or set HF_TOKEN to a token that may write, and push it by "
             f"`hf upload {model} {folder}`"

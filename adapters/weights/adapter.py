@@ -21,10 +21,6 @@ OTHER_FORMS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modul
 """Keys of PEFT's configuration by which the update is not alpha / rank · BA."""
 
 
-class AdapterError(UserError):
-    """Refusal of an adapter's files, or of an adapter for a base that it does not fit."""
-
-
 @dataclass(frozen=True)
 class Adapter:
     """A LoRA: layer → A [rank, in] and B [out, rank], of which the layer adds alpha / rank · BA."""
@@ -66,10 +62,10 @@ def is_model(folder: Path) -> bool:
 
 
 def read_base(folder: Path) -> str:
-    """Return the base that an adapter names; AdapterError if it names none."""
+    """Return the base that an adapter names; UserError if it names none."""
     base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not base:
-        raise AdapterError(f"{folder / CONFIG} names no base_model_name_or_path; give it one")
+        raise UserError(f"{folder / CONFIG} names no base_model_name_or_path; give it one")
     return str(base)
 
 
@@ -79,13 +75,13 @@ def read_adapter(folder: Path, head: str) -> Adapter:
 
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if other := [key for key in OTHER_FORMS if config.get(key)]:
-        raise AdapterError(f"{folder} has {other[0]}, which is not read; give a plain LoRA")
+        raise UserError(f"{folder} has {other[0]}, which is not read; give a plain LoRA")
     tensors = load_file(folder / TENSORS)
     layers = {name.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0]: name for name in tensors}
     for layer, name in layers.items():
         pair = [f"{PEFT_PREFIX}{layer}{suffix}" for suffix in SUFFIXES]
         if any(one not in tensors or tensors[one].dim() != 2 for one in pair):
-            raise AdapterError(
+            raise UserError(
                 f"the tensor {name} in {folder} is not one of a pair lora_A and lora_B of two "
                 "dimensions, as adapters of dense layers have them; export another base's run"
             )

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ratchet.adapters.calls import Sampling
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.weights.adapter import (
     CONFIG,
     TENSORS,
     Adapter,
-    AdapterError,
     read_adapter,
     telling_of_full_disks,
 )
@@ -75,13 +75,13 @@ def is_tied(network: "Network") -> bool:
 
 
 def check_fit(adapter: Adapter, network: "Network") -> None:
-    """Refuse (AdapterError) an adapter of layers that the base lacks, or has in another shape."""
+    """Refuse (UserError) an adapter of layers that the base lacks, or has in another shape."""
     modules = dict(network.named_modules())
     for layer, (a, b) in adapter.layers.items():
         found = tuple(getattr(getattr(modules.get(layer), "weight", None), "shape", ()))
         if found != (b.shape[0], a.shape[1]):
             has = f"has the shape {found}" if found else "is not there"
-            raise AdapterError(
+            raise UserError(
                 f"the adapter changes a layer {layer} of shape {(b.shape[0], a.shape[1])}, which "
                 f"{has} in the base; look whether the base is the one that was trained"
             )

@@ -14,10 +14,11 @@ from pydantic import BaseModel
 
 from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.door.roles import checkpoint_of
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.bases import name_for_clients
 from ratchet.adapters.tinker.engines import damaged_weights, needs_engine, saved_files
 from ratchet.durable.files import link_or_copy, remove
-from ratchet.flows.checkpoints.names import CheckpointName, CheckpointRefused
+from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.recipe.loading import read_lineage, read_recipe, training_command
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
@@ -69,12 +70,12 @@ class BoundCheckpoint(BaseModel, frozen=True):
 def bind_checkpoints(recipe: RunRecipe, bound: Mapping[str, Any]) -> dict[str, Any]:
     """Describe each checkpoint of another run that a recipe names, as a manifest has it.
 
-    Checkpoints in `bound` keep their description. CheckpointRefused or CheckpointError if one does
+    Checkpoints in `bound` keep their description. UserError or UserError if one does
     not exist, or does not suit the recipe.
     """
     model = recipe.model
     if model.names_state() and needs_engine(model.base):
-        raise CheckpointRefused(
+        raise UserError(
             f"{START_KEY} {model.start} is a path of a Tinker service, and the model is trained on "
             "an engine of the run's own; give RUN@STEP, or set TINKER_BASE_URL or TINKER_API_KEY"
         )
@@ -89,7 +90,7 @@ def refuse_itself(recipe: RunRecipe) -> None:
     model, teachers = recipe.model, recipe.teachers()
     start = {model.start} if model.start else {BASE, model.base}
     for teacher in start.intersection(teachers.models.values()) if teachers.reads is None else ():
-        raise CheckpointRefused(
+        raise UserError(
             f"{teachers.key} {teacher} is the policy itself, which starts from it, and teaches it "
             "nothing; give a checkpoint of another run, RUN@STEP, another model, or "
             f"{teachers.key.rpartition('.')[0]}.reads, what it reads and the policy does not; to "
@@ -126,7 +127,7 @@ def carry_weights(
                     link_or_copy(path, target)
         _refuse_gone(key, name, bound, engine)
         if left := [p for address in _addresses(bound) for p in damaged_weights(engine, address)]:
-            raise CheckpointRefused(
+            raise UserError(
                 f"{key} {name} is damaged: {left[0]} is not as it was saved, and {parent.path} "
                 "cannot put it back; restore it from a copy, or train a new run"
             )
@@ -162,7 +163,7 @@ def find_start(recipe: RunRecipe, folder: RunFolder, policy: str) -> "Start | No
 
 
 def check_state(model: Model, service: "Service") -> None:
-    """Refuse (CheckpointRefused) a start at a service's path, if the weights have another shape."""
+    """Refuse (UserError) a start at a service's path, if the weights have another shape."""
     if model.start is None or not model.names_state():
         return
     found = service.describe_weights(model.start)
@@ -175,7 +176,7 @@ def check_state(model: Model, service: "Service") -> None:
     }
     for key, value in asked.items():
         if (was := getattr(found, key)) not in (None, value):
-            raise CheckpointRefused(
+            raise UserError(
                 f"{START_KEY} {model.start} has {key} {was}, and the recipe asks for {value}; give "
                 "the same"
             )
@@ -252,7 +253,7 @@ def _open_teachers(
 def _open_elsewhere(
     opened: ExitStack, recipe: RunRecipe, models: Sequence[str], service: "Service"
 ) -> dict[str, "PatientSampler | ScoringServer"]:
-    """Open the models of one other service or server; CheckpointRefused for other tokens."""
+    """Open the models of one other service or server; UserError for other tokens."""
     from ratchet.adapters.clients.scoring_server import TEACHER_KEY, ScoringServer, speaks_openai
     from ratchet.adapters.tinker.service import open_session, server_at
 
@@ -276,7 +277,7 @@ def _open_elsewhere(
 def _open(
     key: str, name: str, base: str, folder: RunFolder, service: "Service"
 ) -> "PatientSampler":
-    """Open a policy of the run's own service; CheckpointRefused for other tokens."""
+    """Open a policy of the run's own service; UserError for other tokens."""
     if name == BASE:
         return service.base_sampler(base)
     if names_checkpoint(name):
@@ -296,17 +297,15 @@ def _check_tokens(key: str, name: str, base: str, tokenizers: tuple[object, obje
         raise _other_tokens(key, name, base)
 
 
-def _other_tokens(key: str, name: str, base: str) -> CheckpointRefused:
-    return CheckpointRefused(
-        f"{key} {name} has other tokens than {base}; give a model of the same family"
-    )
+def _other_tokens(key: str, name: str, base: str) -> UserError:
+    return UserError(f"{key} {name} has other tokens than {base}; give a model of the same family")
 
 
 def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
     named = CheckpointName.parse(name)
     only = named.policy
     if not (parent := named.folder).exists():
-        raise CheckpointRefused(
+        raise UserError(
             f"{key} {name} names no run ({parent.path} is not there); "
             f"`{training_command(named.run)}` makes it; or give RUN@STEP of a run that `ratchet "
             "runs` lists"
@@ -315,7 +314,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
     trained = read_recipe(parent)
     base = recipe.model.base
     if trained.model.base != base and (key == START_KEY or needs_engine(base)):
-        raise CheckpointRefused(
+        raise UserError(
             f"{key} {name} is a checkpoint of {trained.model.base}, and the policy is {base}; give "
             "a checkpoint of that model"
         )
@@ -347,7 +346,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
 def _refuse_gone(key: str, name: str, bound: BoundCheckpoint, engine: Path) -> None:
     for address in _addresses(bound):
         if not saved_files(engine, address):
-            raise CheckpointRefused(
+            raise UserError(
                 f"{key} {name} is gone: {folder_of(bound.run).path} has no weights {address} any "
                 "more; put them back, or train a new run"
             )
@@ -356,11 +355,11 @@ def _refuse_gone(key: str, name: str, bound: BoundCheckpoint, engine: Path) -> N
 def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model: Model) -> None:
     """Refuse a start of another shape, without a training state, or with another renderer."""
     for difference in model.differences(trained):
-        raise CheckpointRefused(f"{START_KEY} {name} was trained with {difference}; give the same")
+        raise UserError(f"{START_KEY} {name} was trained with {difference}; give the same")
     ledger = Ledger(parent.checkpoints(POLICY))
     if ledger.at(step).state is None:
         having = sorted({saved.step for saved in ledger.checkpoints() if saved.state})
-        raise CheckpointRefused(
+        raise UserError(
             f"{START_KEY} {name}: checkpoint {step} was saved without its training state; those of "
             f"{parent.name} with one are {', '.join(map(str, having))}"
         )

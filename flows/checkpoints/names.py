@@ -18,7 +18,7 @@ from ratchet.adapters.weights.adapter import is_adapter, is_model, read_base
 from ratchet.flows.recipe.loading import read_recipe
 from ratchet.flows.recipe.plan import BEST
 from ratchet.flows.recipe.run_recipe import MOST_TOKENS, RunRecipe
-from ratchet.tasks.checkpoints import CheckpointError, Ledger
+from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.promotions import (
     Promotion,
     check_name,
@@ -30,10 +30,6 @@ from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
-
-
-class CheckpointRefused(UserError):
-    """Refusal of another run's checkpoint that does not suit its place in the recipe."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Read a name; RunError or CheckpointError if no checkpoint can have it."""
+        """Read a name; RunError or UserError if no checkpoint can have it."""
         run, policy, step = split_name(name)
         if step is not None:
             return cls(run, policy, read_step(run, step))
@@ -70,7 +66,7 @@ class CheckpointName:
 
     @property
     def saved_step(self) -> int:
-        """Step of the checkpoint; CheckpointError if the run has not saved it."""
+        """Step of the checkpoint; UserError if the run has not saved it."""
         return Ledger(self.folder.checkpoints(self.policy or POLICY)).at(self.step).step
 
     def check_whole(self, name: str) -> None:
@@ -79,10 +75,10 @@ class CheckpointName:
             raise UserError(f"{name} is one policy of a run; name the run's checkpoint RUN@STEP")
 
     def check_policy(self, trained: Iterable[str], key: str = "") -> None:
-        """Refuse (CheckpointRefused) a policy that the run has not trained."""
+        """Refuse (UserError) a policy that the run has not trained."""
         there = [*trained]
         if self.policy and self.policy not in there:
-            raise CheckpointRefused(
+            raise UserError(
                 f"{key and f'{key}: '}{self.folder.path} trains no policy {self.policy}; it trains "
                 f"{', '.join(there)}"
             )
@@ -98,7 +94,7 @@ def split_name(name: str) -> tuple[str, str, str | None]:
 def read_step(run: str, step: str) -> int:
     """Read the number of a run's checkpoint, or `best`.
 
-    CheckpointError if nothing says which checkpoint is best.
+    UserError if nothing says which checkpoint is best.
     """
     if step == BEST:
         folder = folder_of(run)
@@ -128,11 +124,11 @@ def promote(checkpoint: str, name: str) -> tuple[Promotion, Promotion | None]:
 def best_step(run: RunFolder) -> int:
     """Return the checkpoint that is best on held-out examples, of equals the earliest.
 
-    CheckpointError if no checkpoint is scored.
+    UserError if no checkpoint is scored.
     """
     values = read_facts(run).held_out
     if not values.by_step:
-        raise CheckpointError(
+        raise UserError(
             f"{run.path} has scored no checkpoint on held-out examples, so that none is known as "
             f"the best; give a step, such as {run.name}@10"
         )

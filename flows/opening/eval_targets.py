@@ -45,7 +45,7 @@ class EvalTarget:
 
     @property
     def checkpoint(self) -> int:
-        """Number of the checkpoint; CheckpointError if the run does not have it."""
+        """Number of the checkpoint; UserError if the run does not have it."""
         if self.model is not None:
             return 0
         return Ledger(folder_of(self.run).checkpoints(POLICY)).at(self.step).step

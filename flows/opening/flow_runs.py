@@ -22,14 +22,7 @@ from ratchet.flows.recipe.service_needs import may_offer
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.reports.facts import LOSS, Measure, read_facts
 from ratchet.tasks.settings.run import Budget
-from ratchet.tasks.spending.ledger import (
-    TOKEN_KINDS,
-    BudgetReached,
-    budget_of,
-    grant,
-    missing_price,
-    sum_spent,
-)
+from ratchet.tasks.spending.ledger import TOKEN_KINDS, budget_of, grant, missing_price, sum_spent
 from ratchet.tasks.spending.work_log import granted_at
 from ratchet.tasks.storage.manifest import recipe_of
 from ratchet.tasks.storage.run_folder import RunFolder, name_run
@@ -89,7 +82,7 @@ Prefect would retry a flow after any error, also after a mistake of the user.
 
 
 def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
-    """Suspend a deployed flow run until its budget is approved; stop any other one (BudgetReached).
+    """Suspend a deployed flow run until its budget is approved; stop any other one (UserError).
 
     Nothing is lost, since every step is on disk: a run that is continued goes on behind it. A
     suspended flow run has no process, which would lose its place among those that a deployment's
@@ -98,7 +91,7 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
     """
     way = f"`ratchet resume {run.name} --budget tokens=…` (or usd) goes on"
     if deployment.id is None:
-        raise BudgetReached(f"{run.name} has spent {spent}, and stops; {way}")
+        raise UserError(f"{run.name} has spent {spent}, and stops; {way}")
     text = "%s has spent %s, and waits; approve it in Prefect's page, or %s"
     log.warning(text, run.name, spent, way)
     limits = budget_of(run, budget).limits()

@@ -16,13 +16,7 @@ from ratchet.adapters.redaction import quote
 from ratchet.adapters.yaml_text import YamlError, read_yaml
 from ratchet.flows.recipe.plan import FLOW_RECIPES, StagesRecipe, SweepRecipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.recipe.run_recipe import (
-    FlowError,
-    FlowRecipe,
-    RunRecipe,
-    differing,
-    without_free,
-)
+from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe, differing, without_free
 from ratchet.tasks.settings.presets import PRESETS
 from ratchet.tasks.settings.section import TABLES, explain, fields_of, section_of
 from ratchet.tasks.storage.dotted_keys import Json, Section, merge_values, nest_value
@@ -95,7 +89,7 @@ def named_recipe(name: str, overrides: Sequence[str] = (), kind: type[R] = Recip
     """Return the recipe of a training deployment, or of a YAML file, with each override over it.
 
     The deployment is the working folder's, or else one of the examples that Ratchet carries.
-    FlowError if the recipe is not of the `kind`.
+    UserError if the recipe is not of the `kind`.
     """
     values = _read_values(name)
     if not isinstance(values, dict):
@@ -104,10 +98,10 @@ def named_recipe(name: str, overrides: Sequence[str] = (), kind: type[R] = Recip
 
 
 def read_recipe(run: RunFolder, kind: type[T] = RunRecipe) -> T:
-    """Read the recipe that a run is bound to; FlowError if it is not of the `kind`."""
+    """Read the recipe that a run is bound to; UserError if it is not of the `kind`."""
     recipe = _recipe(recipe_of(run))
     if not isinstance(recipe, kind):
-        raise FlowError(
+        raise UserError(
             f"the run {run.path} was made by the flow {recipe.flow}, and this needs a run of "
             f"{', '.join(sorted(_kinds(kind)))}; name another run"
         )
@@ -166,12 +160,12 @@ def _read_values(name: str) -> Json:
 def changed_recipe(values: Section, overrides: Sequence[str] = (), kind: type[R] = Recipe) -> R:
     """Validate a recipe, with each `section.key=value` put over its values.
 
-    A preset among them replaces the algorithm that the values have. FlowError if the recipe is not
+    A preset among them replaces the algorithm that the values have. UserError if the recipe is not
     of the `kind`.
     """
     own = _kind_of({"flow": TRAIN, **values})
     if not issubclass(own, kind):
-        raise FlowError(
+        raise UserError(
             f"the recipe is of the flow {own.model_fields['flow'].default}, and this needs one of "
             f"{', '.join(sorted(_kinds(kind)))}; {PLAYED if kind is Recipe else 'name another one'}"
         )
@@ -410,7 +404,7 @@ def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
     kinds = _kinds(kind)
     flow = values.get("flow")
     if not isinstance(flow, str) or flow not in kinds:
-        raise FlowError(
+        raise UserError(
             f"no recipe is for a flow {quote(flow)}; there are recipes for "
             f"{', '.join(sorted(kinds))}: "
             "give one of these, or continue a run with the version that wrote it"

@@ -43,10 +43,6 @@ MOST_TOKENS = 512
 """Limit of an answer for clients that name none, where no recipe has rollouts."""
 
 
-class FlowError(UserError):
-    """Refusal of a recipe whose flow is not known, or is not the one that is needed."""
-
-
 @dataclass(frozen=True)
 class Teachers:
     """Teachers of a recipe: the key that names them, their models by name, and what they read.
@@ -212,7 +208,7 @@ class RunRecipe(FlowRecipe, ABC):
 
     def steps_of(self, epochs: float) -> int:
         """Return in how many steps the flow has passed so often over its training examples."""
-        raise FlowError(f"the flow {self.flow} has no examples to pass over; give steps")
+        raise UserError(f"the flow {self.flow} has no examples to pass over; give steps")
 
     def sources(self) -> dict[str, Source]:
         """Map the splits that the flow reads, train and test, to where their examples are."""

@@ -15,10 +15,10 @@ import tinker
 
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
 from ratchet.adapters.diagnosis.probes import HOSTED, TITLES, Diagnosis, examine
-from ratchet.adapters.errors import counted
+from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.tinker.service import Service, ServiceRefused, connect
 from ratchet.flows.recipe.loading import named_recipe
-from ratchet.flows.recipe.run_recipe import FlowError, FlowRecipe, RunRecipe
+from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.settings.run import Model
 from ratchet.tasks.storage.files import is_written, read_json, write_json
@@ -324,7 +324,7 @@ def _recipes(name: str, overrides: Sequence[str]) -> Sequence[RunRecipe]:
     recipe = named_recipe(name, overrides, FlowRecipe)
     if trained := recipe.trained():
         return trained
-    raise FlowError(f"{name} is a {recipe.flow}; give the recipe whose keys it varies")
+    raise UserError(f"{name} is a {recipe.flow}; give the recipe whose keys it varies")
 
 
 def _first_model(service: Service, default: str) -> str:

@@ -88,7 +88,7 @@ class JournalRecorder:
     def due(self) -> tuple[int, Sequence[DueRollout]]:
         """Read the journal: the next attempt's number, and the rollouts that have not ended.
 
-        Raises TakenOver if the run has another owner by now.
+        Raises UserError if the run has another owner by now.
         """
         self._run.check_owner()
         spans = read_journal(self._journal.path)
@@ -122,7 +122,7 @@ class JournalRecorder:
     async def ended(self, end: RolloutEnd) -> None:
         """Record an end durably.
 
-        EngineDied if the engine's death may be the cause of the end; TakenOver if the run has
+        EngineDied if the engine's death may be the cause of the end; UserError if the run has
         another owner by now.
         """
         self._run.check_owner()

@@ -25,7 +25,7 @@ from ratchet.adapters.tinker.live_policy import (
     apart,
 )
 from ratchet.adapters.tinker.service import Service, ServiceRefused
-from ratchet.tasks.checkpoints import CheckpointError, Ledger, policy_version
+from ratchet.tasks.checkpoints import Ledger, policy_version
 from ratchet.tasks.datums import UpdateMethod, to_datums, units_of
 from ratchet.tasks.storage.files import is_written, read_json, verified
 from ratchet.tasks.storage.manifest import ByStep
@@ -149,12 +149,12 @@ class RecordedSteps:
         return StepDatums(step, [*map(len, of_terms)], request, method, evidence)
 
     def restored(self, step: int) -> StepDatums:
-        """Read the datums of a trained step; CheckpointError if they cannot be restored."""
+        """Read the datums of a trained step; UserError if they cannot be restored."""
         self.source.restore(step)
         paths = datum_files(self.run, self.policy.name, step, self.methods.at(step))
         for path in paths:
             if not is_written(path):
-                raise CheckpointError(
+                raise UserError(
                     f"{path} is gone, but step {step} must be applied again; put the file back, or "
                     "fork the run at an earlier step"
                 )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 from tinker import Datum
 
-from ratchet.tasks.checkpoints import CheckpointError, policy_version
+from ratchet.adapters.errors import UserError
+from ratchet.tasks.checkpoints import policy_version
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod, build_datums, to_datums
 from ratchet.tasks.judging import record_verdicts
 from ratchet.tasks.recording.journal import read_journal, seal
@@ -49,7 +50,7 @@ class RolloutSteps(StepSource):
         build_datums.make(path, trajectories, rewards, credit, references)
 
     def batches(self, step: int, datums: Sequence[Datum]) -> list[list[Datum]]:
-        """Split the datums of a step by its batches; CheckpointError if a journal is gone."""
+        """Split the datums of a step by its batches; UserError if a journal is gone."""
         path = self.run.datums(self.policy.name, step)
         rollouts = read_table(path, ["rollout_id"])["rollout_id"].to_pylist()
         named = [*zip(rollouts, datums, strict=True)]
@@ -59,7 +60,7 @@ class RolloutSteps(StepSource):
         ]
         split = [[datum for rollout, datum in named if rollout in batch] for batch in played]
         if sum(map(len, split)) != len(datums):
-            raise CheckpointError(
+            raise UserError(
                 f"{path} has {len(datums)} datums, and {sum(map(len, split))} are of the "
                 f"batches that step {step} has journals of; put the journals back, since each "
                 "batch is a pass of its own"
@@ -105,7 +106,7 @@ class RolloutSteps(StepSource):
         path = self.run.verdicts(step)
         batches = self.run.journalled(shard_name(JUDGE, step))
         if not is_written(path) and not batches:
-            raise CheckpointError(
+            raise UserError(
                 f"{path} and the journals of the judge of step {step} are gone; put them "
                 "back, or fork the run at an earlier step"
             )

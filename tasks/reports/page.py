@@ -56,11 +56,6 @@ MOST_FAILURES = 20
 PAGE_VIEWS = ("spans", "calls", "rollouts")
 
 
-def reveal(value: object) -> object:
-    """Escape control characters of a text; pass on HTML."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 def readable(value: object) -> str:
     """Write a value of a table; a number has separators of thousands, and None is a dash."""
     match value:
@@ -81,7 +76,7 @@ TEMPLATES = Environment(
     loader=FileSystemLoader([HERE, HERE / "board"]),
     autoescape=True,
     undefined=StrictUndefined,
-    finalize=reveal,
+    finalize=lambda it: visible(it) if isinstance(it, str) and not isinstance(it, Markup) else it,
     trim_blocks=True,
     lstrip_blocks=True,
 )

@@ -197,10 +197,6 @@ def sum_spent(run: RunFolder, *, but_last: bool = False) -> dict[str, float]:
     return dict(total)
 
 
-class BudgetReached(UserError):
-    """End of a run between two steps, since it has spent what it may."""
-
-
 @dataclass(frozen=True)
 class BudgetSpent:
     """The largest spent share of a limit, and that limit in words; 0 without a budget."""

@@ -204,14 +204,11 @@ def remedy(path: Path) -> str:
         return REMEDIES[path.name]
     stage = STAGE.get(path.parent.name)
     source = stage.made_of if stage else ""
-    of = f" of {_home(path, source) / source}" if source else ""
+    homes = [
+        one for one in path.parents[1:4] if (one / source).exists()
+    ]
+    of = f" of {[*homes, path.parents[1]][0] / source}" if source else ""
     return f"Delete it, and resume the run: it is made anew{of}"
-
-
-def _home(path: Path, source: str) -> Path:
-    """Find the folder that has `source`: rollouts lie in the run's folder, not in a policy's."""
-    own = path.parents[1]
-    return next((folder for folder in path.parents[1:4] if (folder / source).exists()), own)
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> Path:

@@ -17,10 +17,6 @@ from ratchet.tasks.storage.files import JsonRow
 from ratchet.tasks.storage.logs import FollowedLog, follow
 
 
-class TakenOver(UserError):
-    """Refusal of a write to a run that another process has opened since."""
-
-
 @dataclass(frozen=True)
 class Owner:
     """Process that opened a run. `epoch` counts the owners of the run so far, this one included.
@@ -55,11 +51,11 @@ class Ownership:
         self._log = log
 
     def check(self) -> None:
-        """Raise TakenOver if another process has opened the run since."""
+        """Raise UserError if another process has opened the run since."""
         last = last_owner(self._log)
         if last != self.owner:
             by = f"by {last}" if last else f"by nobody that {self._log} names"
-            raise TakenOver(
+            raise UserError(
                 f"the run {self._log.parent} was taken over {by}: this process "
                 f"({os.getpid()}) writes nothing more to it. Let that one go on, or end it and "
                 "resume the run"

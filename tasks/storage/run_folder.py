@@ -411,7 +411,7 @@ class RunFolder:
         return replace(self, ownership=take_over(self.owners))
 
     def check_owner(self) -> None:
-        """Raise TakenOver if another process has opened the run since this one did."""
+        """Raise UserError if another process has opened the run since this one did."""
         if self.ownership is not None:
             self.ownership.check()
 

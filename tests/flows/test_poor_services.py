@@ -14,6 +14,7 @@ from benchmarks.servers.hello_on_skyrl import equal_steps
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.diagnosis import probes
 from ratchet.adapters.diagnosis.probes import SERVICE_PROBES
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import ServiceRefused, open_session
 from ratchet.flows.cli.commands import app
@@ -21,7 +22,7 @@ from ratchet.flows.evaluate import evaluate
 from ratchet.flows.recipe.service_needs import probe_service
 from ratchet.flows.train import train
 from ratchet.tasks.checkpoints import Ledger
-from ratchet.tasks.spending.ledger import BudgetReached, grant
+from ratchet.tasks.spending.ledger import grant
 from ratchet.tasks.storage.files import read_json
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.small_recipe import small_recipe
@@ -172,7 +173,7 @@ def test_a_run_on_a_service_of_another_precision_compares_within_what_that_makes
 def stopped_and_resumed(name: str) -> RunFolder:
     """Train a run of three steps that its budget stops after the first."""
     recipe = small_recipe(**SHORT, steps=3, budget={"tokens": 1})
-    with pytest.raises(BudgetReached):
+    with pytest.raises(UserError):
         train(recipe, run=name)
     grant(run := folder_of(name), {"tokens": 10**9})
     train(recipe, run=name)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.names import best_step, read_step
-from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.storage.files import Damaged, write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
@@ -36,13 +37,13 @@ def test_a_step_that_was_made_again_counts_as_it_was_made_last(ledger: Ledger) -
 
 
 def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(ledger: Ledger) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint 4; it has 0 to 3"):
+    with pytest.raises(UserError, match="no checkpoint 4; it has 0 to 3"):
         ledger.at(4)
 
 
 def test_a_deleted_checkpoint_is_none_until_it_is_made_again(ledger: Ledger) -> None:
     ledger.delete(2)
-    with pytest.raises(CheckpointError, match=r"checkpoint 2 no more, .* it keeps 0, 1, 3"):
+    with pytest.raises(UserError, match=r"checkpoint 2 no more, .* it keeps 0, 1, 3"):
         ledger.at(2)
     assert ledger.find(2) is None
     assert ledger.states(3)[0].step == 0
@@ -95,7 +96,7 @@ def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> N
 
 def test_the_best_checkpoint_has_the_highest_held_out_reward(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"run has scored no checkpoint .* give a step"):
+    with pytest.raises(UserError, match=r"run has scored no checkpoint .* give a step"):
         best_step(run)
     scored = {"00000": 0.2, "00002": 0.7, "00004": 0.7, "00006": None, "00004.abcdef": 0.9}
     for name, mean in scored.items():

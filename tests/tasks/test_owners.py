@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import bind_run
-from ratchet.tasks.storage.owners import TakenOver, last_owner
+from ratchet.tasks.storage.owners import last_owner
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.runs.small_recipe import small_recipe
 
@@ -77,7 +78,7 @@ def test_whoever_was_taken_over_stops_at_its_next_write_and_names_the_new_owner(
             lambda: ledger.add(Checkpoint(1, "tinker://r/s/1")),
             owned.check_owner,
         ):
-            with pytest.raises(TakenOver, match=said):
+            with pytest.raises(UserError, match=said):
                 write()
         other.communicate("")
     assert [line["phase"] for line in read_log(owned.checkpoints("policy"))] == ["intent"]

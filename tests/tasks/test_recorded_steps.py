@@ -6,11 +6,12 @@ from shutil import copytree
 import pytest
 
 from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.recipe.loading import read_lineage, read_recipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger
+from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import UpdateMethod
 from ratchet.tasks.recording.step_log import read_metrics, record_metrics
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
@@ -69,7 +70,7 @@ def test_datums_are_made_again_by_the_credit_of_their_era(run: RunFolder, tmp_pa
 def test_datums_whose_sources_are_gone_are_refused(tmp_path: Path) -> None:
     steps = recorded(RunFolder(tmp_path))
     assert steps.optimizer_steps(1) is None
-    with pytest.raises(CheckpointError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
+    with pytest.raises(UserError, match=r"datums/00000\.parquet is gone, but step 0 must be"):
         steps.restored(0)
 
 

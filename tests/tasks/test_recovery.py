@@ -22,7 +22,7 @@ from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LivePolicy, LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceFailed
-from ratchet.tasks.checkpoints import Checkpoint, CheckpointError, Ledger, policy_version
+from ratchet.tasks.checkpoints import Checkpoint, Ledger, policy_version
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.recorded_steps import TrainedPolicy
 from ratchet.tasks.rollouts import RolloutHost
@@ -310,7 +310,7 @@ def test_weights_that_nothing_can_make_again_are_refused_by_what_is_gone(
     sampler = updater.sampler(1)
     sampler_file(address, sampler.path, "adapter_model.safetensors").unlink()
     datums_of(updater, 0).unlink()
-    with pytest.raises(CheckpointError, match=r"00000\.parquet is gone, but step 0 must be"):
+    with pytest.raises(UserError, match=r"00000\.parquet is gone, but step 0 must be"):
         sampler.score([[*PROMPT, ANSWER]], [1])
 
 
@@ -435,7 +435,7 @@ def test_datums_that_must_be_applied_again_and_are_gone_are_named(
 ) -> None:
     updater = make_updater()
     datums_of(updater, 2).unlink()
-    with pytest.raises(CheckpointError, match=r"00002\.parquet is gone, but step 2 must be"):
+    with pytest.raises(UserError, match=r"00002\.parquet is gone, but step 2 must be"):
         advance(updater, 3, 3)
 
 

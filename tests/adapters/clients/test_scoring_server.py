@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from ratchet.adapters.clients.scoring_server import (
     CannotScore,
-    ScoringFailed,
     ScoringServer,
     speaks_openai,
 )
+from ratchet.adapters.errors import PassingError
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 from tests.support.servers.plain_server import PlainServer, plain_server
 
@@ -135,8 +135,8 @@ def test_a_server_that_scores_otherwise_is_refused(
         ((400, "out of vocabulary"), CannotScore, "refuses to score a prompt: out of vocabulary$"),
         ((404, "Not Found."), CannotScore, "Not Found; mend the model's name, or the URL, which"),
         ((400, "x" * 9999), CannotScore, "a prompt: x{300}$"),
-        ((429, "slow down"), ScoringFailed, "a prompt: slow down; start the same run again"),
-        ((503, "is loading"), ScoringFailed, "refuses to score a prompt: is loading; start the sa"),
+        ((429, "slow down"), PassingError, "a prompt: slow down; start the same run again"),
+        ((503, "is loading"), PassingError, "refuses to score a prompt: is loading; start the sa"),
     ],
 )
 def test_a_refusal_says_whether_it_may_pass(
@@ -150,7 +150,7 @@ def test_a_refusal_says_whether_it_may_pass(
 def test_a_server_that_is_away_may_come_back(plain: PlainServer) -> None:
     with (
         ScoringServer("http://127.0.0.1:9/v1#some/model", 60) as scoring,
-        pytest.raises(ScoringFailed, match="cannot be asked: Connection error; start the same run"),
+        pytest.raises(PassingError, match="cannot be asked: Connection error; start the same run"),
     ):
         scoring.check(0)
 
@@ -220,7 +220,7 @@ def test_a_server_is_known_by_its_list_of_models(
 
 def test_a_server_that_does_not_answer_now_is_a_passing_fault(plain: PlainServer) -> None:
     plain.models = (503, {"error": "is loading"})
-    with pytest.raises(ScoringFailed, match=r"does not answer \(503\); start the same run again"):
+    with pytest.raises(PassingError, match=r"does not answer \(503\); start the same run again"):
         speaks_openai(f"{plain.url}/v1")
-    with pytest.raises(ScoringFailed, match=r"does not answer \(ConnectError"):
+    with pytest.raises(PassingError, match=r"does not answer \(ConnectError"):
         speaks_openai("http://127.0.0.1:9/v1")

@@ -29,7 +29,7 @@ from ratchet.adapters.door.role_calls import (
     Memory,
     RequestMeta,
 )
-from ratchet.tasks.checkpoints import CheckpointError
+from ratchet.adapters.errors import UserError
 from tests.support.door.answered_call import answered_call
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.garbage import no_collector
@@ -96,7 +96,7 @@ def test_the_calls_of_an_attempt_leave_memory_without_the_garbage_collector() ->
 def test_weights_that_cannot_be_made_again_are_no_fault_of_the_request() -> None:
     class Lost:
         async def sample(self, *_: object) -> Any:
-            raise CheckpointError("datums/00000.parquet is gone")
+            raise UserError("datums/00000.parquet is gone")
 
     policy = Policy(Lost(), "00001")  # pyright: ignore[reportArgumentType]
     answer, memory = PolicyBackend(CHAT, policy, SAMPLING, 0).answer, Memory(KeptCalls(CHAT), print)

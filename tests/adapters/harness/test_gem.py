@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.harness.environments import NoEnvironment
 from ratchet.adapters.rewards import Reward
 from tests.support.door.scripted_door import ScriptedDoor, scripted_door
 
@@ -135,11 +135,11 @@ def test_an_example_without_a_valid_seed_is_refused(example: dict[str, Any]) -> 
     ],
 )
 def test_an_unknown_environment_or_argument_is_refused(name: str, said: str) -> None:
-    with pytest.raises(NoEnvironment, match=said):
+    with pytest.raises(UserError, match=said):
         load_agent(name)
 
 
 def test_a_missing_gem_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gem", None)
-    with pytest.raises(NoEnvironment, match="not installed: pip install gem-llm"):
+    with pytest.raises(UserError, match="not installed: pip install gem-llm"):
         load_agent(GUESS)

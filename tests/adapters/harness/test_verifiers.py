@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.harness.environments import NoEnvironment
 from ratchet.adapters.harness.verifiers_program import row_of_example
 from ratchet.adapters.process.program import CommandFailed
 from tests.support.door.scripted_door import scripted_door
@@ -124,5 +124,5 @@ def test_a_row_is_a_whole_number_of_the_data_set(row: object) -> None:
 
 def test_a_missing_verifiers_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFIERS_PYTHON", "no/such/python")
-    with pytest.raises(NoEnvironment, match="there is no no/such/python; run `make verifiers`"):
+    with pytest.raises(UserError, match="there is no no/such/python; run `make verifiers`"):
         load_agent("verifiers:doubled-sums")

@@ -14,8 +14,9 @@ import pytest
 from psutil import process_iter
 
 from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import load_agent
-from ratchet.adapters.process.program import LONGEST_OUTPUT, CommandFailed, NoCommand
+from ratchet.adapters.process.program import LONGEST_OUTPUT, CommandFailed
 from ratchet.adapters.rewards import Reward
 from tests.support.processes import ROOT, wait_until
 
@@ -196,7 +197,7 @@ def runs(process: str) -> bool:
     ],
 )
 def test_a_command_that_cannot_run_is_refused_when_it_is_loaded(name: str, said: str) -> None:
-    with pytest.raises(NoCommand, match=said):
+    with pytest.raises(UserError, match=said):
         load_agent(name)
 
 

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from ratchet.adapters.clients.current_rollout import Endpoint
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.filling import fill
 from ratchet.adapters.places.place import PROGRAM_LOG, Place
 from ratchet.adapters.player_protocol import PlaceSettings
-from ratchet.adapters.process.program import CommandFailed, NoCommand
+from ratchet.adapters.process.program import CommandFailed
 from ratchet.adapters.programs.residents import kill_programs
 from ratchet.adapters.rewards import Reward
 from ratchet.tasks.settings.rollouts import PlaceOfRollouts
@@ -511,5 +512,5 @@ def test_a_server_has_the_recipe_s_variables_and_not_the_user_s_home(
     ],
 )
 def test_a_line_that_runs_no_program_in_python_is_refused(line: str, said: str) -> None:
-    with pytest.raises(NoCommand, match=said):
+    with pytest.raises(UserError, match=said):
         load_agent(f"forks:{line}")

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ratchet.adapters.project.hub import HubError, locate_dataset
+from ratchet.adapters.errors import UserError
+from ratchet.adapters.project.hub import locate_dataset
 from ratchet.tasks.examples.reading import read_examples
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.runs.small_recipe import small_recipe
@@ -71,7 +72,7 @@ def test_a_run_has_a_checksum_of_a_dataset_s_files(hub: Path, tmp_path: Path) ->
 
 
 def test_a_dataset_that_is_neither_cached_nor_reachable_is_refused_in_a_sentence(hub: Path) -> None:
-    with pytest.raises(HubError) as refused:
+    with pytest.raises(UserError) as refused:
         locate_dataset("hub:owner/absent/main@v1")
     said = str(refused.value)
     assert said.startswith("the dataset hub:owner/absent/main@v1 is not in the hub's cache, and ")
@@ -82,7 +83,7 @@ def test_a_dataset_that_is_neither_cached_nor_reachable_is_refused_in_a_sentence
 
 def test_a_folder_that_is_not_cached_is_refused(hub: Path) -> None:
     name = cached(hub, COMMIT, "main")
-    with pytest.raises(HubError, match="it has no folder socratic"):
+    with pytest.raises(UserError, match="it has no folder socratic"):
         locate_dataset(f"{name}/socratic")
 
 
@@ -146,5 +147,5 @@ def stand_in_hub(name: str, files: dict[str, bytes]) -> Iterator[tuple[str, list
 
 @pytest.mark.parametrize("name", ["hub:gsm8k", "hub:openai/gsm8k/main@"])
 def test_a_name_that_is_none_of_the_hub_s_is_refused(name: str) -> None:
-    with pytest.raises(HubError, match="names no dataset of the hub: write it as hub:OWNER/NAME"):
+    with pytest.raises(UserError, match="names no dataset of the hub: write it as hub:OWNER/NAME"):
         locate_dataset(name)

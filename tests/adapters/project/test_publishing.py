@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.project.hub import HubError, check_push, push
+from ratchet.adapters.project.hub import check_push, push
 from tests.support.servers.hub_server import TOKEN, hub_server
 
 
@@ -40,12 +40,12 @@ def test_a_refusal_leaves_the_folder_and_names_the_command_that_pushes_it(
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     with hub_server() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        with pytest.raises(HubError, match=rf"`hf upload ada/otters {folder}`") as refused:
+        with pytest.raises(UserError, match=rf"`hf upload ada/otters {folder}`") as refused:
             push(folder, "ada/otters", "Add otters@4")
     assert "hf_of_nobody" not in str(refused.value)
     assert folder.exists()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubError, match="cannot be pushed to ada/otters"):
+    with pytest.raises(UserError, match="cannot be pushed to ada/otters"):
         push(folder, "ada/otters", "Add otters@4")
 
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from tinker import AdamParams, Datum, ModelInput
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LivePolicy, apart, download, fetch_weights
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.adapters.weights.adapter import (
     TENSORS,
     Adapter,
-    AdapterError,
     read_adapter,
     read_base,
     write_adapter,
@@ -176,12 +176,12 @@ def changed(trained: Trained, folder: Path, config: dict[str, Any], **tensors: A
 
 
 def test_files_that_are_no_plain_lora_are_refused(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="has use_rslora, which is not read; give a plain LoRA"):
+    with pytest.raises(UserError, match="has use_rslora, which is not read; give a plain LoRA"):
         read_adapter(changed(trained, tmp_path / "a", {"use_rslora": True}), "lm_head")
     experts = {f"x.lora_{matrix}.weight": torch.zeros(2, 2, 2) for matrix in "AB"}
-    with pytest.raises(AdapterError, match=r"x\.lora_.\.weight .* not one of a pair"):
+    with pytest.raises(UserError, match=r"x\.lora_.\.weight .* not one of a pair"):
         read_adapter(changed(trained, tmp_path / "b", {}, **experts), "lm_head")
-    with pytest.raises(AdapterError, match="names no base_model_name_or_path; give it one"):
+    with pytest.raises(UserError, match="names no base_model_name_or_path; give it one"):
         read_base(trained.given)
 
 
@@ -190,10 +190,10 @@ def test_an_adapter_of_another_base_is_refused(trained: Trained) -> None:
     check_fit(adapter, network)
     pair = adapter.layers["lm_head"]
     other = replace(adapter, layers={"model.layers.9.mlp.up_proj": pair})
-    with pytest.raises(AdapterError, match=r"up_proj of shape .* is not there in the base"):
+    with pytest.raises(UserError, match=r"up_proj of shape .* is not there in the base"):
         check_fit(other, network)
     other = replace(adapter, layers={"model.layers.0.mlp.up_proj": pair})
-    with pytest.raises(AdapterError, match=r"has the shape .* in the base; look whether the"):
+    with pytest.raises(UserError, match=r"has the shape .* in the base; look whether the"):
         check_fit(other, network)
     assert head_of(network) == "lm_head"
 

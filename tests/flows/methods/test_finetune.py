@@ -27,7 +27,6 @@ from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe, named_recipe, read_recipe
 from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.flows.recipe.run_recipe import FlowError
 from ratchet.tasks.examples.reading import DatasetError
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.recording.queries import answer_query
@@ -140,7 +139,7 @@ def test_an_agent_plays_with_what_was_learnt(whole: RunFolder) -> None:
 
 def test_what_reads_runs_reads_one_of_texts(whole: RunFolder) -> None:
     assert read_recipe(whole, FinetuneRecipe) == RECIPE
-    with pytest.raises(FlowError, match="was made by the flow finetune, and this needs"):
+    with pytest.raises(UserError, match="was made by the flow finetune, and this needs"):
         read_recipe(whole, Recipe)
     assert [*find_damage(whole)] == []
     summary = summarize_run(whole)
@@ -189,11 +188,11 @@ def test_texts_that_cannot_be_learnt_are_refused_and_leave_nothing(
 
 def test_a_flow_refuses_the_recipe_of_another() -> None:
     said = "is of the flow finetune, and this needs one of train; .* evaluate NAME --model RUN` has"
-    with pytest.raises(FlowError, match=said):
+    with pytest.raises(UserError, match=said):
         named_recipe("hello-finetune")
-    with pytest.raises(FlowError, match="this needs one of sweep; name another one"):
+    with pytest.raises(UserError, match="this needs one of sweep; name another one"):
         named_recipe("hello-finetune", kind=SweepRecipe)
-    with pytest.raises(FlowError, match="is of the flow finetune, and this needs one of train"):
+    with pytest.raises(UserError, match="is of the flow finetune, and this needs one of train"):
         changed_recipe(RECIPE.model_dump(mode="json"))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.checkpoints.names import find_weights, promote
@@ -14,7 +15,7 @@ from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.run import open_run
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
-from ratchet.tasks.checkpoints import CheckpointError, Ledger
+from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
@@ -68,11 +69,11 @@ def test_what_is_not_kept_is_deleted_on_the_service_and_changes_nothing(
 
 def test_a_deleted_checkpoint_is_refused_by_its_number(few: RunFolder) -> None:
     gone = r"has checkpoint 3 no more, since checkpoints\.keep deleted it; it keeps 0, 4, 5, 6"
-    with pytest.raises(CheckpointError, match=gone):
+    with pytest.raises(UserError, match=gone):
         find_weights(f"{few.name}@3")
     start = {"start": f"{few.name}@2", "lora_rank": 8}
     recipe = FinetuneRecipe.model_validate(RECIPE.model_dump() | {"model": start})
-    with pytest.raises(CheckpointError, match="has checkpoint 2 no more"):
+    with pytest.raises(UserError, match="has checkpoint 2 no more"):
         check_start(recipe, folder_of("started"))
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ratchet.adapters.calls import POLICY
+from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.binding import read_bound
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.debug import debug_rollout
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
@@ -126,7 +126,7 @@ def test_a_step_s_opponent_is_drawn_from_a_pool_by_the_seed() -> None:
 
 
 def test_a_role_of_a_checkpoint_that_is_not_there_is_refused(root: Path, no_tinker: None) -> None:
-    with pytest.raises(CheckpointRefused, match=r"roles.opponent none@3 names no run"):
+    with pytest.raises(UserError, match=r"roles.opponent none@3 names no run"):
         train(duel(roles={"opponent": "checkpoint:none@3"}, evaluation={}), run="none")
     assert not folder_of("none").path.exists()
 

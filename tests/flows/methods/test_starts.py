@@ -12,7 +12,7 @@ from ratchet.adapters.errors import UserError
 from ratchet.engine.state.registry import find_damaged_state
 from ratchet.flows.checkpoints.binding import bind_checkpoints, find_start, read_bound
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.checkpoints.names import CheckpointRefused, best_step
+from ratchet.flows.checkpoints.names import best_step
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.flows.recipe.recipe import Recipe
@@ -119,7 +119,7 @@ def test_a_damaged_start_whose_run_is_gone_is_refused_by_the_file(
     )
     copy = weights.read_bytes()
     flip(weights)
-    with pytest.raises(CheckpointRefused, match=f"{weights} is not as it was saved"):
+    with pytest.raises(UserError, match=f"{weights} is not as it was saved"):
         finetune(started(start="first@4"), run="alone")
     weights.write_bytes(copy)
     finetune(started(start="first@4"), run="alone")

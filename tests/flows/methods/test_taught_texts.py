@@ -18,7 +18,6 @@ from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.service import PatientSampler, connect
 from ratchet.flows.checkpoints.binding import open_teacher, read_bound
 from ratchet.flows.checkpoints.forks import fork_run
-from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.finetune import finetune
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.algorithm.distillation import DISTILLATIONS, NO_TOKEN
@@ -229,7 +228,7 @@ def test_a_teacher_of_other_tokens_is_refused(
         recipe = changed(model=f"{address.url}#{tiny_model}")
         with (
             connect(RECIPE.model.base, tmp_path / "engine") as service,
-            pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat"),
+            pytest.raises(UserError, match="has other tokens than local/tiny-chat"),
             open_teacher(recipe, whole, service),
         ):
             pass

@@ -14,7 +14,6 @@ from ratchet.adapters.clients.scoring_server import CannotScore
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
 from ratchet.flows.checkpoints.binding import refuse_itself
-from ratchet.flows.checkpoints.names import CheckpointRefused
 from ratchet.flows.cli.recipes import shrink
 from ratchet.flows.dryrun import dryrun
 from ratchet.flows.opening.checks import check_run
@@ -265,7 +264,7 @@ def test_a_plain_server_of_other_tokens_is_refused(school: RunFolder, plain: Pla
         place and {token: {**told, "decoded_token": "x"} for token, told in place.items()}
         for place in places or []
     ]
-    with pytest.raises(CheckpointRefused, match="has other tokens than local/tiny-chat; give a mo"):
+    with pytest.raises(UserError, match="has other tokens than local/tiny-chat; give a mo"):
         train(taught_by(plain.model), run="refused-later")
     assert not folder_of("refused-later").trajectories(POLICY, 0).exists()
 
@@ -304,5 +303,5 @@ def test_a_teacher_of_another_service_needs_its_key(school: RunFolder, tmp_path:
 def test_what_starts_elsewhere_is_taught_by_the_base_but_not_by_its_start() -> None:
     started: dict[str, Any] = {"model": {"lora_rank": 8, "start": LATE}}
     refuse_itself(taught_by("base", **started))
-    with pytest.raises(CheckpointRefused, match="whole@2 is the policy itself, which starts"):
+    with pytest.raises(UserError, match="whole@2 is the policy itself, which starts"):
         refuse_itself(taught_by(LATE, **started))

@@ -33,7 +33,6 @@ from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.ledger import (
     REPEATED,
     TOKEN_KINDS,
-    BudgetReached,
     grant,
     measure_budget,
     read_ledger,
@@ -67,11 +66,11 @@ def test_a_run_stops_after_the_step_that_spends_its_budget_and_goes_on_with_a_la
     whole: RunFolder, root: Path
 ) -> None:
     recipe = limited(tokens=1)
-    with pytest.raises(BudgetReached, match=r"budget.tokens 1, and stops; `ratchet resume one"):
+    with pytest.raises(UserError, match=r"budget.tokens 1, and stops; `ratchet resume one"):
         train(recipe, run="one")
     run = folder_of("one")
     assert steps_of(run) == 1
-    with pytest.raises(BudgetReached):  # the same budget allows no further step
+    with pytest.raises(UserError):  # the same budget allows no further step
         train(recipe, run="one")
     assert steps_of(run) == 1
     assert Ledger(run.checkpoints(POLICY)).at(1).state is not None
@@ -100,7 +99,7 @@ def test_a_budget_in_dollars_needs_a_price(
     with pytest.raises(UserError, match=NO_PRICE):
         check_run(limited(usd=1), folder_of("priced"))
     monkeypatch.setenv("RATCHET_PRICES", prices)
-    with pytest.raises(BudgetReached, match=r"\$\d+\.\d\d of budget.usd \$0\.10"):
+    with pytest.raises(UserError, match=r"\$\d+\.\d\d of budget.usd \$0\.10"):
         train(limited(usd=0.1), run="priced")
     spent = measure_budget(folder_of("priced"), Budget(usd=0.1))
     assert spent.share == pytest.approx(sum_spent(folder_of("priced"))["usd"] / 0.1)
