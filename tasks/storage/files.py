@@ -204,9 +204,7 @@ def remedy(path: Path) -> str:
         return REMEDIES[path.name]
     stage = STAGE.get(path.parent.name)
     source = stage.made_of if stage else ""
-    homes = [
-        one for one in path.parents[1:4] if (one / source).exists()
-    ]
+    homes = [one for one in path.parents[1:4] if (one / source).exists()]
     of = f" of {[*homes, path.parents[1]][0] / source}" if source else ""
     return f"Delete it, and resume the run: it is made anew{of}"
 
