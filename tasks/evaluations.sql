@@ -3,31 +3,23 @@
 -- Those are of every attempt, also where the rollout failed: they were paid for. What an attempt was
 -- given again from an earlier one was paid for there.
 with
-
 spans as (
-
     select * from parquet_rows($spans)
-
 ),
 
 examples as (
-
     select
         row_number() over () - 1 as place,
         json_extract_string(json, '$.example.category') as category
 
     from json_lines($shard)
-
 ),
 
 rollouts as (
-
     select * from rollout_attempts('spans')
-
 ),
 
 calls as (
-
     select
         rollout_id,
         role,
@@ -38,11 +30,9 @@ calls as (
 
     from spans
     where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
-
 ),
 
 measures as (
-
     select
         rollout_id,
         attempt,
@@ -51,11 +41,9 @@ measures as (
     from spans
     where kind = 'credit' and starts_with(role, 'measure/')
     group by rollout_id, attempt
-
 ),
 
 spent as (
-
     select
         rollout_id,
         list({'role': role, 'calls': calls, 'priced': priced, 'prompt_tokens': prompt,
@@ -75,7 +63,6 @@ spent as (
         group by rollout_id, role
     )
     group by rollout_id
-
 )
 
 select

@@ -14,9 +14,9 @@ import pyarrow as pa
 from ratchet.adapters.calls import JsonObject
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.algorithm.advantages import is_uniform
-from ratchet.tasks.ends import StepStopped, check_rewards
+from ratchet.tasks.ends import Ends, StepStopped, check_rewards
 from ratchet.tasks.examples.shards import ShardRow
-from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, REWARD
+from ratchet.tasks.recording.spans import CREDIT, LLM, REWARD
 from ratchet.tasks.recording.step_log import COST
 from ratchet.tasks.recording.transcripts import Transcript, read_transcripts
 from ratchet.tasks.settings.rollouts import Judge
@@ -168,33 +168,21 @@ def _verdicts(spans: Sequence[Path]) -> pa.Table:
 def measure_verdicts(
     verdicts: Path, spans: Sequence[Path], rewards: Sequence[Path], ancestors: Collection[str]
 ) -> dict[str, float]:
-    """Measure a judge's work on a step.
-
-    - `judge/abstained`: the share of the rollouts shown that got no score.
-    - `judge/failed`: how often the judge has failed.
-    - `judge/agreement`: the share of a group's pairs with different agent's rewards that the scores
-      order alike; a tie counts half.
-    - `judge/<name>`: the mean of a measure of the judge's own.
-    - `cost/<role>`: what its calls cost, if it is known; calls of the run's `ancestors` are free.
+    """Measure a judge's work on a step, as docs/judges.md says.
 
     `spans` are the judge's sealed batches, and `rewards` the sealed batches of the rollouts, which
-    have the agent's own rewards.
+    have the agent's own rewards. Calls of the run's `ancestors` cost nothing.
     """
     rows = read_table(verdicts).to_pylist()
-    measured = {"judge/failed": float(_count_failed(spans)), **_own_measures(spans, ancestors)}
+    measured = {
+        "judge/failed": float(len(Ends.of(spans).errors)),
+        **_own_measures(spans, ancestors),
+    }
     if shown := sum(row["shown"] for row in rows):
         measured["judge/abstained"] = 1 - sum(row["scored"] for row in rows) / shown
     scores = {row["rollout_id"]: row["verdict"] for row in rows if row["verdict"] is not None}
     agreed = [*_agreements(scores, _own_rewards(rewards))]
     return measured | ({"judge/agreement": fmean(agreed)} if agreed else {})
-
-
-def _count_failed(spans: Sequence[Path]) -> int:
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for path in spans:
-        for row in read_table(path, ["rollout_id", "kind"]).to_pylist():
-            kinds[row["rollout_id"]].add(row["kind"])
-    return sum(ERROR in of_rollout and REWARD not in of_rollout for of_rollout in kinds.values())
 
 
 def _own_measures(spans: Sequence[Path], ancestors: Collection[str]) -> dict[str, float]:

@@ -2,15 +2,11 @@
 -- often it was scored, its mean score, null if the judge abstained each time, and, if it was shown
 -- once, the parts of a score that is a sum of some, and what it has by each criterion of the judge.
 with
-
 spans as (
-
     select * from parquet_rows($spans)
-
 ),
 
 ended as (
-
     select
         rollout_id as judged_by,
         attempt,
@@ -20,11 +16,9 @@ ended as (
     from spans
     join rollout_attempts('spans') using (rollout_id, attempt)
     where reward_name = 'reward'
-
 ),
 
 scores as (
-
     select
         judged_by,
         role as rollout_id,
@@ -35,11 +29,9 @@ scores as (
     join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
     where kind = 'credit'
     group by judged_by, role
-
 ),
 
 measures as (
-
     select
         judged_by,
         map(list(role[9:] order by role), list(reward order by role)) as criteria
@@ -48,17 +40,14 @@ measures as (
     join ended on spans.rollout_id = judged_by and spans.attempt = ended.attempt
     where kind = 'credit' and starts_with(role, 'measure/') and list_contains(criteria, role[9:])
     group by judged_by
-
 ),
 
 shown as (
-
     select
         judged_by,
         unnest(shown) as rollout_id
 
     from ended
-
 )
 
 select

@@ -1,21 +1,15 @@
 -- One row: in how many groups the rewards of some role, or of its n-th call, are not all equal, and
 -- how many calls the rollouts that ended have.
 with
-
 spans as (
-
     select * from parquet_rows($spans)
-
 ),
 
 ended as (
-
     select * exclude (group_id, reward) from rollout_attempts('spans') where has_ended
-
 ),
 
 teaching as (
-
     select distinct group_id
     from (
         select spans.group_id
@@ -25,7 +19,6 @@ teaching as (
         group by spans.group_id, kind, role, call
         having not is_uniform(min(reward), max(reward))
     )
-
 )
 
 select

@@ -1,7 +1,6 @@
 -- One row per trajectory, in the order of their file: the call whose prompt its tokens grew from,
 -- and which was rendered of its messages alone.
 with recursive calls as (
-
     select
         rollout_id,
         attempt,
@@ -15,11 +14,9 @@ with recursive calls as (
 
     from parquet_rows($spans)
     where kind = 'llm' and error_type is null
-
 ),
 
 origins as (
-
     select
         rollout_id,
         attempt,
@@ -41,7 +38,6 @@ origins as (
     from origins
     join calls using (rollout_id, attempt, role, call)
     where kept_call is not null
-
 )
 
 select

@@ -3,9 +3,7 @@
 -- the spans of a step, and of each answered call (`tasks.recording.turns`) its `place`, how many of
 -- its tokens are new, the first call of its trajectory, and whether it grew from an earlier one.
 with
-
 rewards as (
-
     -- A rollout without a reward is not here, and not below.
     select
         rollout_id,
@@ -14,11 +12,9 @@ rewards as (
 
     from rollout_attempts('spans')
     where has_ended
-
 ),
 
 credits as (
-
     select
         rollout_id,
         attempt,
@@ -29,11 +25,9 @@ credits as (
     from spans
     join rewards using (rollout_id, attempt)
     where kind = 'credit'
-
 ),
 
 calls as (
-
     select
         spans.rollout_id,
         group_id,
@@ -68,7 +62,6 @@ calls as (
         and spans.role = of_call.role
         and spans.call = of_call.call
     where place is not null
-
 )
 
 select

@@ -10,20 +10,8 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-
-class Environment(Protocol):
-    """The part of a verifiers environment that is used here."""
-
-    def get_dataset(self) -> Sequence[dict[str, object]]: ...
-
-    def get_eval_dataset(self) -> Sequence[dict[str, object]]: ...
-
-    async def run_rollout(
-        self, row: dict[str, object], client: object, model: str, sampling_args: dict[str, object]
-    ) -> dict[str, Any]: ...
+from collections.abc import Mapping
+from typing import Any
 
 
 def main(identity: str, arguments: str) -> None:
@@ -38,7 +26,7 @@ def main(identity: str, arguments: str) -> None:
 class Games:
     """The games that are being played, one for each rollout."""
 
-    def __init__(self, environment: Environment, answers: Any) -> None:
+    def __init__(self, environment: Any, answers: Any) -> None:
         self._environment = environment
         self._answers = answers
         self._playing: dict[int, asyncio.Task[None]] = {}
@@ -82,7 +70,7 @@ class Games:
         return played["reward"]
 
 
-def row_of_example(environment: Environment, example: Mapping[str, object]) -> dict[str, object]:
+def row_of_example(environment: Any, example: Mapping[str, object]) -> dict[str, object]:
     held_out = example.get("split") == "test"
     rows = environment.get_eval_dataset() if held_out else environment.get_dataset()
     row = example.get("row")

@@ -2,19 +2,14 @@
 -- rollouts that did not fail, the mean length of their answers and what all attempts have cost, by
 -- the calls of the roles that are compared, and the last answer of its first rollout.
 with spans as (
-
     select * from parquet_rows($spans)
-
 ),
 
 attempts as (
-
     select * from rollout_attempts('spans')
-
 ),
 
 calls as (
-
     select
         rollout_id,
         attempt,
@@ -27,11 +22,9 @@ calls as (
 
     from spans
     where kind = 'llm' and error_type is null and list_contains($roles, role)
-
 ),
 
 said as (
-
     select
         rollout_id,
         sum(sampled)::double as tokens,
@@ -41,22 +34,18 @@ said as (
     from calls
     join attempts using (rollout_id, attempt)
     group by rollout_id
-
 ),
 
 paid as (
-
     select
         rollout_id,
         sum(cost order by span_id) as cost
 
     from calls
     group by rollout_id
-
 ),
 
 rollouts as (
-
     select
         rollout_id,
         any_value(attributes ->> '$.example_id')::bigint as example_id,
@@ -67,7 +56,6 @@ rollouts as (
     join attempts using (rollout_id, attempt)
     where kind in ('reward', 'error')
     group by rollout_id
-
 )
 
 select

@@ -3,9 +3,7 @@
 -- steps that share no example have one row, of two examples of like rank. Each side is told by that
 -- of its rollouts whose reward is nearest to the example's mean.
 with
-
 dialogues as (
-
     select
         rollout_id,
         attempt,
@@ -14,11 +12,9 @@ dialogues as (
     from calls
     where split = $split and step in ($before, $after)
     group by rollout_id, attempt
-
 ),
 
 rewarded as (
-
     select
         *,
         avg(reward) over (partition by step, example_id) as mean,
@@ -27,11 +23,9 @@ rewarded as (
     from (select * exclude (calls) from rollouts)
     join dialogues using (rollout_id, attempt)
     where split = $split and reward is not null
-
 ),
 
 played as (
-
     select
         step,
         example_id,
@@ -49,21 +43,17 @@ played as (
 
     from rewarded
     group by step, example_id
-
 ),
 
 ranked as (
-
     select
         *,
         row_number() over (partition by step order by mean, example_id) as rank
 
     from played
-
 ),
 
 pairs as (
-
     select
         before.example_id = after.example_id as same,
         before,
@@ -75,11 +65,9 @@ pairs as (
         on before.step = $before
         and after.step = $after
         and (before.example_id = after.example_id or before.rank = after.rank)
-
 ),
 
 placed as (
-
     select
         *,
         row_number() over (partition by same order by gain desc, before.example_id) as from_best,
@@ -92,7 +80,6 @@ placed as (
         bool_or(gain <> 0) over (partition by same) as changed
 
     from (select *, avg(gain) over (partition by same) as mean_gain from pairs)
-
 )
 
 select

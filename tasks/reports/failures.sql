@@ -11,7 +11,6 @@ select
     || if(len(rollouts) > 3, format(' and {} more', len(rollouts) - 3), '') as rollouts
 
 from (
-
     select
         kind,
         mode(error_type || ': ' || error_message order by error_message) as error,
@@ -26,6 +25,5 @@ from (
         kind,
         error_type,
         coalesce(nullif(regexp_extract(error_message, $place), ''), error_message)
-
 )
 order by latest desc, error

@@ -1,9 +1,7 @@
 -- One row per rewarded rollout of the given batches: its reward, its example, and what was asked
 -- and answered in it by roles that no policy of the run answers.
 with
-
 others as (
-
     select
         rollout_id,
         attempt,
@@ -12,7 +10,6 @@ others as (
     from calls
     where list_contains($batches, batch) and not list_contains($shown, role)
     group by rollout_id, attempt
-
 )
 
 select

@@ -1,9 +1,7 @@
 -- One row per held-out example that both checkpoints played and that fits the search, a page of
 -- them, those that changed most first: mean rewards of its rollouts, and the answers of the first.
 with
-
 answers as (
-
     select
         rollout_id,
         attempt,
@@ -12,11 +10,9 @@ answers as (
     from calls
     where list_contains($roles, role)
     group by rollout_id, attempt
-
 ),
 
 played as (
-
     select
         step,
         example_id,
@@ -30,11 +26,9 @@ played as (
     from rollouts
     left join answers using (rollout_id, attempt)
     group by step, example_id
-
 ),
 
 pairs as (
-
     select
         after.example_id,
         after.example,
@@ -50,7 +44,6 @@ pairs as (
 
     from (select * from played where step = $after) as after
     join (select * from played where step = $before) as before using (example_id)
-
 )
 
 select

@@ -1,16 +1,13 @@
 -- One row per group that fits the search, a page of them: its rewards and its example. A value that
 -- is null asks for nothing; `found` counts all pages.
 with
-
 examples as (
-
     select
         group_id,
         left(any_value(example::varchar), $letters) as example
 
     from rollouts
     group by group_id
-
 )
 
 select

@@ -1,9 +1,7 @@
 -- One row per rollout that fits the search, a page of them in the order asked for: its end, its
 -- calls and its sampled tokens. A value that is null asks for nothing; `found` counts all pages.
 with
-
 spoken as (
-
     select
         rollout_id,
         attempt,
@@ -12,11 +10,9 @@ spoken as (
 
     from calls
     group by rollout_id, attempt
-
 ),
 
 ends as (
-
     select
         split, step, batch, group_id, rollout_id, attempt, attempts, reward, calls, seconds,
         coalesce(tokens, 0) as tokens,
@@ -32,7 +28,6 @@ ends as (
 
     from rollouts
     left join spoken using (rollout_id, attempt)
-
 )
 
 select
