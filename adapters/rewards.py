@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Complex, Number, Real
 from statistics import fmean
 from typing import Any, SupportsFloat
@@ -15,8 +16,6 @@ NEEDED = (
     f"a finite number is needed, of at most {LARGEST:,.0f} in size, or for each role a number or a "
     "list with one for each of its calls"
 )
-
-
 MEASURE = "measure/"
 """Prefix of a number that an agent returns beside its reward, such as measure/consistent."""
 
@@ -71,7 +70,8 @@ def read_reward(value: object) -> Reward:
         else:
             raise _no_reward(value)
     rewards = [number for role, number in roles.items() if not role.startswith(MEASURE)]
-    if any(abs(number) > LARGEST for number in rewards):
+    parts = chain(*(of for role, of in calls.items() if not role.startswith(MEASURE)))
+    if any(abs(number) > LARGEST for number in (*rewards, *parts)):
         raise _no_reward(value)
     mean = fmean(rewards) if rewards else None
     return Reward(roles.get(POLICY, mean), roles, calls)

@@ -3,17 +3,17 @@
 The query reads the table `rewards`, which has a row for each role of a rollout that has a reward:
 `rollout_id`, `group_id`, `role`, `reward`, `tokens` (how many the role sampled), `calls`, and
 `truncated` (whether an answer ended at its limit of tokens). It returns `rollout_id`, `role` and
-`reward`, a finite number. A row that it leaves out, or whose reward is null, is neither compared
+`reward`, a number. A row that it leaves out, or whose reward is null, is neither compared
 nor trained.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from math import isfinite
 
 import duckdb
 
 from ratchet.adapters.errors import UserError
+from ratchet.adapters.rewards import LARGEST
 
 TABLE = """
     create table rewards (
@@ -67,10 +67,10 @@ def shape_rewards(
     if len(by_name) < len(shaped):
         raise ShapingError("algorithm.rewards gives a role of a rollout more than one reward")
     for (role, rollout), reward in by_name.items():
-        if reward is not None and not isfinite(reward):
+        if reward is not None and not abs(reward) <= LARGEST:
             raise ShapingError(
                 f"algorithm.rewards gives {role} of {rollout} the reward {reward}; it must be a "
-                "finite number, or null to leave the rollout out"
+                f"number of at most {LARGEST:,.0f} in size, or null to leave the rollout out"
             )
     if sorted(shaped, key=str) != sorted(again, key=str):
         raise ShapingError(

@@ -89,6 +89,7 @@ NONE = {
     "an infinite part": {"policy": [1, float("inf")]},
     "a reward beyond a million": -1.1e6,
     "parts beyond a million together": {"policy": [6e5, 6e5]},
+    "parts beyond a million that sum to 0": {"policy": [1e308, -1e308]},
 }
 
 
