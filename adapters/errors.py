@@ -1,24 +1,27 @@
 """The base of all errors that are shown to a user in one line, and the words of their remedies."""
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 from unicodedata import normalize
 
 from ratchet.adapters.deleted import OTHER_NAMES
 from ratchet.adapters.redaction import redact
+from ratchet.durable.process import working_folder
 
 
 class UserError(Exception):
     """An error that its user can mend: its text states the fact, the value and the remedy.
 
-    A text shows no secret of the environment, no password of a URL and no key of a service.
+    A text shows no secret of the environment, no password of a URL and no key of a service, and
+    paths from the working folder.
     """
 
     status = 2
     """Exit status of a command that it ends."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(redact(said))
+        super().__init__(redact(said.replace(f"{working_folder()}{os.sep}", "")))
 
 
 class PassingError(UserError):

@@ -1,9 +1,10 @@
-"""A process that answers calls while it works: its garbage collector, and its cores."""
+"""A process that answers calls while it works: its garbage collector, cores, working folder."""
 
 import gc
 import os
 import sys
 from functools import cache
+from pathlib import Path
 
 THRESHOLDS = 5_000, 10, 15
 """Objects, and collections of the younger generation, until a generation is collected. Larger
@@ -47,3 +48,12 @@ def usable_cores() -> int:
     """Return the number of cores to which the process is bound, or else of all."""
     bound = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(bound(0)) if bound else os.cpu_count() or 1
+
+
+held_folders: list[Path] = []
+"""The working folder, once for each agent that plays and may leave this process in another one."""
+
+
+def working_folder() -> Path:
+    """Return the folder in which this process was begun, wherever an agent has left it."""
+    return held_folders[0] if held_folders else Path.cwd()

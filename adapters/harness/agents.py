@@ -3,9 +3,14 @@
 import asyncio
 import importlib
 import inspect
+import locale
+import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from traceback import format_exception_only
 from types import ModuleType
@@ -32,6 +37,7 @@ from ratchet.adapters.project.modules import (
     source_of,
 )
 from ratchet.adapters.rewards import BETTER, Reward, read_reward, reward_verdict
+from ratchet.durable.process import held_folders
 
 ROLES_KEY = "roles"
 PLACE_KEY = "place"
@@ -49,6 +55,8 @@ makes the agent. The module is imported when it is needed: GEM's takes a second.
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class AgentExit(RuntimeError):
@@ -101,7 +109,7 @@ def load_agent(name: str, roles: Collection[str] = (), *, placed: bool = False) 
         if place is not None:
             example = place.given
             given[PLACE_KEY] = place if of_kind else place.work
-        with rollout_context(endpoints):
+        with rollout_context(endpoints), _process_kept():
             reward = read_reward(await contained(function, example, **given))
         return reward_verdict(reward, example) if BETTER in example else reward
 
@@ -151,6 +159,54 @@ def _is_ended(task: asyncio.Task[Any], error: BaseException) -> bool:
     if isinstance(error, GeneratorExit):
         return asyncio.current_task(task.get_loop()) is not task
     return isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+_locale = partial(locale.setlocale, locale.LC_ALL)
+SHARED: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "working folder": (os.getcwd, os.chdir),
+    "umask": (lambda: (umask := os.umask(0o077), os.umask(umask))[0], os.umask),
+    "environment": (os.environ.copy, _set_environment),
+    "socket timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "locale": (_locale, _locale),
+}
+"""What all rollouts of this process share and an agent may change: how it is read, and set."""
+
+CHANGED = (
+    "an agent has changed the %s%.200s of this process, which all rollouts share; the next one "
+    "finds it as before. What the agent's module sets when it is loaded stays, and a `command:` "
+    "has a process of its own"
+)
+_told = set[str]()
+_found: dict[str, Any] = {}
+"""What the rollouts that are being played have found."""
+
+
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Leave the process as the agents' modules have left it, whatever a rollout does to it."""
+    if not held_folders:
+        _found.update({name: read() for name, (read, _) in SHARED.items()})
+    held_folders.append(Path(_found["working folder"]))
+    try:
+        yield
+    finally:
+        held_folders.pop()
+        for name, (read, write) in SHARED.items():
+            found, left = _found[name], None
+            with suppress(FileNotFoundError):  # the folder in which an agent was is gone
+                left = read()
+            if left != found:
+                write(found)
+                if name not in _told:
+                    _told.add(name)
+                    own = left.items() ^ found.items() if isinstance(left, dict) else ()
+                    log.warning(CHANGED, name, "".join(sorted({f" {one}" for one, _ in own})))
 
 
 def _said(error: BaseException) -> str:

@@ -51,7 +51,7 @@ from ratchet.adapters.process.clock import running_clock
 from ratchet.adapters.process.event_loop import cancel_and_wait
 from ratchet.adapters.process.open_files import check_files, check_files_after
 from ratchet.adapters.process.program import MORE_VARIABLES, Program, mask, running_program
-from ratchet.durable.process import collect_garbage, usable_cores
+from ratchet.durable.process import collect_garbage, usable_cores, working_folder
 
 ISOLATED_PROGRAM = "ratchet.adapters.harness.isolated_program"
 
@@ -183,8 +183,8 @@ def own_line(error: Exception) -> str:
     frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(others)]
     if not frames:
         return ""
-    file = Path(frames[-1].filename)
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    file, own = Path(frames[-1].filename), working_folder()
+    shown = file.relative_to(own) if file.is_relative_to(own) else file
     return f" at {shown}:{frames[-1].lineno}"
 
 

@@ -6,6 +6,7 @@ imports `datasets` would find its `datasets/`.
 """
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from unicodedata import normalize
 from zlib import crc32
 
 from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.durable.process import working_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 """The folder that holds the examples' agents/, datasets/ and prefect.yaml."""
@@ -35,13 +37,13 @@ class AgentError(UserError):
 
 
 def locate(path: Path) -> Path:
-    """Return where a file of the project lies, or of Ratchet's; the path as it is if none has it.
+    """Return where a file of the project lies, or of Ratchet's, or where the project's would lie.
 
     `~` is the user's home, unless something has that name.
     """
     own = path.expanduser() if path.parts[:1] == ("~",) else path
-    places = (path, own, EXAMPLES / path)
-    return next((found for found in map(_written, places) if found.exists()), path)
+    places = (working_folder() / path, working_folder() / own, EXAMPLES / path)
+    return next((found for found in map(_written, places) if found.exists()), places[0])
 
 
 def _written(path: Path) -> Path:
@@ -67,7 +69,7 @@ def load_module(name: str) -> ModuleType | None:
 
     An example of Ratchet's comes last, since a module of the user's may have the same name.
     """
-    own, carried = _file_of(name), EXAMPLES / _file_of(name)
+    own, carried = (folder / _file_of(name) for folder in (working_folder(), EXAMPLES))
     return _load_file(own) or _import_if_exists(name) or _load_file(carried)
 
 
@@ -84,7 +86,7 @@ def source_of(module: ModuleType) -> str:
 
 
 def no_agent(name: str) -> AgentError:
-    files = [path for root in (Path(), EXAMPLES) for path in (root / AGENTS).glob("*.py")]
+    files = [path for root in (working_folder(), EXAMPLES) for path in (root / AGENTS).glob("*.py")]
     playing = f"def {PLAY}("
     known = {file.stem for file in files if playing in file.read_text(encoding="utf-8")}
     return AgentError(
@@ -106,7 +108,7 @@ def _load_file(path: Path) -> ModuleType | None:
     finder.files[name] = path
     finder.search(path.parent)
     try:
-        return importlib.import_module(name)
+        return _import(name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise _explain(str(path), error) from error
 
@@ -116,12 +118,20 @@ def _import_if_exists(name: str) -> ModuleType | None:
     finder = _project_finder()
     finder.named.add(name.partition(".")[0])
     try:
-        return importlib.import_module(name)
+        return _import(name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
         raise _explain(name, error) from error
+
+
+def _import(name: str) -> ModuleType:
+    folder = working_folder()
+    try:
+        return importlib.import_module(name)
+    finally:
+        os.chdir(folder)  # from wherever the module has gone
 
 
 def _explain(name: str, error: BaseException) -> AgentError:

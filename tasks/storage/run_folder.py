@@ -16,6 +16,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.child import keep_from_children
 from ratchet.durable.files import PARTIAL, link_or_copy, lock_file
+from ratchet.durable.process import working_folder
 from ratchet.tasks.storage.files import (
     Damaged,
     is_written,
@@ -464,7 +465,7 @@ def runs_root() -> Path:
             f"RATCHET_RUNS={named} is an address, and runs are kept in a folder of this machine; "
             "give the path of a folder"
         )
-    return Path(named)
+    return working_folder() / named
 
 
 def folder_of(name: str) -> RunFolder:

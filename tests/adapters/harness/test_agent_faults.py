@@ -3,8 +3,11 @@
 import asyncio
 import fcntl
 import inspect
+import locale
 import os
+import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -16,14 +19,18 @@ import anyio
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 
 from ratchet.adapters.harness.agents import contained_task
 from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import Journal, JournalError
+from ratchet.tasks.recording.recorder import find_rollout
+from ratchet.tasks.recording.transcripts import describe_end, read_transcripts
+from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.storage.manifest import bind_run
 from ratchet.tasks.storage.names import ShardBatch
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, rewards_by_group, write_datums
@@ -64,6 +71,20 @@ async def exits(example: Any, *, base_url: str, api_key: str, model: str) -> flo
     return 1.0
 
 
+class GraphRecursionError(RecursionError):
+    """Limit of steps, as LangGraph raises it."""
+
+
+async def loops(example: Any, *, base_url: str, api_key: str, model: str) -> float:
+    """Is ended by its framework in the first rollout of its group, and fails in the second."""
+    await ask(base_url, api_key)
+    if first_of_its_group(base_url):
+        raise GraphRecursionError("Recursion limit of 3 reached")
+    if "-01/" in base_url:
+        raise KeyError("city")
+    return 1.0
+
+
 async def cancels(example: Any, *, base_url: str, api_key: str, model: str) -> float:
     if first_of_its_group(base_url):
         raise asyncio.CancelledError
@@ -84,6 +105,29 @@ async def asks_by_the_client_of_its_module(
         messages: Any = [{"role": "user", "content": "hi"}]
         await ours.chat.completions.create(model="policy", messages=messages)
     return 1.0
+
+
+async def leaves_another_process(example: Any, *, base_url: str, api_key: str, **_: str) -> float:
+    """Change what all rollouts share: the last of three finds whether it is as it was."""
+    found.append(process_state())
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        await ask(base_url, api_key)  # while Ratchet looks for its own files
+    os.umask(0o777)
+    os.environ["LEFT"] = "x"
+    os.environ.pop("PATH", None)
+    socket.setdefaulttimeout(0.001)
+    locale.setlocale(locale.LC_ALL, "C")
+    raise ValueError
+
+
+def process_state() -> tuple[Any, ...]:
+    os.umask(umask := os.umask(0o022))
+    timeout, language = socket.getdefaulttimeout(), locale.setlocale(locale.LC_ALL)
+    return Path.cwd(), umask, {**os.environ}, timeout, language
+
+
+found: list[tuple[Any, ...]] = []
 
 
 def exits_plainly(example: Any, *, base_url: str, **_: str) -> float:
@@ -213,6 +257,27 @@ def test_what_an_agent_s_module_keeps_serves_every_batch(stage: Stage, tmp_path:
         assert outcomes(spans) == [("00", None, 1.0), ("01", None, 1.0)]
 
 
+def test_an_agent_that_changes_what_all_rollouts_share_changes_nothing_for_the_next(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.adapters.harness.agents._told", set())
+    monkeypatch.chdir(tmp_path)
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    found.clear()
+    before = process_state()[:2]
+    for name in ("first", "second"):
+        monkeypatch.setenv("RATCHET_RUNS", "runs")
+        batch = ShardBatch(SHARD, 0, 1)
+        spans = stage.play(folder_of(name).path, leaves_another_process, batch=batch)
+        assert outcomes(spans) == [("00", "ValueError", None)]
+    assert found[0] == found[1] == process_state()
+    assert process_state()[:2] == before
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "second"]
+    told = [one.getMessage().partition(", which")[0] for one in caplog.records]
+    shared = ["working folder", "umask", "environment LEFT PATH", "socket timeout", "locale"]
+    assert told == [f"an agent has changed the {one} of this process" for one in shared]
+
+
 def test_a_task_that_is_cancelled_before_it_begins_is_closed() -> None:
     async def begun() -> None:
         raise AssertionError("it began")
@@ -243,6 +308,38 @@ def test_rollouts_that_are_cut_off_end_what_they_began(
 def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
     messages = [span["error_message"] for span in played(exits) if span["kind"] == "error"]
     assert messages == ["the agent raised SystemExit: 3"]
+
+
+def test_a_limit_of_steps_is_the_policy_s_reward_and_is_trained(
+    stage: Stage, tmp_path: Path
+) -> None:
+    rewarded = Rollouts.model_validate({"rewarded_errors": {"KeyError": -2}}).rewards_of_errors()
+    batch = ShardBatch(SHARD, 0, 3, attempts=2, rewarded=rewarded)
+    spans = stage.play(tmp_path, loops, batch=batch)
+    assert outcomes(spans) == [
+        ("00", "GraphRecursionError", 0.0),
+        ("01", "KeyError", -2.0),
+        ("02", None, 1.0),
+    ]
+    made = measured(tmp_path)
+    assert (made["rollouts/ok"], made["rollouts/failed"], made["datums"]) == (3, 0, 3)
+    assert made["rollouts/rewarded/GraphRecursionError"] == 1
+    [shown, *_] = read_transcripts([RunFolder(tmp_path).spans(BATCH)])
+    assert describe_end(shown) == "reward 0, for GraphRecursionError"
+    assert find_rollout(RunFolder(tmp_path), shown["rollout_id"]).end == describe_end(shown)
+
+
+def test_a_limit_of_steps_fails_its_rollout_if_the_recipe_says_so(
+    stage: Stage, tmp_path: Path
+) -> None:
+    given = {"rewarded_errors": {"GraphRecursionError": None}}
+    rewarded = Rollouts.model_validate(given).rewards_of_errors()
+    spans = stage.play(tmp_path, loops, batch=ShardBatch(SHARD, 0, 1, rewarded=rewarded))
+    assert outcomes(spans) == [("00", "GraphRecursionError", None)]
+    with pytest.raises(ValidationError, match="rewarded_errors"):
+        Rollouts.model_validate({"rewarded_errors": {"langgraph.errors.GraphRecursionError": 0}})
+    with pytest.raises(ValidationError, match="rewarded_errors"):
+        Rollouts.model_validate({"rewarded_errors": {"KeyError": 2e6}})
 
 
 def test_a_rollout_that_failed_is_played_again_with_other_tokens(played: Any) -> None:
