@@ -94,12 +94,6 @@ def datums_of(
     its calls have rewards, each call with theirs; `advantage` is the mean over the trajectory's
     sampled tokens. Penalties, which read the `references`, by their source, and the entropy bonus
     change `advantages`, not `advantage`.
-
-    Tinker sums its losses over tokens and datums. The `aggregation` divides each datum's loss by
-    its `scale`: `sum` by 1; `token_mean` by the step's trained tokens; `rollout_mean` by the
-    rollout's trained tokens × the step's rollouts; `rollout_sum` by the step's rollouts; `fixed` by
-    the divisor. These counts include rollouts of zero advantage.
-
     At most `trained_calls` calls are trained, if it is given; the masks of others are 0.
     """
     assigned = assign_credit(trajectories, rewards, credit, references or {})

@@ -109,18 +109,18 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
         )
 
 
-def check_held_out(spans: Sequence[Path], roles: Collection[str]) -> None:
+def check_held_out(spans: Sequence[Path], roles: Collection[str], *, goes_on: bool) -> None:
     """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
 
-    Rollouts have nothing to score if all have failed, or if no call was answered of the `roles`
-    whose answers are scored.
+    Rollouts have nothing to score if all have failed, unless a training `goes_on` without a score,
+    or if no call was answered of the `roles` whose answers are scored.
     """
     ends = Ends.of(spans)
-    if not ends.called.isdisjoint(roles):
+    if not ends.called.isdisjoint(roles) or (goes_on and not ends.ended):
         if ends.errors:
             log.warning(
-                "%s, and the evaluation is of the others. %s Mend the agent: `ratchet evaluate` of "
-                "this checkpoint with --redo-failed plays these again",
+                "%s, and the evaluation is of the others, if any. %s Mend the agent: `ratchet "
+                "evaluate` of this checkpoint with --redo-failed plays these again",
                 ends.failed,
                 ends.commonest,
             )

@@ -19,7 +19,7 @@ from ratchet.tasks.algorithm.losses import complete_of, loss_of
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.checkpoints import sampled_step
 from ratchet.tasks.datums import columns_of
-from ratchet.tasks.recording.step_log import COST, Metrics
+from ratchet.tasks.recording.step_log import COST, REWARDED, Metrics
 from ratchet.tasks.rewards import read_verdicts, rewards_of
 from ratchet.tasks.scoring import TEACHER
 from ratchet.tasks.storage.files import is_written, read_json, verified
@@ -111,11 +111,11 @@ def _rollouts(
     """Measure a step's rollouts, whichever policies they train; return also each group's size."""
     files = [verified(path) for path in spans]
     (counts,) = select(QUERY, spans=files, trained=list(trained_roles)).to_pylist()
-    rewards, roles, sizes, whole, attempts = (
-        counts.pop(name) for name in ("rewards", "roles", "group_sizes", "sampling", "attempts")
-    )
+    apart = "rewards", "roles", "group_sizes", "sampling", "attempts", "rewarded_errors"
+    rewards, roles, sizes, whole, attempts, errors = (counts.pop(name) for name in apart)
     measured = {
         **counts,
+        **{f"{REWARDED}{name}": number for name, number in sorted(Counter(errors or []).items())},
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
         **_roles(roles or []),

@@ -2,60 +2,50 @@
 -- trained roles in every attempt, also where the rollout failed: they were sampled, and paid for.
 -- What an attempt was given again from an earlier one was paid for there.
 with
-
 spans as (
-
     select
         *,
         list_contains($trained, role) as trained
 
     from parquet_rows($spans)
-
 ),
 
 rollouts as (
-
     select * from rollout_attempts('spans')
-
 ),
 
 asks as (
-
     select
         rollout_id,
         count(*) filter (where kind = 'llm') = 0 as silent,
         -- What its agent asked beyond the recipe's limit; the door noted how often.
-        sum((attributes ->> '$.calls_refused')::bigint) as refused
+        sum((attributes ->> '$.calls_refused')::bigint) as refused,
+        any_value(error_type) filter (where kind = 'reward') as rewarded_error
 
     from spans
     group by rollout_id
-
 ),
 
 outcomes as (
-
     select
         count(*) filter (where has_ended) as "rollouts/ok",
         count(*) filter (where not has_ended) as "rollouts/failed",
         count(*) filter (where attempts > 1) as "rollouts/retried",
         count(*) filter (where silent and has_ended) as "rollouts/without_calls",
         coalesce(sum(refused), 0)::bigint as "calls/refused",
+        list(rewarded_error) filter (where rewarded_error is not null) as rewarded_errors,
         list(reward order by rollout_id) filter (where reward is not null) as rewards
 
     from rollouts
     join asks using (rollout_id)
-
 ),
 
 groups as (
-
     select list(size) as group_sizes
     from (select {'group_id': group_id, 'size': count(*)} as size from rollouts group by group_id)
-
 ),
 
 priced as (
-
     -- What its agent gave a role, in an attempt that was rewarded; and what a call cost that no
     -- policy answered, in any.
     select
@@ -73,11 +63,9 @@ priced as (
         ) as cost
 
     from spans
-
 ),
 
 roles as (
-
     select list({'role': role, 'rewards': rewards, 'costs': costs} order by role) as roles
     from (
         select
@@ -89,11 +77,9 @@ roles as (
         where role is not null
         group by role
     )
-
 ),
 
 calls as (
-
     select
         count(*) filter (where trained) as "calls",
         sum(len(prompt_token_ids)) filter (where trained) as "tokens/prompt",
@@ -105,11 +91,9 @@ calls as (
 
     from spans
     where kind = 'llm' and error_type is null and recalled is not true
-
 ),
 
 recalls as (
-
     select
         count(*) as "recall/calls",
         coalesce(sum(len(response_token_ids)), 0)::bigint as "recall/tokens",
@@ -117,11 +101,9 @@ recalls as (
 
     from spans
     where kind = 'llm' and recalled
-
 ),
 
 clock as (
-
     -- A lost call has no end.
     select
         (epoch_us(max(ended)) - epoch_us(min(started))) / 1e6 as sampling,
@@ -129,11 +111,9 @@ clock as (
             as attempts
 
     from spans
-
 ),
 
 asked as (
-
     -- A call of a rollout, over its attempts. One that failed is not recalled but played anew.
     select
         rollout_id,
@@ -142,16 +122,13 @@ asked as (
     from spans
     where kind = 'llm'
     group by rollout_id, role, call, gen_ai_request_seed
-
 ),
 
 others as (
-
     select
         -- Rollouts that were started anew and asked something else than before.
         (select count(distinct rollout_id) from asked where requests > 1) as "recall/diverged",
         (select count(*) from spans where kind = 'begun') as "calls/lost"
-
 )
 
 select

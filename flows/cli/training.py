@@ -31,6 +31,7 @@ from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
 from ratchet.tasks.comparison.promotions import refuse_promoted
 from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
+from ratchet.tasks.recording.transcripts import tell_rewarded
 from ratchet.tasks.reports.facts import ask_failures, describe_origin
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.settings.presets import describe_preset
@@ -378,6 +379,7 @@ def _closing_lines(summary: "RunSummary", run: RunFolder, spent: str) -> str:
         "KL": f"{drift} by step, from the weights that sampled" if drift else "",
         "time": spent,
         "cost": "" if summary.usd is None else f"${summary.usd:.2f}, by `ratchet costs {run.name}`",
+        "ended": tell_rewarded(summary.rewarded),
         "failed": failed if summary.failed else "",
         "error": summary.error,
         "note": "" if summary.reproducible else "no other run repeats it",

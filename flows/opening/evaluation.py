@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from ratchet.flows.opening.rollouts import (
     RolloutRunner,
     Spans,
     ask_judge,
+    check_of_held_out,
 )
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.opening.step_records import EarlyEnd
@@ -64,11 +66,14 @@ HeldOutShards = Mapping[str, Submitted]
 class HeldOutEvaluations:
     """Evaluations of a run's checkpoints from `first` on, played while the run trains.
 
-    An evaluation that has scores is not played again.
+    An evaluation that has scores is not played again. The training goes on after one of which all
+    rollouts have failed, which has none.
     """
 
     def __init__(self, recipe: Recipe, run: OpenRun, runners: OpenRollouts, first: int = 0) -> None:
-        self._recipe, self._run, self._runners = recipe, run, runners
+        going_on = replace(runners.evaluation, check=check_of_held_out(recipe, goes_on=True))
+        self._recipe, self._run = recipe, run
+        self._runners = replace(runners, evaluation=going_on)
         self._early_end = EarlyEnd(recipe, run.folder)
         self._next = first
         self._submitted: list[tuple[int, HeldOutShards]] = []
@@ -127,8 +132,8 @@ def score_held_out(
 ) -> dict[str, PlayedShard]:
     """Wait for every batch, and score them; raise the error of the first that failed.
 
-    StepStopped if no rollout of a shard was answered; a shard that is submitted again is then
-    played anew.
+    StepStopped if no rollout of a shard was answered, unless the runner goes on; a shard that is
+    submitted again is then played anew.
     """
     wait = runners.evaluation.wait_for
     played = {how: PlayedShard(shard, wait(of)) for how, (shard, of) in submitted.items()}
@@ -174,9 +179,10 @@ def _submit(
     evaluation, source = recipe.evaluation, recipe.held_out_split()
     count = min(evaluation.examples, len(source.examples()))
     size, seed = ShardSize(count, recipe.rollouts.batches), evaluation.drawn_by(recipe.seed)
+    rewarded = recipe.rollouts.rewards_of_errors()
     shard = draw_shard(path, source, seed, 0, size)
     reopen_unanswered(runner.host.run, shard.stem)
-    groups = GroupSettings(sampling, group_size, roles=evaluation.roles)
+    groups = GroupSettings(sampling, group_size, 1, rewarded, evaluation.roles)
     return shard, runner.submit_shard(shard, step, groups)
 
 

@@ -2,7 +2,9 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from typing import Protocol, TypeVar, cast
 from uuid import uuid4
 
@@ -19,7 +21,7 @@ from ratchet.flows.recipe.loading import read_recipe
 from ratchet.flows.recipe.plan import BEST
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.recipe.service_needs import may_offer
-from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.recording.step_log import REWARDED, steps_done
 from ratchet.tasks.reports.facts import LOSS, Measure, read_facts
 from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.ledger import TOKEN_KINDS, budget_of, grant, missing_price, sum_spent
@@ -142,6 +144,7 @@ class RunSummary(BaseModel, frozen=True):
       empty if it is not known.
     - `seconds`: time of sampling and training, without start-up and evaluation, and only of a
       fork's own steps; None with a lag, where they overlap.
+    - `rewarded`: number of rollouts that had the reward of an error, by its name.
     - `failed`: number of rollouts that failed; no step was trained on them. `error` is the error of
       the last one.
     - `untrained`: number of steps that trained nothing, and `why`, the commonest reason.
@@ -161,6 +164,7 @@ class RunSummary(BaseModel, frozen=True):
     after: float | None
     seconds: float | None
     gain: str = ""
+    rewarded: Mapping[str, int] = {}
     failed: int = 0
     error: str = ""
     untrained: int = 0
@@ -223,6 +227,11 @@ def summarize_run(run: RunFolder) -> RunSummary:
         after=after,
         gain=str(facts.gain or "") if known else "",
         seconds=None if recipe.lag else facts.own_seconds,
+        rewarded={
+            name.removeprefix(REWARDED): facts.sum(name)
+            for name in sorted({*chain(*facts.metrics)})
+            if name.startswith(REWARDED)
+        },
         failed=facts.sum("rollouts/failed"),
         error=str(facts.last_failure() or ""),
         untrained=reasons.total(),

@@ -46,7 +46,7 @@ Spans = PrefectConcurrentFuture[Path]
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """Groups of a shard as they are played: sampling, size, attempts at a rollout.
+    """Groups of a shard as they are played: sampling, size, attempts at a rollout, rewarded errors.
 
     `roles` says who answers a role in place of training's policy.
     """
@@ -54,12 +54,14 @@ class GroupSettings:
     sampling: Sampling
     size: int
     attempts: int = 1
+    rewarded: Mapping[str, float] = field(default_factory=dict[str, float])
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def training_groups(recipe: Recipe) -> GroupSettings:
     rollouts = recipe.rollouts
-    return GroupSettings(rollouts.sampling(), rollouts.group_size, rollouts.attempts)
+    rewarded = rollouts.rewards_of_errors()
+    return GroupSettings(rollouts.sampling(), rollouts.group_size, rollouts.attempts, rewarded)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class RolloutRunner:
         """
         if number == 0:
             reopen_stopped(self.host.run, shard.stem, self.check)
-        batches = ShardBatch.of_round(shard, number, groups.size, groups.attempts)
+        played = groups.size, groups.attempts, groups.rewarded
+        batches = ShardBatch.of_round(shard, number, *played)
 
         def sampled_by() -> SampledBy:
             return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)
@@ -183,8 +186,7 @@ def _runners(
     rollouts, judge, examiner = recipe.rollouts, recipe.judge, recipe.evaluation.judge
     playing, evaluating = _batches_at_once(rollouts)
     concurrency = _concurrency(rollouts, playing + evaluating)
-    places, limit = recipe.place.of(run.places.absolute()), rollouts.timeout_seconds
-    scored = {role for of_policy in recipe.policies().values() for role in of_policy}
+    places, limit = recipe.place.of(run.places), rollouts.timeout_seconds
     limits = {"most_failed": rollouts.most_failed}
     with (
         ThreadPoolTaskRunner[Path](max_workers=playing) as training,
@@ -207,7 +209,7 @@ def _runners(
             runner(training, partial(check_rewards, **limits), judge),
             runner(
                 evaluations,
-                partial(check_held_out, roles=scored),
+                check_of_held_out(recipe),
                 judged=judge.judges or examiner.judges,
             ),
             runner(evaluations, partial(check_verdicts, **limits), examiner),
@@ -219,6 +221,12 @@ def _runners(
             for one in (opened.training, opened.judging, opened.evaluation, opened.examining):
                 one.host.cancel()
             raise
+
+
+def check_of_held_out(recipe: Recipe, *, goes_on: bool = False) -> Callable[[Sequence[Path]], None]:
+    """Return the check of held-out rollouts, which have answers of the roles that are trained."""
+    roles = {role for of_policy in recipe.policies().values() for role in of_policy}
+    return partial(check_held_out, roles=roles, goes_on=goes_on)
 
 
 def _batches_at_once(rollouts: Rollouts) -> tuple[int, int]:

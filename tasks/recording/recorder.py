@@ -65,7 +65,7 @@ class JournalRecorder:
         """Why the service answers no call of the batch; then nothing more is recorded."""
         self._run = run
         self._lifeline = lifeline
-        self._attempts = batch.attempts
+        self._attempts, self._rewarded = batch.attempts, batch.rewarded
         self._judges = is_judging(parse_batch(batch.name).split)
         self._unrewarded = judged or self._judges  # a judge may abstain
         self._journal = journal
@@ -133,7 +133,7 @@ class JournalRecorder:
         if self._judges and isinstance(end.outcome, Reward):
             scored = scored_names((one["id"] for one in row["example"]["rollouts"]), end.outcome)
             end = replace(end, calls={**end.calls, **scored})
-        spans = end_spans(end, datetime.now(UTC), judged=self._unrewarded)
+        spans = end_spans(end, datetime.now(UTC), self._rewarded, judged=self._unrewarded)
         spans[-1]["attributes"] = {"example_id": row["example_id"], "example": row["example"]} | (
             {"calls_refused": end.refused} if end.refused else {}
         )
@@ -194,7 +194,8 @@ def describe_end(spans: Sequence[Span]) -> str:
         return f"{last['error_type']}: {last['error_message']}"
     if is_judging(parse_rollout(last["rollout_id"]).split):
         return _describe_verdict(credits)
-    return "no reward" if last["reward"] is None else f"reward {last['reward']:g}"
+    by = f", for {last['error_type']}" if last.get("error_type") else ""
+    return "no reward" if last["reward"] is None else f"reward {last['reward']:g}{by}"
 
 
 def _describe_verdict(credits: Sequence[Span]) -> str:

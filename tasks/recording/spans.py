@@ -8,9 +8,10 @@ import math
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -252,13 +253,19 @@ def scored_names(rollouts: Iterable[str], verdict: Reward) -> dict[str, Sequence
     return {name: range(len(verdict.calls.get(name, ()))) for name in rollouts}
 
 
-def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[Span]:
+def end_spans(
+    end: RolloutEnd,
+    now: datetime,
+    rewarded: Mapping[str, float] = MappingProxyType({}),
+    *,
+    judged: bool = False,
+) -> list[Span]:
     """Return the spans of an end, in the order of recording.
 
     The last is the reward or the error: a failed rollout has no reward, which is not a reward of 0.
     Before a reward come the credits of roles and of their calls. They count only with it, so a
     rollout is never half rewarded. A reward for an unknown role or call is an error. So is a
-    missing reward, unless the rollout is `judged`.
+    missing reward, unless the rollout is `judged`. An error of `rewarded` is one with that reward.
     """
     started, outcome = now - timedelta(seconds=end.seconds), end.outcome
 
@@ -281,7 +288,11 @@ def end_spans(end: RolloutEnd, now: datetime, *, judged: bool = False) -> list[S
         except RewardError as error:
             outcome = Failure(type(error).__name__, str(error))
     if isinstance(outcome, Failure):
-        return [span(ERROR, status="error", error_type=outcome.kind, error_message=outcome.message)]
+        error = {"error_type": outcome.kind, "error_message": outcome.message}
+        if outcome.kind in rewarded:
+            reward = rewarded[outcome.kind]
+            return [span(REWARD, reward_name=REWARD, reward=reward, **error)]
+        return [span(ERROR, status="error", **error)]
     credits = [
         span(CREDIT, f"{role}.", role=role, call=None, reward_name="role", reward=reward)
         for role, reward in outcome.roles.items()

@@ -14,6 +14,8 @@ COST = "cost/"
 SPENDING, USD = "spent/", "usd"
 """Prefix of what a run has spent since the step before: tokens by kind, seconds, and dollars of the
 service if its model has a price. Two equal runs differ in it."""
+REWARDED = "rollouts/rewarded/"
+"""Prefix of an error's name: how many rollouts it has ended, and had its reward."""
 EQUAL_REWARDS = "the rewards of each group were equal"
 """The commonest reason for a step that trains nothing."""
 DATUMS, EXPERT_TOKENS = "datums", "expert/tokens"

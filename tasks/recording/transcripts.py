@@ -14,11 +14,12 @@ QUERY = query_beside(__file__)
 class Transcript(TypedDict):
     """Rollout by the attempt that counts: its example, its end, and what was said in it.
 
-    `error` is None unless the rollout failed. `turn_index` counts the policy's answers that called
-    no tool, and `num_tool_calls` its tool calls. An interaction has the `role`, the last `question`
-    and the `response`, with its tool calls as `name(arguments)`; a conversation has the `role`, the
-    `messages` and the last `reply` as JSON; a refused call has the `role`, and `why`. The models
-    were not shown `left_out_tools`, and had no setting for `left_out_fields`.
+    `error` is None unless the rollout failed; `rewarded_error` is the name of an error that has a
+    reward. `turn_index` counts the policy's answers that called no tool, and `num_tool_calls` its
+    tool calls. An interaction has the `role`, the last `question` and the `response`, with its tool
+    calls as `name(arguments)`; a conversation has the `role`, the `messages` and the last `reply`
+    as JSON; a refused call has the `role`, and `why`. The models were not shown `left_out_tools`,
+    and had no setting for `left_out_fields`.
     """
 
     rollout_id: str
@@ -26,6 +27,7 @@ class Transcript(TypedDict):
     example: str
     reward: float | None
     error: str | None
+    rewarded_error: str | None
     turn_index: int
     num_tool_calls: int
     interactions: Sequence[Mapping[str, str | None]]
@@ -39,7 +41,14 @@ def describe_end(row: Transcript | Mapping[str, Any]) -> str:
     """Say how a rollout has ended: with its reward, its error, or neither."""
     if row["error"] is not None:
         return row["error"]
-    return "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
+    by = f", for {row['rewarded_error']}" if row.get("rewarded_error") else ""
+    return "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}{by}"
+
+
+def tell_rewarded(errors: Mapping[str, int]) -> str:
+    """Say how many rollouts have the reward of an error, by the errors' names; empty if none."""
+    told = ", ".join(f"{number} by {name}" for name, number in errors.items())
+    return told and f"{told}, with its reward (rollouts.rewarded_errors)"
 
 
 def tell_left_out(row: Transcript) -> list[str]:

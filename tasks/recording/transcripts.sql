@@ -1,23 +1,17 @@
 -- One row per rollout of a batch, by the attempt that counts: how it ended,
 -- what was asked and answered in it, in the order in which it was asked, and whole conversations.
 with
-
 spans as (
-
     select * from parquet_rows($spans)
-
 ),
 
 kept as (
-
     select spans.*
     from spans
     join rollout_attempts('spans') using (rollout_id, attempt)
-
 ),
 
 calls as (
-
     select
         rollout_id,
         role,
@@ -34,11 +28,9 @@ calls as (
 
     from kept
     where kind = 'llm' and error_type is null
-
 ),
 
 conversations as (
-
     select
         rollout_id,
         -- An answer that calls a tool is a step of a turn; one that does not ends it.
@@ -57,17 +49,16 @@ conversations as (
 
     from calls
     group by rollout_id
-
 ),
 
 ends as (
-
     select
         rollout_id,
         any_value(attributes ->> '$.example_id')::bigint as example_id,
         any_value(attributes ->> '$.example') as example,
         any_value(reward) filter (where reward_name = 'reward') as reward,
         any_value(error_type || ': ' || error_message) filter (where kind = 'error') as error,
+        any_value(error_type) filter (where kind = 'reward') as rewarded_error,
         list({'role': role, 'why': error_type || ': ' || error_message} order by ended)
             filter (where kind = 'refused') as refused
 
@@ -75,7 +66,6 @@ ends as (
     where kind in ('reward', 'error', 'refused')
     group by rollout_id
     having bool_or(kind <> 'refused')
-
 )
 
 select

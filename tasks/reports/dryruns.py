@@ -1,6 +1,6 @@
 """Report of a dry run: its program, spans, kept tokens, rewards, datums and one transcript."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from ratchet.tasks.recording.transcripts import (
     describe_end,
     read_transcripts,
     tell_left_out,
+    tell_rewarded,
 )
 from ratchet.tasks.reports.facts import read_failures
 from ratchet.tasks.reports.tables import aligned, fitted
@@ -191,7 +192,9 @@ def _list_rewards(rollouts: Sequence[Transcript]) -> str:
         group = parse_rollout(row["rollout_id"]).group
         groups[group].append("failed" if row["error"] else row["reward"])
     columns = max(map(len, groups.values()))
-    return aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])
+    table = aligned(["group", *map(str, range(columns))], [[g, *r] for g, r in groups.items()])
+    ended = tell_rewarded(Counter(filter(None, (row["rewarded_error"] for row in rollouts))))
+    return f"{table}\n\n{hanging(f'ended: {ended}')}" if ended else table
 
 
 def _count_datums(

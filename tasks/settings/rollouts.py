@@ -15,6 +15,7 @@ from ratchet.adapters.places.place import HOME, WORK
 from ratchet.adapters.player_protocol import PlaceSettings
 from ratchet.adapters.process.program import project_files
 from ratchet.adapters.project.modules import locate
+from ratchet.adapters.rewards import LARGEST
 from ratchet.tasks.settings.run import HeldOut
 from ratchet.tasks.settings.section import (
     LONGEST_SECONDS,
@@ -35,6 +36,23 @@ SHIPPED_SEE: Mapping[str, Sees] = {
     "judge:criteria": "rollout",
 }
 """What each shipped judge is shown at once."""
+
+
+STEP_LIMITS = {
+    "AgentMaxStepsError": 0.0,  # smolagents
+    "GraphRecursionError": 0.0,  # LangGraph
+    "LlmCallsLimitExceededError": 0.0,  # Google's ADK
+    "MaxTurnsExceeded": 0.0,  # OpenAI's Agents SDK
+    "ModelCallLimitExceededError": 0.0,  # LangChain
+    "RecursionError": 0.0,  # CrewAI's flows
+    "ToolCallLimitExceededError": 0.0,  # LangChain
+    "UsageLimitExceeded": 0.0,  # Pydantic AI
+}
+"""Errors by which frameworks end a rollout at a limit of steps, and their rewards."""
+RewardedErrors = dict[
+    Annotated[str, Field(pattern=r"^\w+$")],
+    Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None,
+]
 
 
 class Rollouts(Section):
@@ -93,6 +111,11 @@ class Rollouts(Section):
     attempts: int = Field(default=1, ge=1, le=1000)
     """Most attempts at a rollout that fails; the rest of its group is trained without it."""
 
+    rewarded_errors: RewardedErrors = Field(default_factory=dict[str, float | None])
+    """Rewards of rollouts whose agent raises an error, by the name of its class, such as
+    `OutputParserException: -1`. The step limits of frameworks, in which a policy that loops ends,
+    have 0 (docs/agents.md); an error with null fails its rollout, as every other does."""
+
     most_failed: float = Field(default=1.0, ge=0, le=1)
     """Share of a step's rollouts that may fail. The run stops at a step where more fail, or where
     no rollout has a reward; a run that is resumed plays such a step anew."""
@@ -119,6 +142,11 @@ class Rollouts(Section):
     def sampling(self) -> Sampling:
         """Return the sampling of training and of sampled evaluations: the whole distribution."""
         return Sampling(self.max_tokens, self.temperature, top_p=1.0, top_k=-1)
+
+    def rewards_of_errors(self) -> dict[str, float]:
+        """Return the rewards of the rollouts that these errors end, by the errors' names."""
+        rewards = STEP_LIMITS | self.rewarded_errors
+        return {name: reward for name, reward in rewards.items() if reward is not None}
 
     def greedy_sampling(self) -> Sampling:
         """Return the sampling that always takes the likeliest token."""

@@ -24,7 +24,7 @@ MOST_ROLLOUTS = 1_000_000
 TABLES = (
     *("roles", "judge.criteria", "evaluation.roles", "algorithm.loss_settings"),
     *("algorithm.advantage_settings", "preference.loss_settings", "dataset.columns"),
-    *("dataset.sources", "shared", "stages", "evaluate", "base"),
+    *("dataset.sources", "rollouts.rewarded_errors", "shared", "stages", "evaluate", "base"),
 )
 """Keys of a recipe whose entries have names of their own."""
 LONGEST_SECONDS = 30 * 24 * 3600

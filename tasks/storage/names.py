@@ -8,9 +8,10 @@ train-00003-0012-01. `prelude.sql` has what queries read of them.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ratchet.tasks.storage.files import JsonRow, read_rows
 
@@ -96,19 +97,21 @@ def _match(pattern: re.Pattern[str], name: str, form: str) -> re.Match[str]:
 class ShardBatch:
     """Part of a shard that one task plays, each example `group_size` times.
 
-    A rollout that fails is played again until it has been played `attempts` times.
+    A rollout that fails is played again until it has been played `attempts` times. One that ends by
+    an error of the names `rewarded` has that reward, and has not failed.
     """
 
     shard: str
     number: int
     group_size: int
     attempts: int = 1
+    rewarded: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def of_round(cls, shard: Path, number: int, group_size: int, attempts: int) -> list[Self]:
-        """List the batches of round `number` of a shard."""
+    def of_round(cls, shard: Path, number: int, *played: Any) -> list[Self]:
+        """List the batches of round `number` of a shard, which are `played` alike."""
         numbers = sorted({row["batch"] for row in read_rows(shard) if row["round"] == number})
-        return [cls(shard.stem, batch, group_size, attempts) for batch in numbers]
+        return [cls(shard.stem, batch, *played) for batch in numbers]
 
     @property
     def name(self) -> str:

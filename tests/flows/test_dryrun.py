@@ -105,6 +105,14 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 100
 
 
+def test_a_dry_run_says_which_errors_are_rewards(tmp_path: Path) -> None:
+    limit = {"error_type": "MaxTurnsExceeded", "error_message": "Max turns (3) exceeded"}
+    rollouts = [rollout(0, ended(0.0) | EXAMPLE | limit), rollout(1, CALL, ended(-1.0) | EXAMPLE)]
+    text = describe_dryrun([sealed(tmp_path / "s.parquet", *rollouts)], {}, CENTRED, PLAYED)
+    assert "ended: 1 by MaxTurnsExceeded, with its reward (rollouts.rewarded_errors)" in text
+    assert "train-00000-0000-00, reward 0, for MaxTurnsExceeded" in text
+
+
 def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
     """Return the part of a dry run's report about its datums, up to the transcript."""
     spans = sealed(folder / "spans.parquet", *rollouts)

@@ -19,13 +19,12 @@ from ratchet.flows.opening.eval_targets import EvalTarget
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.ends import StepStopped
-from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.journal import Journal, read_journal
-from ratchet.tasks.recording.scores import SCORES, read_evaluation
+from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.rollouts import read_games
 from ratchet.tasks.reports.verification import find_damage
-from ratchet.tasks.storage.files import write_json, write_text
+from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
@@ -227,17 +226,23 @@ def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_
     assert evaluate(recipe, model="base").scores == scores
 
 
-def test_an_evaluation_that_nobody_answered_is_played_when_its_run_goes_on(runs: Path) -> None:
+def test_a_training_goes_on_after_an_evaluation_of_which_every_game_failed(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = mended(steps=1)
-    train(recipe, run="one")
-    run = RunFolder(runs / "one")
-    first = run.evaluation("00000")
-    sound = first.read_bytes()
-    scores = read_evaluation(first)
-    none = {how: score_outcomes([ScoredRollout("a", None)] * 4) for how in scores}
-    write_json(first, SCORES.dump_python(none, mode="json"))
-    assert train(recipe, run="one").before == scores["sampled"].finished.mean
-    assert first.read_bytes() == sound
+    (runs / "broken").write_text("test-00000 greedy-00001")
+    ended = train(recipe, run="one")
+    assert (ended.steps, ended.before, ended.after is None) == (1, None, False)
+    assert caplog.text.count(" failed, and the evaluation is of the others, if any") == 2
+    first, last = (RunFolder(runs / "one").evaluation(f"0000{step}") for step in (0, 1))
+    told = {how: (one.failed, one.finished.mean) for how, one in read_evaluation(first).items()}
+    assert told["sampled"] == (4, None)
+    assert read_evaluation(last)["greedy"].failed == 4
+    (runs / "broken").unlink()
+    assert train(recipe, run="one").before is None, "it is not played unasked"
+    sound = evaluate(recipe, model="base").scores
+    assert evaluate(recipe, run="one", checkpoint=0, redo_failed=True).scores == sound
+    assert train(recipe, run="one").before == sound["sampled"].finished.mean
 
 
 @pytest.mark.usefixtures("runs")
