@@ -150,4 +150,4 @@ def test_a_dataset_of_the_working_folder_comes_before_an_example(project: Path) 
     hello, own = Path("datasets/hello.csv"), Path("datasets/own.csv")
     assert locate(hello) == EXAMPLES / hello
     (project / hello).touch()
-    assert (locate(hello), locate(own)) == (hello, own)
+    assert (locate(hello), locate(own)) == (project / hello, project / own)
