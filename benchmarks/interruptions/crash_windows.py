@@ -4,6 +4,9 @@ Every process of the run dies at the first of its windows (`crash_shim/sitecusto
 not crossed yet, the same command is started again, and so on until the run is done. Windows are
 those of the flow's process and of the engine. They are divided among several runs, which go on side
 by side. The exit status is 1 if a run differs from its reference, or repeated anything.
+
+The processes are forks of ones that have imported what they need: a run is started hundreds of
+times, and its imports would take most of each start.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from pathlib import Path
 from benchmarks.interruptions import compare_runs, killable_runs
 from benchmarks.measuring import describe_machine, format_table
 from ratchet.tasks.storage.run_folder import RunFolder
+from tests.support.processes import CLI, Warm, server
 
 SHIM = Path(__file__).parent / "crash_shim"
 SHORT = ("steps=2", "evaluation.examples=1", "evaluation.every=0", "checkpoints.every=1")
@@ -32,6 +36,16 @@ SETTINGS = {
     "hello-prefer": (*SHORT, "batch.pairs=2"),
 }
 """Recipes that are walked, with their settings."""
+MODULES = (*CLI, "ratchet.flows.train", "benchmarks.interruptions.warm_imports")
+"""Imports of a run."""
+
+
+def warm_runs(environment: killable_runs.Environment) -> type[Warm]:
+    """Start the process of which runs in this environment are forks; return the forks' type."""
+    known = {**environment, "PYTHONPATH": str(killable_runs.ROOT)}
+    warm = type("WarmRun", (Warm,), {"modules": MODULES, "variables": (*known.items(),)})
+    server(warm.modules, warm.variables)
+    return warm
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,9 @@ class Walk:
 
     def go_on(self, environment: killable_runs.Environment) -> killable_runs.Training:
         """Start or continue the run in an environment."""
-        return killable_runs.train(self.run, self.settings, environment, self.recipe)
+        return killable_runs.train(
+            self.run, self.settings, environment, self.recipe, popen=warm_runs(self.environment)
+        )
 
 
 def make_reference(
@@ -82,6 +98,7 @@ def make_reference(
 ) -> compare_runs.Contents:
     """Train the run without a crash, or read the one that is there."""
     run = RunFolder(folder / "undisturbed")
+    warm_runs(environment)
     killable_runs.train_to_end(run, settings, environment, recipe)
     return compare_runs.read_contents(run)
 

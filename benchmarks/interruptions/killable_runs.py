@@ -128,6 +128,7 @@ def train(
     environment: Environment,
     recipe: str = "hello",
     program: str = "ratchet.flows.cli.main",
+    popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Training:
     """Start the program's `train` on a run; a run that exists is continued."""
     overrides = [part for setting in settings for part in ("--set", setting)]
@@ -135,7 +136,7 @@ def train(
     started, size = time.time(), size_of(run)
     run.path.parent.mkdir(parents=True, exist_ok=True)
     with log_of(run).open("ab") as log:
-        process = subprocess.Popen(
+        process = popen(
             [sys.executable, *command, *overrides],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

@@ -39,6 +39,8 @@ class Warm(Popen[Any]):
     """A process of a command of Ratchet, whose parent is the process that was forked."""
 
     modules = CLI
+    variables: tuple[tuple[str, str], ...] = ()
+    """Those that the imports read, beside this process's."""
     _end: socket.socket | None = None
     """What says how it has ended."""
 
@@ -50,7 +52,9 @@ class Warm(Popen[Any]):
         request |= {"session": given[21], "group": given[22]}
         self._end, theirs = socket.socketpair()
         socket.send_fds(
-            server(self.modules), [json.dumps(request).encode()], [*fds, theirs.fileno()]
+            server(self.modules, self.variables),
+            [json.dumps(request).encode()],
+            [*fds, theirs.fileno()],
         )
         theirs.close()
         self.pid = int.from_bytes(self._end.recv(4))
@@ -75,7 +79,7 @@ class Warm(Popen[Any]):
 class WarmEngine(Warm):
     """A process that is warm if it is one of the engine, and starts as usual otherwise."""
 
-    modules = ("ratchet.engine.api.server",)
+    modules = ("ratchet.engine.api.server", "transformers.models.qwen3.modeling_qwen3")
 
     def _execute_child(self, *given: Any) -> None:
         args, env = given[0], given[6] or os.environ
@@ -114,12 +118,12 @@ def wait_until(what: str, happened: Callable[[], bool], seconds: float = 60) -> 
 
 
 @cache
-def server(modules: tuple[str, ...]) -> socket.socket:
+def server(modules: tuple[str, ...], variables: tuple[tuple[str, str], ...] = ()) -> socket.socket:
     """Start the process that is forked, and return the socket by which it is asked."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", __file__, str(theirs.fileno()), *modules]
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    Popen(command, pass_fds=[theirs.fileno()], env=os.environ | one_thread)
+    Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, **one_thread, **dict(variables)})
     theirs.close()
     return ours
 
@@ -135,7 +139,8 @@ def main() -> None:
         ready, _, _ = select([channel.fileno(), *ends], [], [])
         for ended in ends.keys() & ready:
             child, end = ends.pop(ended)
-            os.write(end, os.waitpid(child, 0)[1].to_bytes(4))
+            with suppress(BrokenPipeError):  # who asked for it has died
+                os.write(end, os.waitpid(child, 0)[1].to_bytes(4))
             os.close(end)
             os.close(ended)
         if channel.fileno() in ready:
@@ -172,6 +177,8 @@ def become(
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
     how, what, *sys.argv[1:] = words
     sys.argv[0] = how
     if how == "-m":

@@ -1,0 +1,15 @@
+"""Imports what each run imports, and has the engines of its forks be forks too.
+
+The process of which a walk's runs are forks imports this module.
+"""
+
+import subprocess
+
+import openai  # noqa: F401
+
+from ratchet.adapters.clients.libraries import build_client_models
+from tests.support import processes
+
+build_client_models()
+processes.server(processes.WarmEngine.modules, ())
+subprocess.Popen = processes.WarmEngine  # type: ignore[misc]
