@@ -83,8 +83,7 @@ class Deployed:
 def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deployed]:
     """Deploy all deployments of the files, or only `name`; later files override earlier ones."""
     variables = client_environment()
-    address = variables["PREFECT_API_URL"]
-    check_server(address, ELSEWHERE)
+    check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
     _call_prefect(variables, "work-pool", "create", POOL, "--type", POOL_TYPE, "--overwrite")
     chosen = ("--all",) if name is None else ("--name", name)
     made: dict[str, str] = {}
@@ -178,7 +177,8 @@ def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     """Return the output of a command of Prefect's; UserError with it if the command fails."""
     done = subprocess.run(
         [*PREFECT, *words],
-        env={**variables, "COLUMNS": UNWRAPPED},
+        # A server whose database is SQLite answers 503 while runs write to it.
+        env={"PREFECT_CLIENT_MAX_RETRIES": "8", **variables, "COLUMNS": UNWRAPPED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
