@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
 
+from ratchet.adapters.redaction import redact
+
 if TYPE_CHECKING:  # a process that only plays rollouts does not need the SDK, which takes seconds
     from tinker import ModelInput, SampleResponse, SamplingParams
 
@@ -156,8 +158,7 @@ class Format:
 class Choice:
     """The tool calls that an answer must have; `mode` is `auto`, `none` or `required`.
 
-    If `names` is not empty, the answer may call no other tool. Unless `parallel` is set, it may
-    have at most one call.
+    If `names` is not empty, no other tool may be called; without `parallel`, one at most.
     """
 
     mode: str = "auto"
@@ -199,11 +200,9 @@ class Request:
     continues: bool = False
     """Whether the answer goes on with the last message, which is the assistant's."""
     left_out: Sequence[str] = ()
-    """Types of tools that the model is not shown: the API's service runs them, or finds more by
-    them."""
+    """Types of tools that no model is shown: the API's service runs them, or finds more by them."""
     hints: Sequence[str] = ()
-    """Paths of the client's fields that ask for what no policy has a setting for, such as how hard
-    to think."""
+    """Paths of the client's fields that ask for what no policy has, such as how hard to think."""
     dialect: str = ""
     """The name of the API by which the call was made."""
 
@@ -302,6 +301,7 @@ class Refused(Exception):
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
     ) -> None:
+        message = redact(message)  # since servers repeat keys
         super().__init__(message)
         self.status = status
         self.message = message

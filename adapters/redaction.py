@@ -18,12 +18,13 @@ SECRET_OF_URL = re.compile(
 KNOWN_SHAPE = re.compile(
     r"\b(?:(?:sk|tml|glpat|nvapi|xox[abprs])-[A-Za-z0-9_-]{16,}"
     r"|(?:hf|gh[opsu]|github_pat|gsk|wandb_v1)_[A-Za-z0-9_]{16,}|AKIA[A-Z0-9]{16}|AIza[\w-]{30,})"
-    r"|(?<=\bBearer )\S+"
+    r"|(?<=\b(?i:bearer) )\S+"
 )
 """Keys of services, as they begin, and what follows `Bearer`."""
 LONG_SECRET = 8
 """Letters from which on the value of a variable is looked for within other texts."""
 LONGEST_QUOTE = 100
+LONGEST_SAID = 300
 HIDDEN = "***"
 
 
@@ -51,6 +52,11 @@ def redact(text: str) -> str:
         if len(secret) >= LONG_SECRET:
             text = text.replace(secret, HIDDEN)
     return KNOWN_SHAPE.sub(HIDDEN, SECRET_OF_URL.sub(HIDDEN, text))
+
+
+def cut(text: str) -> str:
+    """Return the beginning of what a stranger says, without secrets: a cut one is not known."""
+    return " ".join(redact(text).split())[:LONGEST_SAID]
 
 
 def quote(value: object, name: str = "") -> str:

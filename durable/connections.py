@@ -10,12 +10,10 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 LONGEST_SILENCE = 25.0
 """Seconds that a client may take for its first request, and then between parts of a request."""
 LAST_LOOK = 1.0
-"""Seconds of it that begin anew after a delay of the event loop, since a part may have come
-meanwhile."""
+"""Seconds of it that begin anew after a delay of the loop, in which a part may have come."""
 UNAUTHORIZED = 401
 PROTOCOL: Any = AutoHTTPProtocol
-"""The protocol by httptools or, where httptools is not installed, by h11; both have the same
-parts."""
+"""The protocol by httptools or, without that, by h11; both have the same parts."""
 
 
 def bounded_protocol() -> type[asyncio.Protocol]:

@@ -143,8 +143,7 @@ class Tail:
     A file that was replaced, cut, or changed without growing is read again from its beginning; so
     is one whose line before the appended lines is not the line that was read last. A change of an
     earlier line is not seen if the file has grown since the last look. A torn line is read when it
-    is whole. A look opens the file, since a network file system shows other hosts' writes only
-    then.
+    is whole. A look opens the file: only then are other hosts' writes seen on a network.
     """
 
     def __init__(self, path: Path) -> None:

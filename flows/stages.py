@@ -1,8 +1,7 @@
 """Train a model in stages: by several recipes, each from a checkpoint of an earlier stage.
 
 Each stage is a run of its own, by its own flow. A stage begins when the stage before it has
-finished; a finished stage is never opened again. One agent may play the same held-out examples
-after every stage.
+finished; a finished stage is never opened again. One agent may be measured after every stage.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -66,8 +65,7 @@ def stages(recipe: StagesRecipe, run: str | None = None) -> PlanSummary:
 def check_stages(recipe: StagesRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
     """Return the plan of stages, with epochs counted as steps unless an earlier stage decides them.
 
-    UserError if a stage could not begin its first step. Runs that will be `deleted` first count as
-    absent.
+    UserError if a stage could not begin its first step. Runs to be `deleted` first count as absent.
     """
     recipe = count_stages(recipe)
     plan = check_plan(Plan(run, recipe, recipe.children(run), "agent's reward"), deleted)

@@ -60,8 +60,7 @@ class _Submitted:
 class NextUpdate:
     """The update of a step to come.
 
-    `make` returns the files of its datums, or None if they cannot be made; `pending` returns what
-    it has to wait for.
+    `make` returns its datums' files, None if there are none; `pending`, what it waits for.
     """
 
     step: int
@@ -185,8 +184,7 @@ class PolicyUpdater:
     def accumulate(self, step: int, batch: pa.Table) -> None:
         """Submit a forward-backward pass of some datums of step `step`, whose update is to follow.
 
-        If the client must be rebuilt or probed first, this submits nothing, and the update submits
-        all passes later.
+        If the client must be rebuilt or probed first, nothing is submitted yet.
         """
         with self._owning:
             if self._live is not None and self._is_at(step) and self._rebuilt is None:
@@ -204,8 +202,7 @@ class PolicyUpdater:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
         The calls `meanwhile` are made while the service computes. A step without datums keeps the
-        weights. An update that fails leaves no live client behind, since whether the service
-        applied it is then unknown.
+        weights. An update that fails leaves no live client behind.
         """
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None

@@ -54,8 +54,7 @@ def rollout_context(roles: Roles) -> Iterator[None]:
 def ask_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
     """Ask a role of the current rollout for a chat completion, and block; Refused if it has none.
 
-    A thread knows its rollout if it was started with a copy of the context, as by
-    `asyncio.to_thread`.
+    A thread knows its rollout by a copy of the context, as `asyncio.to_thread` makes one.
     """
     with _reaching_the_door(), httpx.Client(timeout=None, verify=tls()) as http:
         return _read(http.send(_request(role, body)))

@@ -1,14 +1,12 @@
 """The libraries by which agents call models, and what happens at the import of each library.
 
-They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic leave it to a
-response model's first use to build its validator, and Pydantic builds without a lock: a thread that
-uses the model meanwhile finds no validator, and raises a PydanticUserError. Agents of one process
-play in several threads, so that error would end a rollout, now and then. A client also reads the
-certificates when it is created, which takes tens of milliseconds, and an agent creates a client in
-each rollout. A response of httpx and its stream refer to each other, so that only a pause of all
-threads finds what is left of a call: a hundred objects.
+They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic build a
+response model's validator at its first use, without a lock: a thread that uses it meanwhile raises
+a PydanticUserError. A client reads the certificates when it is created, in tens of milliseconds. A
+response of httpx and its stream refer to each other, which only the garbage collector finds.
 """
 
+import atexit
 import logging
 import os
 import ssl
@@ -19,6 +17,8 @@ from functools import cache, lru_cache, wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryFile, mkdtemp
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,7 @@ SILENT = {
     "CREWAI_TRACING_ENABLED": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched at import
 }
-"""Variables that CrewAI and LiteLLM read when they are imported. Without them CrewAI also replaces
-signal handlers."""
+"""Variables that CrewAI and LiteLLM read when imported; CrewAI also replaces signal handlers."""
 
 CHATTER = "crewai.llms.base_llm"
 """A logger that warns, at every call of an agent with tools, that it only estimates tokens."""
@@ -47,6 +46,9 @@ TELEMETRY = {
     "WANDB_ERROR_REPORTING": "false",
 }
 """Variables by which libraries send nothing to their makers but what a recipe asks for."""
+
+HOMES = {"PREFECT_HOME": ".prefect", "HF_HOME": ".cache/huggingface"}
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 CLIENTS = ("openai._models", "anthropic._models")
 """Modules that define the base of each client's models."""
@@ -60,6 +62,8 @@ RESPONSES = "httpx._client"
 HTTP_1 = ["http/1.1"]
 """Protocols that a client offers, unless it asks for HTTP/2."""
 
+log = logging.getLogger(__name__)
+
 _reading = Lock()
 """Held while a context is looked up, since threads that miss it together would each read it."""
 
@@ -68,6 +72,27 @@ def send_no_telemetry() -> None:
     """Set the variables that the user has not set; some are read when a library is imported."""
     for name, value in TELEMETRY.items():
         os.environ.setdefault(name, value)
+
+
+def spare_machine() -> None:
+    """Leave out variables that name nothing, and give libraries folders that can be written."""
+    os.environ.pop("PYTHONOPTIMIZE", None)  # without docstrings transformers loads no model
+    for name in CERTIFICATES:
+        there = Path(os.environ.get(name) or "/")
+        if not there.is_dir() and not (there.is_file() and b"---BEGIN " in there.read_bytes()):
+            del os.environ[name]
+            log.warning("%s names no certificates (%s): it is left out here", name, there)
+    for name, place in HOMES.items():
+        folder = Path(os.environ.get(name) or Path.home() / place)
+        try:
+            TemporaryFile(dir=next(f for f in (folder, *folder.parents) if f.exists())).close()
+        except OSError:
+            os.environ[name] = made = mkdtemp(prefix="ratchet-")
+            atexit.register(rmtree, made, ignore_errors=True)
+            (Path(made) / "hub").mkdir()
+            for one in folder.glob("hub/*"):  # which is read as before
+                (Path(made) / "hub" / one.name).symlink_to(one)
+            log.warning("%s (%s) cannot be written: %s is used", name, folder, made)
 
 
 def keep_silent() -> None:

@@ -20,6 +20,7 @@ from ratchet.adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from ratchet.adapters.clients.libraries import keep_silent
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import check_listener, check_place
+from ratchet.adapters.redaction import cut
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
     from litellm.types.utils import ChatCompletionMessageToolCall, ModelResponse
@@ -178,7 +179,7 @@ def _refusal(model: str, error: openai.OpenAIError) -> Refused:
         key = SERVER_KEY if "://" in model else "the right one"
         text = f"The helper {model} refused its API key; set {key} in the environment."
         return Refused(400, text, code="helper_key")
-    said = f"({type(error).__name__}: {getattr(error, 'message', error)})"
+    said = f"({type(error).__name__}: {cut(str(getattr(error, 'message', error)))})"
     if status < 500 and status not in (408, 409, 429):
         return Refused(400, f"The helper {model} refused the request {said}.", code="helper")
     text = f"The helper {model} could not answer {said}; try again."

@@ -1,20 +1,20 @@
 """Log-probabilities of tokens by a server of OpenAI's API that gives those of a prompt, as vLLM.
 
-The field is `prompt_logprobs` of `/completions`, in the format of vLLM 0.32: for each place of the
-prompt but the first, an object of token ids, each with a log-probability and a text.
+The field is `prompt_logprobs` of `/completions`, as vLLM 0.32 writes it: tokens by place.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, Self
+from typing import Any
 
 import httpx
 import numpy as np
-import openai
 
 from ratchet.adapters.errors import PassingError, UserError
 from ratchet.adapters.network.addresses import REACH_SECONDS, check_listener
+from ratchet.adapters.network.answers import ask, said_instead
+from ratchet.adapters.redaction import cut
 
 TEACHER_KEY = "RATCHET_TEACHER_KEY"
 """Environment variable with the key of the teachers' service, if that is not the run's."""
@@ -31,8 +31,6 @@ ROUNDING = 1e-3
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Text of a token that is a part of a letter."""
 LARGEST_TOKEN = 2**31
-LONGEST_SAID = 300
-"""Characters of what a server says that an error repeats."""
 UNREADABLE_SCORES = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What reading an answer raises that is not what it should be."""
 
@@ -44,48 +42,24 @@ class CannotScore(UserError):
     """Refusal of a server that cannot be asked for the log-probabilities of a prompt."""
 
 
-class Vocabulary(Protocol):
-    """Tokenizer whose token ids a server must share."""
-
-    def get_vocab(self) -> dict[str, int]: ...
-
-    def get_added_vocab(self) -> dict[str, int]: ...
-
-    def decode(self, token_ids: list[int]) -> str: ...
-
-
 class ScoringServer:
     """Model of a server, `URL#MODEL`, that scores what others have sampled.
 
-    The server's key is that of TEACHER_KEY, and a call waits up to `patience` seconds for an
-    answer. Each method raises CannotScore if the server refuses or gives something else, and
-    PassingError if the same call may succeed later.
+    A call waits up to `patience` seconds for an answer. CannotScore is raised if the server refuses
+    or gives something else, and PassingError if the same call may succeed later.
     """
 
     def __init__(self, model: str, patience: float) -> None:
-        url, _, self._name = model.partition("#")
-        self.model, key = model, os.environ.get(TEACHER_KEY) or "none"
-        # What fails in passing is tried again by the task that asks.
-        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=patience, max_retries=0)
-        # The environment may name an organization and a project, which are OpenAI's.
-        self._client.organization = self._client.project = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.model, self._patience = model, patience
 
     def check(self, k: int) -> None:
         """Have the server score a token, and give the k likeliest ones of its place."""
         self._ask((0, 1), k)
 
-    def shares(self, vocabulary: Vocabulary) -> bool:
+    def shares(self, vocabulary: Any) -> bool:
         """Return whether the server has the texts of a tokenizer for its token ids.
 
-        COMPARED tokens are compared, spread over the vocabulary, and all that were added to it,
-        such as those of a chat's turns. Parts of letters are left out, since their texts depend on
-        the tokens beside them.
+        COMPARED tokens are compared, and all that were added, but parts of letters.
         """
         known = sorted(vocabulary.get_vocab().values())
         spread = np.linspace(0, len(known) - 1, COMPARED).astype(int)
@@ -147,8 +121,8 @@ class ScoringServer:
     def _ask(self, tokens: Sequence[int], k: int) -> list[Place]:
         """Return the places after a prompt's first, each with its own token and the k likeliest."""
         try:
-            [choice] = self._answer(tokens, k).choices
-            _, *told = choice.prompt_logprobs
+            [choice] = self._answer(tokens, k)["choices"]
+            _, *told = choice["prompt_logprobs"]
             places = [_read(place) for place in told]
         except UNREADABLE_SCORES as error:
             raise self._error(
@@ -165,17 +139,19 @@ class ScoringServer:
 
     def _answer(self, tokens: Sequence[int], k: int) -> Any:
         """Have the server read a prompt, and sample one token, since vLLM samples no fewer."""
+        url, _, name = self.model.partition("#")
+        asked = {"model": name, "prompt": [*tokens], "max_tokens": 1, "prompt_logprobs": k}
         try:
-            return self._client.completions.create(
-                model=self._name, prompt=[*tokens], max_tokens=1, extra_body={"prompt_logprobs": k}
-            )
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise self._error(f"refuses its key; set {TEACHER_KEY} to another one") from error
-        except openai.APIStatusError as error:
-            passing = error.status_code >= 500 or error.status_code in (408, 409, 429)
-            raise self._error(f"refuses to score a prompt: {_said(error, k)}", passing) from error
-        except openai.OpenAIError as error:
-            raise self._error(f"cannot be asked: {error}", passing=True) from error
+            answer = _ask("POST", f"{url.rstrip('/')}/completions", self._patience, json=asked)
+        except httpx.HTTPError as error:
+            said = cut(f"{type(error).__name__}: {error}")
+            raise self._error(f"cannot be asked: {said}", passing=True) from error
+        if answer.status_code in (401, 403):
+            raise self._error(f"refuses its key; set {TEACHER_KEY} to another one")
+        if answer.is_error:
+            said = f"refuses to score a prompt: {_said(answer, k)}"
+            raise self._error(said, answer.is_server_error or answer.status_code in (408, 409, 429))
+        return answer.json()
 
     def _check(self, places: Sequence[Place], tokens: Sequence[int], k: int) -> None:
         """Refuse what no distribution has, or what was not asked for."""
@@ -206,13 +182,14 @@ def speaks_openai(url: str) -> bool:
 
     PassingError if it does not answer now.
     """
-    headers = {"Authorization": f"Bearer {os.environ.get(TEACHER_KEY) or 'none'}"}
     failed = f"the teacher's server {url} does not answer"
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=REACH_SECONDS)
+        answer = _ask("GET", f"{url.rstrip('/')}/models", REACH_SECONDS)
     except httpx.HTTPError as error:
         said = f"{type(error).__name__}: {error}".rstrip(": ")
         raise PassingError(f"{failed} ({said}); start the same run again") from error
+    if broken := said_instead(answer):
+        raise CannotScore(f"the teacher's server {url} cannot be asked: {broken}")
     if answer.status_code >= 500 or answer.status_code == 429:
         raise PassingError(f"{failed} ({answer.status_code}); start the same run again")
     try:
@@ -223,13 +200,21 @@ def speaks_openai(url: str) -> bool:
     return known and answer.status_code in (200, 401, 403)
 
 
-def _said(error: openai.APIStatusError, k: int) -> str:
+def _ask(method: str, url: str, seconds: float, **body: Any) -> httpx.Response:
+    key = {"Authorization": f"Bearer {os.environ.get(TEACHER_KEY) or 'none'}"}
+    return ask(method, url, seconds, headers=key, **body)
+
+
+def _said(answer: httpx.Response, k: int) -> str:
     """Return what a server says of a refusal, with what to do about it."""
-    told = error.body.get("message") if isinstance(error.body, dict) else None
-    said = str(told or error)[:LONGEST_SAID].rstrip(".")
+    try:
+        said = answer.json()["error"]["message"]
+    except UNREADABLE_SCORES:
+        said = answer.text
+    said = cut(f"{said}").rstrip(".")
     if k and "logprobs" in said:
         return f"{said}; ask for fewer than {k}, or start vLLM with --max-logprobs {k}"
-    if error.status_code == 404:
+    if answer.status_code == 404:
         return f"{said}; mend the model's name, or the URL, which has the path of the API"
     return said
 
@@ -258,8 +243,7 @@ def check_place(key: str, model: str, likeliest: int) -> None:
             "teacher"
         ) from error
     if speaks_openai(url):
-        with ScoringServer(model, CHECK_SECONDS) as scoring:
-            scoring.check(likeliest)
+        ScoringServer(model, CHECK_SECONDS).check(likeliest)
     elif not os.environ.get(TEACHER_KEY):
         raise CannotScore(
             f"{key} {model} is of a service whose key is not there; set {TEACHER_KEY}. A server "

@@ -110,13 +110,7 @@ class Bench:
 
     def loaded(self, path: str, *, with_optimizer: bool) -> TrainingClient:
         """Create a training client of a saved state."""
-        client = self.service.client
-        load = (
-            client.create_training_client_from_state_with_optimizer
-            if with_optimizer
-            else client.create_training_client_from_state
-        )
-        return self.service.create("a saved state", load, path)
+        return self.service.load("a saved state", path, with_optimizer=with_optimizer)
 
     def forward(self, client: TrainingClient, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Return the log-probabilities of the targets of each datum; nothing changes."""

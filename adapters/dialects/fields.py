@@ -1,7 +1,6 @@
 """Fields of a client's body: what becomes of each, its type, and what all dialects write.
 
-A field or a type of tools without a row in fields.yaml is refused by its name. A value of null is
-the same as no field.
+A field or a type of tools without a row in fields.yaml is refused by its name. Null is no field.
 """
 
 import json
@@ -19,8 +18,7 @@ from ratchet.adapters.yaml_text import read_yaml
 
 MOST_STOPS = 16
 RETURN_TOKEN_IDS = "return_token_ids"
-"""Field that asks for token ids, as vLLM names it. Nobody else gets them, since many clients quote
-whole answers in their errors."""
+"""Field that asks for token ids, as vLLM names it; other clients would quote them in errors."""
 
 NUMBER = (int, float)
 EXPECTED: Mapping[object, str] = {

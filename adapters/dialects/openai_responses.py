@@ -2,8 +2,7 @@
 
 Their tools are shown as functions, the form in which models are trained. A custom tool, whose input
 is a text, is a function with the argument `input`. A function of a namespace is shown as
-`NAMESPACE__NAME`. A shell, and an editor by patches, is a function of what the items of its calls
-have.
+`NAMESPACE__NAME`. A shell, and an editor by patches, is a function of its calls' items.
 """
 
 import json
@@ -73,8 +72,7 @@ CONTENTS: Mapping[str, tuple[str, JsonObject]] = {
     "shell": ("action", {}),
     "apply_patch": ("operation", {}),
 }
-"""By the type of a tool, the field of a call's item that has the arguments, and what is always in
-it."""
+"""By a tool's type, the field of a call's item with the arguments, and what is always in it."""
 CALLS = ("function_call", "custom_tool_call", *(kind + OF_CALL for kind in CONTENTS))
 OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 PARTS = ("input_text", "output_text", "text", "refusal")

@@ -293,8 +293,7 @@ class OpenBatch:
 class NearDoor:
     """The door as a player of the same process asks it: by calls on the door's own event loop.
 
-    What is told passes through the same records as by HTTP, so that a player cannot change what
-    the door holds.
+    What is told passes through the same records as by HTTP, so no player can change what it holds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, find: Callable[[], OpenBatch]) -> None:

@@ -364,8 +364,8 @@ def read_number(text: str) -> int | None:
 
 def token_of(request: Request) -> str:
     """Return the token that a request carries, in whichever header its client sends it."""
-    given = (request.headers.get(name, "").removeprefix("Bearer ") for name in KEY_HEADERS)
-    return next(filter(None, given), "")
+    given = (request.headers.get(name, "") for name in KEY_HEADERS)
+    return next(filter(None, (re.sub(r"(?i)^bearer +", "", one) for one in given)), "")
 
 
 def check_key(given: str, expected: str, wrong: str) -> None:

@@ -74,9 +74,7 @@ class Door(ChatApi):
 
     `backends` says who answers each role beside `policy`: a backend, or a policy by its name. A
     call at the address of `policy` is of the first role, by its name, whose calls `sent` describes
-    so.
-    Completions, beginnings and ends go to the recorder of their batch; no answer leaves before
-    its completion is recorded.
+    so. Completions, beginnings and ends go to the recorder of their batch; none leaves before.
     """
 
     def __init__(

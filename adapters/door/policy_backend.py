@@ -29,11 +29,11 @@ from ratchet.adapters.door.role_calls import (
 )
 from ratchet.adapters.errors import EngineDied, PassingError, UserError
 from ratchet.adapters.process.event_loop import run_aside
+from ratchet.adapters.redaction import cut
 from ratchet.adapters.rendering.chat import Chat, check_length, too_long
 
 EMPTY_ANSWER = " ?"
-"""The text sent for an empty answer: several clients crash on such an answer, or ask again without
-end."""
+"""The text sent for an empty answer: several clients crash on it, or ask again without end."""
 
 USER_ERRORS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 FORBIDDEN = (tinker.AuthenticationError, tinker.PermissionDeniedError)
@@ -115,8 +115,7 @@ class PolicyBackend:
         """Return the recipe's sampling, within the request's bound and the model's context.
 
         The SDK takes ids or strings as stops: beside a client's strings, ours are text too. A
-        sampler that does not see special tokens in text samples past them; `_cut_at_stop` then
-        cuts.
+        sampler that sees no special tokens in text samples past them; `_cut_at_stop` cuts.
         """
         most = min(request.max_tokens or self.sampling.max_tokens, self.sampling.max_tokens)
         if chat.context is not None:
@@ -144,7 +143,7 @@ async def _sample(policy: Policy, prompt: Prompt, params: SamplingParams) -> tin
 def _refusal(error: Exception) -> Refused:
     body = getattr(error, "body", None)
     said = str(body.get("detail", error) if isinstance(body, dict) else error)
-    said = said.removeprefix("Request failed: ").partition(" for self.request_id")[0]
+    said = cut(said.removeprefix("Request failed: ").partition(" for self.request_id")[0])
     category = error.category if isinstance(error, tinker.RequestFailedError) else None
     if category == tinker.types.RequestErrorCategory.User or isinstance(error, USER_ERRORS):
         return Refused(400, f"The sampler refused the request: {said}", code=SAMPLER_REFUSED)

@@ -259,8 +259,7 @@ class Memory:
     """The earlier calls of one role, answered or begun. `record_begun` records that one begins.
 
     Once a request differs from the recorded request of its number, the agent has taken another
-    path, and no further request is answered from the record. A number without a record (its answer
-    was lost) does not end that.
+    path, and no further request is answered from the record. A lost answer does not end that.
     """
 
     def __init__(

@@ -136,8 +136,7 @@ async def contained(function: Callable[..., object], *args: object, **kwargs: ob
     """Call an agent's function, and keep its exit and its forked children from this process.
 
     SystemExit and its like would end the event loop with all its rollouts; they become AgentExit. A
-    forked child that returns from the agent's code would go on as a second copy of this process, so
-    it ends here.
+    forked child, which would be a second copy of this process, ends here.
     """
     process, task = os.getpid(), asyncio.current_task()
     try:

@@ -120,8 +120,7 @@ async def grade(example: JudgedExample, ask: Ask) -> Scores:
     """Score each rollout alone by criteria, each with a weight, from 0 to 1.
 
     A score has a part for each criterion, in order, and the sum of the parts is the weighted mean.
-    A rollout is left out if one of them cannot be read. Each criterion is a measure as well, from 0
-    to 1.
+    A rollout is left out if one of them cannot be read. Each criterion is a measure as well.
     """
     criteria: Mapping[str, float] = example["criteria"]
     total, scores, unread = math.fsum(criteria.values()), Scores(), 0

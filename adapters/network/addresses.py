@@ -140,8 +140,7 @@ def _parts(url: str) -> tuple[str, str, int]:
 def spare_loopback() -> None:
     """Have no client, here or in a process that is started from here, use a proxy for loopback.
 
-    The variables are set even where no proxy is named, since an agent may load a file that names
-    one.
+    They are set also where no proxy is named, since an agent may load a file that does so.
     """
     os.environ.update(exempt_loopback(os.environ, sys.platform))
 
@@ -169,8 +168,7 @@ def _with_direct(named: str) -> str:
 def check_proxies() -> None:
     """Refuse (UserError) proxies, or hosts without one, that the HTTP client cannot read.
 
-    The client refuses them also where no address needs them. A proxy may hold a password, and is
-    not shown.
+    It does so also where no address needs them. No proxy is shown: it may hold a password.
     """
     import httpx  # takes a tenth of a second, which a command that asks nobody need not wait
 

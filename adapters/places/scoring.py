@@ -1,7 +1,6 @@
 """The reward of a place: a command that runs there after the program's end, with hidden files.
 
-Its answer is the share of passed tests in a JUnit report, the JSON of its last line, or its exit
-status.
+Its answer is the share of passed tests of a report, its last line's JSON, or its status.
 """
 
 import asyncio

@@ -105,9 +105,8 @@ class LimitMet(Exception):
 class LimitedChild:
     """A child that runs a module of ours by `answer_questions`, with limited memory.
 
-    It is for what a client's few lines can make endless or huge, such as a schema: no
-    thread can be stopped, and no library holds its own limits in every function. The process
-    starts with the first question and after each death.
+    It is for what a client's few lines can make endless or huge, such as a schema, since no thread
+    can be stopped. The process starts with the first question and after each death.
     """
 
     def __init__(self, module: str, memory: int) -> None:

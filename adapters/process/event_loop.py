@@ -1,8 +1,7 @@
 """Event loops whose timers count by the running clock, and the work beside a loop.
 
 On asyncio's own loop, a timeout that ends while the process stands still ends a wait whose data
-came meanwhile. For instance, an HTTP client's timeout then becomes an error of the agent with that
-client.
+came meanwhile, as an HTTP client's, which is then an error of the agent with that client.
 """
 
 import asyncio
@@ -160,9 +159,8 @@ def call_in_thread(
 ) -> Future[T]:
     """Call a function that blocks in a thread of its own, with a copy of the context.
 
-    The future raises whatever the function raises, exits included; it cannot be cancelled. A
-    function that never returns costs only its thread: unlike in a pool, neither the next call nor
-    the end of the process waits for it.
+    The future raises whatever the function raises, exits included; it cannot be cancelled. Nothing
+    waits for the thread of a function that never returns, as it would in a pool.
     """
     returned: Future[T] = Future()
     returned.set_running_or_notify_cancel()
@@ -181,9 +179,8 @@ def call_in_thread(
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel the tasks that have not ended, and wait until each has ended with its own children.
 
-    If tasks were left to the end of the event loop, it would cancel children beside their parents,
-    some of them before they begin. anyio, which ends its children in order, then leaves coroutines
-    that never ran.
+    The end of the event loop would cancel children beside their parents, some of them before they
+    begin, so that anyio, which ends its children in order, would leave coroutines that never ran.
     """
     for task in tasks:
         task.cancel()

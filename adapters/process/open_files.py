@@ -1,7 +1,6 @@
 """Files and connections that a process may have open at a time; each is a descriptor.
 
-A shell of macOS allows a process 256 of them, and most of Linux 1,024, where far more can be asked
-for.
+A shell of macOS allows a process 256 of them, and most of Linux 1,024, far less than can be had.
 """
 
 import errno

@@ -22,8 +22,7 @@ PASSED_VARIABLES = re.compile(
     "PATH|HOME|USER|LANG|LC_.+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|NODE_PATH|"
     "SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|(REQUESTS|CURL)_CA_BUNDLE|NO_PROXY|no_proxy"
 )
-"""The environment variables that a program gets: programs need them to start, and they hold no
-secrets."""
+"""The variables that a program gets: it needs them to start, and they hold no secrets."""
 
 LAUNCHER = re.compile(r"(^|/)(python[\d.]*|node|deno|bun|npx|ruby|perl|env|(ba|da|z)?sh)$")
 """Programs that run another one, which a command line names after them."""
@@ -102,8 +101,7 @@ class Program(asyncio.SubprocessProtocol):
     """A program that is a child process of this one, what it writes and when it ends.
 
     asyncio's own `Process.wait` would also wait for any process that keeps the program's stdout
-    open, such as a browser in a session of its own, since such a browser is not killed with the
-    program.
+    open, such as a browser in a session of its own, which is not killed with it.
     """
 
     def __init__(self) -> None:

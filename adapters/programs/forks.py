@@ -119,8 +119,7 @@ async def _server(command: LastingCommand) -> _ForkServer | None:
 def _read_line(line: str) -> tuple[list[str], list[str], list[str]]:
     """Take a command line apart; UserError if it runs no program in Python.
 
-    Its parts are the interpreter's words, the program's, and the packages that each rollout imports
-    for itself.
+    Its parts are the interpreter's words, the program's, and the packages of each rollout.
     """
     words = split_words("forks", line)
     script, text = Path(shutil.which(words[0]) or words[0]).absolute(), ""

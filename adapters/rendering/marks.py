@@ -58,8 +58,7 @@ SPLIT = "q0Zx{}Xz0q"
 class Marks:
     """The control tokens of a tokenizer and a format, by their spelling.
 
-    `own` are the tokens around an answer's reasoning and its calls: in an answer's text they are
-    what they spell.
+    `own` are the tokens around an answer's reasoning and its calls: elsewhere they are their text.
     """
 
     def __init__(self, tokenizer: object, written: Iterable[int], own: Iterable[int]) -> None:

@@ -22,8 +22,7 @@ THOUGHTS = ("reasoning_details", "thinking_blocks")
 MEDIA_KEYS = ("image", "images", "video", "videos", "audio", "audios")
 """Keys by which some clients send what is not text beside the content."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""Keys by which some clients give a call's arguments; the function's arguments are read by the
-first key."""
+"""Keys by which some clients give a call's arguments; they are read by the first."""
 
 CALLED = "functions."
 """Beginning of an id that names its call, as Kimi's models write them."""

@@ -128,8 +128,7 @@ class TemplateRenderer(DefaultRenderer):
 def _stop_tokens(tokenizer: ChatTemplateTokenizer, closing: str) -> list[int]:
     """Return the special token that begins the closing text, and the end of the tokenizer's texts.
 
-    A closing text that begins with no special token, as with another model's template, ends no
-    answer.
+    A closing text that begins with no special token ends no answer.
     """
     special = set(tokenizer.all_special_ids)  # pyright: ignore[reportAttributeAccessIssue]
     first = tokenizer.encode(closing, add_special_tokens=False)[:1]

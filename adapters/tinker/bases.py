@@ -41,8 +41,7 @@ SPACE = "\u2581"
 """Mark by which SentencePiece writes the space before a word."""
 
 Decode = Callable[[Sequence[int]], str]
-"""Tokens → their text, with that of special tokens; of a part of a character, the replacement
-character."""
+"""Tokens → their text, also of special ones; the replacement character for a part of one."""
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +168,7 @@ def _dequantised(file: Path) -> Path:
 def find_decoder(base_model: str) -> Decode | None:
     """Return what decodes tokens of a base model: a folder's, or one in the hub's cache.
 
-    None if its tokenizer is not on this machine. The engine's own model is in the cache as well,
-    once an engine has run.
+    None if its tokenizer is not on this machine. An engine puts its own model there.
     """
     path = _find_file(base_model)
     if path is None:

@@ -1,8 +1,6 @@
 """A bridge before a server that speaks an older wire than the SDK, as a child process.
 
-The SDK offers no transport of one's own, and what a bridge knows of a run's models must be one for
-all of the run's processes. A process of its own also outlives a run that is killed, for as long as
-it takes to give back the server's places for models.
+It is one for all of the run's processes, and outlives a killed run until it has given back models.
 """
 
 import json
@@ -13,13 +11,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
+from typing import Any
 
 import httpx
 import numpy as np
+from tinker import _base_client
 from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.errors import EngineDied, ServiceError
+from ratchet.adapters.network.answers import ask, said_instead, send_bounded
 from ratchet.adapters.process.child import ChildProcess, tell_status
+from ratchet.adapters.redaction import cut
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.wires.bridge import SDK_OF, Codec
 from ratchet.adapters.wires.older_server import (
@@ -100,18 +102,20 @@ def _watch(child: ChildProcess, died: Future[None]) -> None:
 def ask_wire(url: str, key: str) -> Codec | None:
     """Return the form of datums of a wire older than the SDK's; None for a server of the SDK's.
 
-    A server of the SDK's wire creates a training client by loading: asked for one of weights that
-    are nowhere, it refuses the weights, or later the result. An older one misses a `model_id`. A
-    server that refuses the key is not asked further, since the SDK is told so as well.
-    httpx.HTTPError if it does not answer, ServiceError if it reads no datums.
+    Asked to load weights that are nowhere, the SDK's refuses them, and an older one misses a
+    `model_id`. httpx.HTTPError if it does not answer, ServiceError if it reads no datums.
     """
-    kept = httpx.Limits(max_keepalive_connections=0)  # a server that fails closes its connection
-    key_of = {"X-API-Key": key}
-    with httpx.Client(base_url=url, headers=key_of, timeout=ASKING_SECONDS, limits=kept) as client:
-        created = client.post(f"{API}load_weights", json=CREATION)
-        if created.status_code in KEY_REFUSED or not _is_older(created):
-            return None
-        return _ask_codec(client, url)
+    created = _ask(url, key, "load_weights", json=CREATION)
+    if broken := said_instead(created):
+        raise ServiceError(f"the Tinker service at {url} cannot be asked: {broken}")
+    if created.status_code in KEY_REFUSED or not _is_older(created):
+        return None
+    return _ask_codec(url, key)
+
+
+def _ask(url: str, key: str, call: str, **body: Any) -> httpx.Response:
+    headers = {"X-API-Key": key} | body.pop("headers", {})
+    return ask("POST", f"{url.rstrip('/')}{API}{call}", ASKING_SECONDS, headers=headers, **body)
 
 
 def _is_older(answer: httpx.Response) -> bool:
@@ -120,7 +124,7 @@ def _is_older(answer: httpx.Response) -> bool:
     return answer.status_code >= 400 and bool(re.search(r"\bmodel_id\b", answer.text))
 
 
-def _ask_codec(client: httpx.Client, url: str) -> Codec:
+def _ask_codec(url: str, key: str) -> Codec:
     """Send a loss of a model that is nowhere, in both forms; return the one that is understood."""
     tokens = np.zeros(1, np.int32).tobytes()
     message = pb.ForwardBackwardRequest(model_id=NOBODY, seq_id=1, loss_fn="cross_entropy")
@@ -128,16 +132,18 @@ def _ask_codec(client: httpx.Client, url: str) -> Codec:
     datum.model_input.add().encoded_text.tokens = tokens
     for name, values in {"target_tokens": np.zeros(1, int), "weights": np.ones(1)}.items():
         datum.loss_fn_inputs[name].CopyFrom(encode_tensor(values))
-    path = f"{API}forward_backward"
-    sent = client.post(
-        path, content=message.SerializeToString(), headers={"Content-Type": PROTOBUF}
-    )
+    call, form = "forward_backward", {"Content-Type": PROTOBUF}
+    sent = _ask(url, key, call, content=message.SerializeToString(), headers=form)
     if sent.status_code in UNDERSTOOD:
         return "protobuf"
-    written = client.post(path, json=to_json(message))
+    written = _ask(url, key, call, json=to_json(message))
     if written.status_code in UNDERSTOOD:
         return "json"
     raise ServiceError(
         f"the server at {url} reads datums neither in protobuf ({sent.status_code}) nor in JSON "
-        f"({written.status_code}: {written.text[:200]}); it serves no training, or another API"
+        f"({written.status_code}: {cut(written.text)}); it serves no training, or another API"
     )
+
+
+_base_client.AsyncHttpxClientWrapper.send = send_bounded  # the SDK takes no client of ours
+_base_client._default_pyqwest_transport = lambda: None  # which sends keys wherever it is led

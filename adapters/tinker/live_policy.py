@@ -20,7 +20,13 @@ from tinker.types import (
 )
 
 from ratchet.adapters.tinker.costs import Work
-from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
+from ratchet.adapters.tinker.service import (
+    MISREAD,
+    Service,
+    ServiceFailed,
+    ServiceRefused,
+    translate_error,
+)
 
 Saving = tuple[APIFuture[SaveWeightsForSamplerResponse], APIFuture[SaveWeightsResponse] | None]
 """Submitted saves: the sampler's weights and, if asked for, the training state."""
@@ -62,8 +68,7 @@ class ServiceLoss:
 class Pass:
     """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's.
 
-    A pass with `beside` has the tokens of the pass before it, so it reuses that pass's
-    log-probabilities.
+    A pass with `beside` has the tokens and log-probabilities of the pass before it.
     """
 
     datums: Sequence[Datum]
@@ -90,6 +95,7 @@ class _Asked:
 
     output: APIFuture[ForwardBackwardOutput]
     metered: str
+    datums: Sequence[Datum]
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,7 @@ class UpdateResult:
     """Measurements of an update.
 
     `logprobs` are those of each pass's datums. `optimizer_step` is how many steps the optimizer has
-    taken, the first of this update included; None if the service does not report it, or if there
-    were no datums and so no step.
+    taken, the first of this update included; None if none is reported, or without datums.
     """
 
     logprobs: list[list[np.ndarray]]
@@ -139,7 +144,7 @@ class LivePolicy:
             datums = self._weigh(step, asked, loss.derivative)
         metered = self._meter(step, datums)
         submitted = self._client.forward_backward(list(datums), loss.name, dict(loss.settings))
-        self._outputs.append(_Asked(submitted, metered))
+        self._outputs.append(_Asked(submitted, metered, datums))
 
     def _meter(self, step: int, datums: Sequence[Datum]) -> str:
         trained = sum(datum.model_input.length for datum in datums)
@@ -182,7 +187,13 @@ class LivePolicy:
     def _wait(self, asked: _Asked, what: str) -> list[np.ndarray]:
         outputs = self._service.result(asked.output, what).loss_fn_outputs
         self._service.meter.answered(asked.metered)
-        return [output["logprobs"].to_numpy() for output in outputs]
+        try:
+            found = [output["logprobs"].to_numpy() for output in outputs]
+            for one, datum in zip(found, asked.datums, strict=True):
+                one.reshape(datum.loss_fn_inputs["target_tokens"].to_numpy().shape)
+        except MISREAD as error:
+            raise translate_error(error, what) from error
+        return found
 
     def probe(self, step: int, datum: Datum, loss: ServiceLoss) -> np.ndarray:
         """Return the datum's log-probabilities; nothing changes."""
@@ -214,7 +225,7 @@ class LivePolicy:
             datums = [_weighted(datum, datum.loss_fn_inputs["weights"]) for datum in datums]
         metered = self._meter(step, datums)
         forward = self._client.forward(list(datums), loss.name, dict(loss.settings))
-        return self._wait(_Asked(forward, metered), what)
+        return self._wait(_Asked(forward, metered, datums), what)
 
     def save(self, name: str, ttl_seconds: int | None, *, with_state: bool) -> Saving:
         """Submit saves. Requests are served in order, so the saves hold every update before.

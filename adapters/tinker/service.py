@@ -10,10 +10,9 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import httpx
 import numpy as np
@@ -25,9 +24,11 @@ from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
 from ratchet.adapters.errors import EngineDied, PassingError, ServiceError
+from ratchet.adapters.network.answers import INSTEAD
 from ratchet.adapters.process.clock import FIRST_WORD_SECONDS, Wait, running_clock
 from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait
 from ratchet.adapters.process.open_files import check_files
+from ratchet.adapters.redaction import cut
 from ratchet.adapters.tinker.bases import name_for_clients
 from ratchet.adapters.tinker.bridges import bridged
 from ratchet.adapters.tinker.costs import Meter, Unmetered, Work, current_task
@@ -80,10 +81,10 @@ class ServiceBroken(ServiceError):
 
 
 SDK_ERRORS = (tinker.TinkerError, RetryableException, ValueError, RuntimeError)
-"""All errors that a future of the SDK raises: ValueError for a poll that fails, RuntimeError for a
-client that has failed before."""
-MISREAD = (AssertionError, AttributeError, KeyError, TypeError, DecodeError)
-"""Errors of the SDK that reads an answer of another version of the API."""
+"""Errors of the SDK's futures: ValueError for a failed poll, RuntimeError for a failed client."""
+OF_VALUES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+MISREAD = (*OF_VALUES, DecodeError, RecursionError)
+"""Errors of the SDK that reads an answer of another version of the API, or of no API."""
 
 KEY, UNKNOWN_KEY = "TINKER_API_KEY", (401, 403)
 """Variable of the service's key, and what the service answers to a key that it does not know."""
@@ -97,31 +98,39 @@ def translate_error(error: Exception, what: str) -> Exception:
     """
     check_files(error)
     if isinstance(error, tinker.RequestFailedError):
-        said = error.message.removeprefix("Request failed: ").partition(" for self.request_id")[0]
+        said = cut(error.message.removeprefix("Request failed: ").partition(" for self.req")[0])
         if error.category is RequestErrorCategory.User:
             return _refused(what, said)
         return _failed(what, said)
     if isinstance(error, tinker.APIStatusError):
-        status, said = error.status_code, f"{_detail(error)} ({error.status_code})"
-        if status in UNKNOWN_KEY and KEY not in said:
-            said += f"; set {KEY} to a key of this service, or unset it to run on the engine here"
-        if status in PASSING or status >= 500:
-            return _failed(what, said)
-        return _refused(what, said, missing=status == 404)
+        return _translate_status(error, what)
     if isinstance(error, tinker.APIConnectionError | RetryableException):
         return _failed(what, str(error))
     if isinstance(error.__cause__, SDK_ERRORS):
         return translate_error(error.__cause__, what)
     if isinstance(error, tinker.TinkerError):  # the SDK refuses a key before it is sent
-        return _refused(what, f"{error}")
+        return _refused(what, cut(f"{error}"))
     if isinstance(error, MISREAD):
-        said = f"{type(error).__name__}: {error}"
+        said = cut(f"{type(error).__name__}: {error}")
         return ServiceBroken(
             f"the Tinker service breaks the wire at {what}: SDK {tinker.__version__} cannot read "
             f"its answer ({said}). `ratchet doctor` shows what it offers; use a version of the "
             "service for this SDK"
         )
     return error
+
+
+def _translate_status(error: tinker.APIStatusError, what: str) -> ServiceError:
+    body, status = error.body, error.status_code
+    detail = cut(str(body.get("detail", body)) if isinstance(body, dict) else error.message)
+    if INSTEAD in error.response.headers:
+        return ServiceBroken(f"the Tinker service breaks the wire at {what}: {detail}")
+    said = f"{detail} ({status})"
+    if status in UNKNOWN_KEY and KEY not in said:
+        said += f"; set {KEY} to a key of this service, or unset it to run on the engine here"
+    if status in PASSING or status >= 500:
+        return _failed(what, said)
+    return _refused(what, said, missing=status == 404)
 
 
 def _failed(what: str, said: str) -> ServiceFailed:
@@ -134,35 +143,10 @@ def _refused(what: str, said: str, missing: bool = False) -> ServiceRefused:
     return ServiceRefused(f"the Tinker service refuses {what}: {said}", missing)
 
 
-def _detail(error: tinker.APIStatusError) -> str:
-    body = error.body
-    return str(body.get("detail", body)) if isinstance(body, dict) else error.message
-
-
-def _asked_again(
-    ask: "Callable[Concatenate[PatientSampler, P], T]",
-) -> "Callable[Concatenate[PatientSampler, P], T]":
-    """Have a question that is refused asked once more if the sampler's weights were made again."""
-
-    @wraps(ask)
-    def asked(sampler: "PatientSampler", *args: P.args, **kwargs: P.kwargs) -> T:
-        client = sampler.client
-        try:
-            return ask(sampler, *args, **kwargs)
-        except ServiceRefused:
-            if not sampler.reopened(client):
-                raise
-        return ask(sampler, *args, **kwargs)
-
-    return asked
-
-
 class PatientSampler:
     """Sampling client whose calls end when the engine dies, or after the service's patience.
 
-    `path` is that of saved weights; without one, `base` is a model without a LoRA. A sampler whose
-    weights can be made again has a function for that (`reopen`), which returns a sampler of them,
-    at another path if they were made again.
+    `path` is that of saved weights, or `base` a model; `reopen` gives one of weights made again.
     """
 
     def __init__(
@@ -207,9 +191,15 @@ class PatientSampler:
         begun[key] = running_clock().seconds()
         try:
             work = client.sample(prompt, *asked)
-            return await self._service.while_alive(work, limit=self._service.patience)
-        except MISREAD as error:
-            raise translate_error(error, "sampling") from error
+            answer = await self._service.while_alive(work, limit=self._service.patience)
+            scores = [one.logprobs or [] for one in answer.sequences]
+            if not scores or not all(np.isfinite(one).all() for one in scores):
+                raise ArithmeticError("it samples nothing, or by log-probabilities that are none")
+            return answer
+        except (*SDK_ERRORS, *MISREAD) as error:
+            if isinstance(told := translate_error(error, "sampling"), ServiceBroken):
+                raise told from error
+            raise
         finally:
             begun.pop(key, None)
 
@@ -217,7 +207,6 @@ class PatientSampler:
         """Have one token sampled; ServiceRefused if the service has lost the weights."""
         self._score("a token", [[0]], [{}])
 
-    @_asked_again
     def score(self, sequences: Sequence[Sequence[int]], last: Sequence[int]) -> list[np.ndarray]:
         """Return the log-probabilities of the `last` so many tokens of each sequence.
 
@@ -233,13 +222,22 @@ class PatientSampler:
                 "the Tinker service gives no log-probabilities of a prompt, by which a reference, "
                 "a teacher or a held-out text is scored; use another service, or leave these out"
             )
-        return [
-            np.array(scores[-count:], np.float32)
-            for scores, count in zip(found, last, strict=True)
-            if scores is not None
-        ]
+        scores = [_last_of(one, (count,)) for one, count in zip(found, last, strict=True)]
+        return [one.astype(np.float32) for one in scores]
 
     def _score(
+        self, what: str, sequences: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
+    ) -> list[tinker.SampleResponse]:
+        """Score, once more if that is refused and the sampler's weights were made again."""
+        client = self.client
+        try:
+            return self._score_once(what, sequences, options)
+        except ServiceRefused:
+            if not self.reopened(client):
+                raise
+        return self._score_once(what, sequences, options)
+
+    def _score_once(
         self, what: str, sequences: Sequence[Sequence[int]], options: Sequence[Mapping[str, Any]]
     ) -> list[tinker.SampleResponse]:
         """Have the service read each sequence, all at once; count what it reads and samples."""
@@ -254,14 +252,12 @@ class PatientSampler:
         meter.answered(asked, sum(answer.prompt_cache_hit_tokens for answer in answers))
         return answers
 
-    @_asked_again
     def score_likeliest(
         self, sequences: Sequence[Sequence[int]], last: Sequence[int], k: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the k likeliest tokens at the `last` so many places of each sequence.
 
-        Both arrays are [places, k]: the tokens, and their log-probabilities. A cell without a token
-        has the log-probability -99999. All sequences are submitted at once.
+        Both are [places, k]: tokens, and their log-probabilities, -99999 in a cell without a token.
         """
         options = [
             {
@@ -272,18 +268,17 @@ class PatientSampler:
             for count in last
         ]
         answers = self._score("the likeliest tokens", sequences, options)
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        for answer, count in zip(answers, last, strict=True):
-            scored = answer.topk_prompt_logprobs_np
-            if scored is None:
-                raise ServiceRefused(
-                    "the Tinker service gives no likeliest tokens of a prompt, from which a "
-                    "teacher is learnt; ask another one, or learn from the texts alone"
-                )
-            found.append((scored.token_ids[-count:], scored.logprobs[-count:]))
-        return found
+        tables = [one for answer in answers if (one := answer.topk_prompt_logprobs_np) is not None]
+        if len(tables) < len(answers):
+            raise ServiceRefused(
+                "the Tinker service gives no likeliest tokens of a prompt, from which a teacher is "
+                "learnt; ask another one, or learn from the texts alone"
+            )
+        return [
+            (_last_of(one.token_ids, (count, k)), _last_of(one.logprobs, (count, k)))
+            for one, count in zip(tables, last, strict=True)
+        ]
 
-    @_asked_again
     def score_chosen(
         self, sequences: Sequence[Sequence[int]], chosen: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
@@ -296,12 +291,20 @@ class PatientSampler:
             asked = np.full((len(tokens) - 1, own.shape[1]), -1, np.int64)
             asked[-len(own) :] = own
             options.append({"target_prompt_logprobs": tinker.TensorData.from_numpy(asked)})
-        return [
-            cast(Any, answer.target_prompt_logprobs).to_numpy()[-len(own) :]
-            for answer, own in zip(
-                self._score("chosen log-probabilities", sequences, options), chosen, strict=True
-            )
-        ]
+        answers = self._score("chosen log-probabilities", sequences, options)
+        given = [getattr(answer.target_prompt_logprobs, "to_numpy", list)() for answer in answers]
+        return [_last_of(one, own.shape) for one, own in zip(given, chosen, strict=True)]
+
+
+def _last_of(given: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the last places of what a service gives; ServiceBroken if it has not this shape."""
+    try:
+        found = np.array(given[len(given) - shape[0] :])
+    except (IndexError, TypeError, ValueError):
+        found = np.zeros(0)
+    if found.shape != shape or found.dtype == object or np.isnan(found).any():
+        raise ServiceBroken(f"the service gives no log-probabilities of shape {shape}; use another")
+    return found
 
 
 class Lifeline:
@@ -330,8 +333,7 @@ class Lifeline:
     ) -> T:
         """Return the result of `work`; if the engine dies, cancel it and raise EngineDied.
 
-        The log tells of a long wait if the wait has a name (`what`); after `limit` seconds a
-        TimeoutError is raised.
+        The log tells of a long wait for `what`; TimeoutError is raised after `limit` seconds.
         """
         task, waiting = asyncio.ensure_future(work), Wait(what or "an answer", limit)
         try:
@@ -368,10 +370,7 @@ class Lifeline:
 class Service(Lifeline):
     """A Tinker service and, if it is the engine of this run, the notice of the engine's death.
 
-    The SDK retries a dead address for five minutes and waits for a silent one for ever, so every
-    wait on the service is made here. A wait raises EngineDied as soon as the engine dies, logs
-    what it waits for, and raises TimedOut after `patience` seconds. Every other fault of the
-    service is raised as a ServiceError that says what was asked.
+    Every wait is made here: EngineDied ends it when the engine dies, TimedOut after `patience`.
     """
 
     def __init__(
@@ -418,6 +417,12 @@ class Service(Lifeline):
         """Have the SDK create a client: the first one opens a session, for which the SDK blocks."""
         return self.call(what, lambda: function(*args, **kwargs).result())
 
+    def load(self, what: str, path: str, *, with_optimizer: bool) -> tinker.TrainingClient:
+        """Create a training client of a saved state."""
+        end = "_with_optimizer" if with_optimizer else ""
+        create = getattr(self.client, f"create_training_client_from_state{end}")
+        return self.create(what, create, path)
+
     def sampler(self, model_path: str) -> PatientSampler:
         """Return a sampler of saved weights; ServiceRefused if the weights are gone or damaged."""
         create = self.client.create_sampling_client
@@ -443,37 +448,31 @@ class Service(Lifeline):
 
     def rest(self) -> tinker.RestClient:
         """Return a client of what the service says of itself and of saved weights."""
-        return tinker.RestClient(base_url=self.server.url, api_key=self.server.key)
+        url, key = self.server.url, self.server.key
+        return self.call(
+            "a client of its API", lambda: tinker.RestClient(base_url=url, api_key=key)
+        )
 
     def describe_weights(self, path: str) -> tinker.types.WeightsInfoResponse:
         """Return the base model and the LoRA's shape of saved weights."""
-
-        def ask() -> tinker.types.WeightsInfoResponse:
-            return self.rest().get_weights_info_by_tinker_path(path).result()
-
-        return self.call(f"the shape of {path}", ask)
+        return self.result(
+            self.rest().get_weights_info_by_tinker_path(path), f"the shape of {path}"
+        )
 
     def delete(self, path: str) -> None:
         """Delete saved weights; it is no error if the service does not have them any more."""
-
-        def ask() -> None:
-            self.rest().delete_checkpoint_from_tinker_path(path).result()
-
+        asked = self.rest().delete_checkpoint_from_tinker_path(path)
         try:
-            self.call(f"the deletion of {path}", ask)
+            self.result(asked, f"the deletion of {path}")
         except ServiceRefused as error:
             if not error.missing:
                 raise
 
     def context(self, base_model: str) -> int | None:
         """Return the most tokens of a prompt with its answer; None if the service has no limit."""
-
-        def ask() -> tinker.types.GetServerCapabilitiesResponse:
-            return self.rest().get_server_capabilities().result()
-
-        capabilities = self.call("the models it has", ask)
+        told = self.result(self.rest().get_server_capabilities(), "the models it has")
         name = name_for_clients(base_model)
-        named = (m for m in capabilities.supported_models if m.model_name == name)
+        named = (model for model in told.supported_models if model.model_name == name)
         return next((model.max_context_length for model in named), None)
 
     def _first(self, future: Future[T], what: str) -> T:
@@ -505,9 +504,8 @@ def connect(
 ) -> Iterator[Service]:
     """Yield a service that has `base_model`; each answer is awaited for `patience` seconds.
 
-    TINKER_BASE_URL names a server. Without it a Tinker key means the hosted service, and no key,
-    or a model only the engine has, means an engine of our own that keeps its state in `state`
-    and ends with this block.
+    TINKER_BASE_URL names a server. Without it a Tinker key means the hosted service, and no key, or
+    a model only the engine has, an engine of our own, whose state is in `state`, for this block.
     """
     check_key()
     stay_offline(base_model)
@@ -532,6 +530,11 @@ def server_at(url: str | None, key: str | None) -> Iterator[TinkerServer]:
         yield server
 
 
+def _cut_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args, record.exc_info = cut(record.getMessage()), (), None
+    return True
+
+
 @contextmanager
 def open_session(
     server: TinkerServer, patience: float, meter: Meter = UNMETERED
@@ -539,6 +542,8 @@ def open_session(
     """Yield the service; the SDK's session, and with it its heartbeat, ends on every way out."""
     logging.getLogger("tinker.lib.internal_client_holder").setLevel(logging.ERROR)  # we say it
     logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # and what failed
+    for name in [one for one in logging.root.manager.loggerDict if one.startswith("tinker.")]:
+        logging.getLogger(name).addFilter(_cut_record)  # which says what the server says
     client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
     service = Service(client, server, patience, meter)
     status: SessionEnd = "errored"
@@ -566,6 +571,7 @@ def _end_session(service: Service, status: SessionEnd) -> None:
         except (*SDK_ERRORS, TimeoutError) as error:
             ending.cancel()  # which releases the session's heartbeat
             if not service.died.done():
-                log.warning("the session with the Tinker service could not be closed: %r", error)
+                said = cut(repr(error))
+                log.warning("the session with the Tinker service could not be closed: %s", said)
 
     wait([call_in_thread("tinker", tell)], 2 * limit)

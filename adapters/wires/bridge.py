@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
-import aiohttp
+import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +20,6 @@ from ratchet.adapters.wires.older_server import (
     POLL_SECONDS,
     PROTOBUF,
     UNREADABLE,
-    Answer,
     CallRefused,
     LoadedModels,
     OlderServer,
@@ -144,7 +143,7 @@ class Bridge:
         except UNREADABLE as error:  # a status 500 would be repeated for minutes
             said = f"this call, or its answer, cannot be read: {type(error).__name__}: {error}"
             answer = JSONResponse({"detail": said}, 400)
-        except aiohttp.ClientError as error:
+        except httpx.TransportError as error:
             said = f"the server at {self._url} cannot be reached ({type(error).__name__}: {error})"
             answer = JSONResponse({"detail": said}, 503)
         await answer(scope, receive, send)
@@ -174,7 +173,9 @@ class Bridge:
         known = self._models.of(named).model_id
         return segment if known == named else quote(known, safe="")
 
-    async def _send(self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def _send(
+        self, call: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> httpx.Response:
         """Send a call without the fields that the server does not know, with its own ids."""
         older = self._models.renamed(without_newer(call, body, self._form))
         content = json.dumps(older).encode()
@@ -247,14 +248,14 @@ class Bridge:
             return JSONResponse(loading.result())
         except CallRefused as error:
             return failed(str(error), error.category)
-        except (*UNREADABLE, aiohttp.ClientError) as error:
+        except (*UNREADABLE, httpx.TransportError) as error:
             return failed(f"{type(error).__name__}: {error}", "server")
 
     async def _finish(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """End a session; one of a server without that call ends with its models unloaded."""
         sent = {**headers, **JSON_HEADERS}
         answer = await self._server.pass_on("POST", path, body, sent)
-        if answer.status not in NO_ROUTE:
+        if answer.status_code not in NO_ROUTE:
             return passed(answer)
         await self._models.end(unquote(path.split("/")[-2]))
         return Response(status_code=204)

@@ -1,7 +1,6 @@
 """A server of an older wire: the calls to it, and its models.
 
-What it refuses is brought into the SDK's categories. Its models are created by loading, counted,
-and unloaded in the end.
+What it refuses is brought into the SDK's categories. Its models are loaded, counted and unloaded.
 """
 
 import asyncio
@@ -11,15 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 import httpx
 from starlette.responses import JSONResponse, Response
 from tinker.proto import tinker_public_pb2 as pb
-from yarl import URL
 
+from ratchet.adapters.network.answers import send_bounded
 from ratchet.durable.wire.results import (
     add_loss,
     complete_prompt,
@@ -44,7 +40,7 @@ TRIES, PAUSE_SECONDS = 3, 0.5
 TRIED_AGAIN = (408, 409, 425, 429)
 MOST_PROMISES = 2**14
 CATEGORIES = ("user", "server", "unknown")
-UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 """What reading an answer raises that is not what it should be."""
 SHAPE = ("train_unembed", "train_mlp", "train_attn")
 LOADING = 1
@@ -61,43 +57,19 @@ class CallRefused(Exception):
         """Whom the SDK blames: the user, the server, or nobody (unknown)."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer of the server, read whole."""
-
-    path: str
-    status: int
-    reason: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
-
-    @property
-    def media(self) -> str:
-        return self.headers.get("Content-Type", "")
-
-    def json(self) -> Any:
-        """Return the parsed body; ValueError if it is no JSON."""
-        return json.loads(self.body)
-
-
 class OlderServer:
     """The client of a server, and what it has promised."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._url, self._key = url.rstrip("/"), key
-        self._client: aiohttp.ClientSession | None = None
+        self._url, self._headers = url.rstrip("/"), {"X-API-Key": key}
+        self._client = httpx.AsyncClient(limits=httpx.Limits())
         self._promises: OrderedDict[str, int | None] = OrderedDict()
         """Tokens of the prompts whose log-probabilities are promised; None for results of datums.
         """
         self._failures: Counter[str] = Counter()
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.aclose()
 
     async def _ask(
         self,
@@ -106,49 +78,39 @@ class OlderServer:
         body: bytes,
         headers: Mapping[str, str],
         seconds: float = CALL_SECONDS,
-    ) -> Answer:
-        """Send a request, and read its answer; aiohttp.ClientError if none comes."""
-        if self._client is None:  # it belongs to the event loop of the first request
-            self._client = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=httpx.create_ssl_context()),
-                headers={"X-API-Key": self._key},
-                skip_auto_headers=("Content-Type",),
-                proxy=_proxy_of(self._url),
-            )
-        waiting = aiohttp.ClientTimeout(sock_connect=CONNECTING_SECONDS, sock_read=seconds)
-        url = URL(f"{self._url}{path}", encoded=True)
-        sent = self._client.request(
-            method, url, data=body, headers=headers, timeout=waiting, allow_redirects=False
+    ) -> httpx.Response:
+        """Send a request, and read its answer; httpx.TransportError if none comes."""
+        waiting = httpx.Timeout(seconds, connect=CONNECTING_SECONDS)
+        sent = {**headers, **self._headers}
+        request = self._client.build_request(
+            method, f"{self._url}{path}", content=body, headers=sent, timeout=waiting
         )
-        async with sent as answer:
-            read = await answer.read()
-            return Answer(url.path, answer.status, answer.reason or "", answer.headers, read)
+        return await send_bounded(self._client, request)
 
     async def pass_on(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> httpx.Response:
         """Send a call as it is; one at which the server fails each time is refused (CallRefused).
 
         The SDK would repeat it for minutes.
         """
-        for _ in range(TRIES - 1):
+        said_last = ""
+        for _ in range(TRIES):
             answer = await self._ask(method, path, body, headers)
-            if answer.status != FAILED:
+            if answer.status_code != FAILED:
                 return answer
+            said_last = said(answer)
             await asyncio.sleep(PAUSE_SECONDS)
-        answer = await self._ask(method, path, body, headers)
-        if answer.status == FAILED:
-            raise CallRefused(f"the server failed {TRIES} times at {path}: {said(answer)}")
-        return answer
+        raise CallRefused(f"the server failed {TRIES} times at {path}: {said_last}")
 
     async def ask(self, call: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the server answers to a call at once; CallRefused if it refuses."""
         content = json.dumps(body).encode()
         answer = await self.pass_on("POST", f"{API}{call}", content, JSON_HEADERS)
         if not answer.is_success:
-            passing = answer.status in TRIED_AGAIN or answer.status >= FAILED
+            passing = answer.status_code in TRIED_AGAIN or answer.status_code >= FAILED
             category = "server" if passing else "user"
-            raise CallRefused(f"{call} ({answer.status}): {said(answer)}", category)
+            raise CallRefused(f"{call} ({answer.status_code}): {said(answer)}", category)
         found = answer.json()
         return found if isinstance(found, dict) else {}
 
@@ -176,17 +138,17 @@ class OlderServer:
         sent = {**headers, **JSON_HEADERS}
         try:
             answer = await self._ask("POST", f"{API}retrieve_future", content, sent, POLL_SECONDS)
-        except aiohttp.SocketTimeoutError:
+        except httpx.ReadTimeout:
             return not_yet(request_id)
-        if answer.status == 200:
+        if answer.status_code == 200:
             self._failures.pop(request_id, None)
             return self._read(request_id, answer)
         return self._read_refusal(request_id, answer)
 
-    def _read(self, request_id: str, answer: Answer) -> Response:
-        prompt, body = self._promises.get(request_id), answer.body
+    def _read(self, request_id: str, answer: httpx.Response) -> Response:
+        prompt, body = self._promises.get(request_id), answer.content
         try:
-            if PROTOBUF in answer.media:
+            if PROTOBUF in answer.headers.get("Content-Type", ""):
                 known = request_id in self._promises
                 return Response(_mended(body, prompt) if known else body, media_type=PROTOBUF)
             found = json.loads(body)
@@ -205,12 +167,12 @@ class OlderServer:
         except UNREADABLE as error:
             return failed(f"the server's answer cannot be read: {error}", "server")
 
-    def _read_refusal(self, request_id: str, answer: Answer) -> Response:
+    def _read_refusal(self, request_id: str, answer: httpx.Response) -> Response:
         """Bring a status into what the SDK takes for final, or for passing, as it is one of them.
 
         An older server says by a 400 that a request failed, which the SDK takes for a proxy's.
         """
-        status = answer.status
+        status = answer.status_code
         if status == 408:
             return not_yet(request_id)
         if status == 404:
@@ -226,12 +188,6 @@ class OlderServer:
 
 
 JSON_HEADERS = {"Content-Type": "application/json"}
-
-
-def _proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment names for a URL; aiohttp would ask at each request."""
-    place = urlsplit(url)
-    return None if proxy_bypass(place.netloc) else getproxies().get(place.scheme)
 
 
 def _mended(body: bytes, prompt: int | None) -> bytes:
@@ -261,26 +217,26 @@ def _of_three_segments(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def said(answer: Answer) -> str:
+def said(answer: httpx.Response) -> str:
     """Return what a server says of a refusal, in a line."""
-    text = answer.body.decode(errors="replace")
+    text = answer.content.decode(errors="replace")
     try:
         detail = answer.json().get("detail")
     except (AttributeError, ValueError):
         detail = text
     if text == UNKNOWN_ROUTE:
-        return f"this server has no call {answer.path}"
-    return str(detail or answer.reason)[:2000]
+        return f"this server has no call {answer.url.path}"
+    return str(detail or answer.reason_phrase)[:2000]
 
 
-def passed(answer: Answer) -> Response:
+def passed(answer: httpx.Response) -> Response:
     """Return a server's answer as it is, with its refusal in a line."""
-    if answer.status < 400:
-        body = b"" if answer.status == 204 else answer.body
-        return Response(body, answer.status, media_type=answer.media or None)
+    if answer.status_code < 400:
+        body = b"" if answer.status_code == 204 else answer.content
+        return Response(body, answer.status_code, media_type=answer.headers.get("Content-Type"))
     after = answer.headers.get("Retry-After")
     headers = {"retry-after": after} if after else None
-    return JSONResponse({"detail": said(answer)}, answer.status, headers)
+    return JSONResponse({"detail": said(answer)}, answer.status_code, headers)
 
 
 def not_yet(request_id: str) -> Response:
@@ -301,17 +257,14 @@ class Known:
 
 
 class LoadedModels:
-    """The models of each session, and the server's names of those that were created by loading.
-
-    The SDK computes the id of such a model, and an older server gives it another one.
-    """
+    """The models of each session, and the server's names of those whose ids the SDK computes."""
 
     def __init__(self, server: OlderServer) -> None:
         self._server = server
         self._known: dict[str, Known] = {}
         self._of_sessions: dict[str, list[str]] = {}
         self._begun: dict[tuple[str, int], asyncio.Task[dict[str, Any]]] = {}
-        self._creating: dict[tuple[str, int], asyncio.Task[Answer]] = {}
+        self._creating: dict[tuple[str, int], asyncio.Task[httpx.Response]] = {}
         self._noting: set[asyncio.Task[None]] = set()
 
     def of(self, model_id: str) -> Known:
@@ -329,7 +282,7 @@ class LoadedModels:
             changed["seq_id"] = body["seq_id"] + known.ahead
         return {**body, **changed}
 
-    async def create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         """Create a model, once if asked twice; return the server's promise."""
         key = str(asked["session_id"]), int(asked["model_seq_id"])
         creating = self._creating.get(key)
@@ -337,7 +290,7 @@ class LoadedModels:
             creating = self._creating[key] = asyncio.create_task(self._create(asked, headers))
         try:
             answer = await asyncio.shield(creating)
-        except (CallRefused, aiohttp.ClientError):
+        except (CallRefused, httpx.TransportError):
             self._creating.pop(key, None)
             raise
         if not answer.is_success:
@@ -358,7 +311,7 @@ class LoadedModels:
         session, _, number = request_id.partition(":train:")
         return self._begun.get((session, int(number))) if number.isdecimal() else None
 
-    async def _create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def _create(self, asked: Mapping[str, Any], headers: Mapping[str, str]) -> httpx.Response:
         content = json.dumps(asked).encode()
         answer = await self._server.pass_on("POST", f"{API}create_model", content, headers)
         if answer.is_success:
@@ -369,7 +322,7 @@ class LoadedModels:
 
     async def _note(self, session: str, promised: Mapping[str, Any]) -> None:
         """Note a model, whose id the server tells at once or with the result."""
-        with suppress(CallRefused, aiohttp.ClientError, KeyError):
+        with suppress(CallRefused, httpx.TransportError, KeyError):
             created = promised
             if not promised.get("model_id"):
                 created = await self._server.result(str(promised["request_id"]))

@@ -138,8 +138,7 @@ class LanguageModel:
     def merges(self) -> bool:
         """True if sampling adds each LoRA's update to a copy of the weights.
 
-        Merged weights are faster but take the model's size in memory for each LoRA, so only small
-        models are merged.
+        Merged weights are faster but take the model's size in memory for each LoRA.
         """
         return isinstance(self.products, TiledProducts) and self.size <= LARGEST_MERGED
 

@@ -219,8 +219,7 @@ class Decoder:
     def step(self) -> None:
         """Read the prompts of new requests and draw one token for every completion.
 
-        If the step fails, the new requests fail and the others continue. Without new requests, all
-        running completions fail.
+        If the step fails, the new requests fail and the others continue. Without any, all fail.
         """
         prefills: list[Prefill] = []
         try:
@@ -285,8 +284,7 @@ class Decoder:
     def _limit(self, request: SampleRequest) -> int:
         """Return the most tokens of an answer.
 
-        An answer without `max_tokens` does not go on beyond what the model has read, unless its
-        prompt does.
+        One without `max_tokens` does not exceed what the model has read, unless its prompt does.
         """
         model, prompt = self.model, len(request.prompt)
         if request.max_tokens is None and prompt <= model.read_context:

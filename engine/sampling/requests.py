@@ -69,8 +69,7 @@ class SampleResult:
 
     `prompt_logprobs` [T] begins with NaN, because nothing predicts the first token.
     `topk_prompt_logprobs` holds ids int32 and logprobs float32, both [T, K], most likely first; the
-    first row is 0 and -99999. `cached_tokens` counts the prompt's tokens with keys and values from
-    an earlier request.
+    first row is 0 and -99999. `cached_tokens` counts the prompt's tokens of an earlier request.
     """
 
     sequences: list[SampledSequence]

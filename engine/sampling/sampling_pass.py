@@ -207,8 +207,7 @@ def _index(numbers: np.ndarray, pool: Pool) -> torch.Tensor:
 
 
 ReadyLoras: TypeAlias = Mapping[LoraWeights, Mapping[str, torch.Tensor] | Mapping[str, Pair]]
-"""LoRA → name of a group of layers → the group's weights as sampling multiplies by them, merged or
-as a pair."""
+"""LoRA → name of a group of layers → its weights as sampling takes them, merged or as a pair."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,8 +345,7 @@ class _Lot:
     def _forget_graph(self) -> None:
         """Cut the circle in which the graph holds the attention, and that the keys of the graph.
 
-        The garbage collector sees no such circle, since it leads through nodes that are not
-        Python's.
+        The garbage collector sees no circle through nodes that are not Python's.
         """
         if self.attention is not None:
             self.attention.kept.clear()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -31,7 +31,7 @@ from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
 if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
-    from ratchet.adapters.clients.scoring_server import ScoringServer, Vocabulary
+    from ratchet.adapters.clients.scoring_server import ScoringServer
     from ratchet.adapters.tinker.service import PatientSampler, Service
     from ratchet.tasks.recovery.recorded_steps import Start
     from ratchet.tasks.scoring import Reads, References
@@ -262,8 +262,8 @@ def _open_elsewhere(
     found: dict[str, PatientSampler | ScoringServer] = {}
     if speaks_openai(url):
         for model in models:
-            found[model] = scoring = opened.enter_context(ScoringServer(model, patience))
-            if not scoring.shares(cast("Vocabulary", own)):
+            found[model] = scoring = ScoringServer(model, patience)
+            if not scoring.shares(own):
                 raise _other_tokens(key, model, base)
         return found
     server = opened.enter_context(server_at(url, os.environ.get(TEACHER_KEY) or "none"))

@@ -7,8 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ratchet.adapters.deleted import instead_of
-from ratchet.adapters.errors import UserError
+from ratchet.adapters.errors import UserError, instead_of
 from ratchet.adapters.process.open_files import OutOfFiles, check_files
 from ratchet.adapters.process.terminal import open_streams, show
 from ratchet.flows.cli.signals import ending_by_signals, leaving_at_once

@@ -28,7 +28,12 @@ from ratchet.flows.opening.checks import accept_changes, check_start, is_complet
 from ratchet.flows.recipe.loading import changed_recipe, count_steps, named_recipe, swept_recipe
 from ratchet.flows.recipe.plan import PlanRecipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from ratchet.flows.server.prefect_startup import check_prefect, server_begun, start_server
+from ratchet.flows.server.prefect_startup import (
+    check_prefect,
+    last_said,
+    server_begun,
+    start_server,
+)
 from ratchet.tasks.comparison.promotions import refuse_promoted
 from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from ratchet.tasks.recording.transcripts import tell_rewarded
@@ -223,11 +228,8 @@ def train_with_bar(
 ) -> None:
     """Run the flow of a run, with a progress bar, and print its closing lines or its summary.
 
-    The command ends with the status UNTRAINED if no step has trained anything.
-
     The recipe's checks come first, since an engine of a local model puts this process offline, and
-    what is `replaced` is deleted after all checks. Prefect, which takes long to import, is looked
-    for while the servers load.
+    what is `replaced` is deleted after all checks. Prefect is imported while the servers load.
     """
     folder = folder_of(run)
     followed = recipe.tracking.project is not None  # its tracker may be behind
@@ -339,18 +341,15 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.HTTPStatusError) as error:
         check_files(error)
+        said, remedy = f"does not answer ({error})", "Start the server, or unset PREFECT_API_URL"
+        if isinstance(error, httpx.HTTPStatusError):
+            if not error.response.is_server_error:
+                raise
+            said, remedy = f"answers {error.response.status_code}", "Look at that server's log"
         raise UserError(
-            f"{error.request.url} does not answer ({error}). Start the server, or unset "
-            f"PREFECT_API_URL; then {way_on()}"
-        ) from error
-    except httpx.HTTPStatusError as error:
-        if not error.response.is_server_error:
-            raise
-        raise UserError(
-            f"{error.request.url} answers {error.response.status_code}, as a Prefect server does "
-            f"whose database is locked. Look at what else uses the database; then {way_on()}"
+            f"{error.request.url} {said}{last_said()}. {remedy}; then {way_on()}"
         ) from error
 
 

@@ -28,8 +28,7 @@ class EvalTarget:
     """A checkpoint of a run: the run, the recipe it is bound to, and the step (None: the last).
 
     `requested` is the bound recipe with the requested evaluation or, if the run does not play the
-    agent, the agent's recipe with the run's model. `model` names a base model or LiteLLM's, which
-    is scored in a run of its own.
+    agent, the agent's recipe with the run's model. `model` names a base model or LiteLLM's.
     """
 
     run: str

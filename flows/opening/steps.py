@@ -99,8 +99,7 @@ def play_steps(run: OpenRun, recipe: Recipe, runner: RolloutRunner) -> Iterator[
     """Yield the steps that are left.
 
     If the rollouts stream, the forward-backward pass of each batch is submitted when the batch has
-    ended, in their order. StepStopped ends a run if a step has too few rewards, or no answer of a
-    policy.
+    ended, in their order. StepStopped ends a run if a step has too few rewards or no answer.
     """
     rollouts, groups = recipe.rollouts, training_groups(recipe)
     draw = cache(partial(draw_train_shard, recipe, run.folder))

@@ -58,8 +58,7 @@ class Dataset(Splits):
     `prefer`, and the agent is a judge, whose reward is whether it prefers the chosen one."""
 
     order: Order = "shuffled"
-    """Order of the training examples: passes that are `shuffled`, each anew, or `sequential`, as
-    the file is."""
+    """Order of the training examples: `shuffled` anew in each pass, or `sequential` as they are."""
 
     def held_out_share(self) -> float | None:
         return self.held_out

@@ -9,8 +9,7 @@ from typing import Any, TypeVar, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ratchet.adapters.deleted import instead_of
-from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key
+from ratchet.adapters.errors import UserError, did_you_mean, did_you_mean_key, instead_of
 from ratchet.adapters.project.modules import EXAMPLES
 from ratchet.adapters.redaction import quote
 from ratchet.adapters.yaml_text import YamlError, read_yaml

@@ -113,8 +113,7 @@ class StagesRecipe(PlanRecipe):
     """The flow that the recipe is for."""
 
     shared: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Keys of a recipe that several stages have, such as model or seed: they are laid under the
-    recipes whose flows know them."""
+    """Keys of several stages, such as model or seed, laid under recipes whose flows know them."""
 
     stages: tuple[Stage, ...]
     """The stages, in their order. `--set stages.NAME.recipe.KEY=…` changes one."""

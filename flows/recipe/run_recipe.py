@@ -174,8 +174,7 @@ class RunRecipe(FlowRecipe, ABC):
     def check(self, run: RunFolder | None = None) -> None:
         """Refuse (UserError) a recipe that names what does not exist; quick checks come first.
 
-        A `run` that has the tokens of its texts or pairs, and a fork of it, need their dataset no
-        more.
+        A `run` that has the tokens of its texts or pairs, and a fork of it, need no dataset.
         """
         self.model.check_service()
         if run is None or not run.given_files():

@@ -57,8 +57,7 @@ log = logging.getLogger(__name__)
 class ServiceNeed:
     """One thing that a recipe needs: the finding that tells of it, and the key that asks for it.
 
-    If the finding's value is known, it may be at most `most`. With a `cost`, a run goes on without
-    it and logs that cost.
+    If the finding's value is known, it may be at most `most`. With a `cost`, a run only logs that.
     """
 
     finding: str

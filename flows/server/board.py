@@ -1,7 +1,6 @@
 """The board's server: pages about a folder of runs, on loopback, behind a token.
 
-Host and token are checked before anything else. Every page is made from the runs' files, and no
-page has a script.
+Host and token are checked before anything else. Pages are made from files, without scripts.
 """
 
 import hmac

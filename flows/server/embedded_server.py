@@ -13,6 +13,7 @@ from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.child import ChildProcess, tell_status
 from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.process.terminal import show
+from ratchet.adapters.redaction import cut
 
 ANSWER_SECONDS = 5.0
 SERVER_CLOSING_SECONDS = 5.0
@@ -33,8 +34,7 @@ CAUSE = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
 class EmbeddedServer:
     """Prefect's embedded server, whose process loads from now on and serves once it is started.
 
-    What the server says is shown only where the user has asked for more than critical lines, since
-    SQLAlchemy logs an error for each connection that was open while the server stood still.
+    What it says is shown only where the user has asked for more than critical lines.
     """
 
     def __init__(self) -> None:
@@ -60,12 +60,20 @@ class EmbeddedServer:
         waiting = Wait("the start of Prefect's embedded server", limit)
         while (port := self.child.hear(waiting.until_next())) is None:
             if waiting.over:
-                raise RuntimeError(f"it did not answer within {limit:g} s{self._last_words()}")
+                raise RuntimeError(f"it did not answer within {limit:g} s{self.last_words()}")
             waiting.speak()
         if not port:
             status = self.child.end(SERVER_CLOSING_SECONDS)
-            raise RuntimeError(f"it {tell_status(status)}{self._last_words()}")
+            raise RuntimeError(f"it {tell_status(status)}{self.last_words()}")
         self._port = int(port)
+
+    def last_words(self) -> str:
+        """Quote the last error in the server's output, or else its last line, behind a colon."""
+        if self.child.process.poll() is not None:
+            self._listener.join(LAST_WORD_SECONDS)  # until it has heard all
+        said = [line.strip() for line in [*self.words] if line.strip()]
+        causes = [line for line in said if CAUSE.match(line)]
+        return f": {cut((causes or said)[-1])}" if said else ""
 
     def restart(self) -> None:
         """Start the server's process again, at its port; it answers some seconds later."""
@@ -88,10 +96,6 @@ class EmbeddedServer:
         if self.child.process.poll() is None:
             self.child.tell(b"")
         self.child.end(SERVER_CLOSING_SECONDS)
-
-    def drop(self) -> None:
-        """End the process of a server that has not been started."""
-        self.child.end(0)
 
     def command(self) -> list[str]:
         """Return the words of the command of the process."""
@@ -117,13 +121,6 @@ class EmbeddedServer:
         listening = (self.child.take_stderr(), self.words, not _is_quiet())
         self._listener = Thread(target=_listen, args=listening, daemon=True)
         self._listener.start()
-
-    def _last_words(self) -> str:
-        """Quote the last error in the server's output, or else its last line."""
-        self._listener.join(LAST_WORD_SECONDS)  # until it has heard all, if the process has ended
-        said = [line.strip() for line in [*self.words] if line.strip()]
-        causes = [line for line in said if CAUSE.match(line)]
-        return f": {(causes or said)[-1]}" if said else ""
 
 
 def _is_quiet() -> bool:

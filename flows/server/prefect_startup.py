@@ -21,6 +21,7 @@ SILENT = "Prefect's embedded server, without which the training goes on,"
 
 _begun: list[EmbeddedServer] = []
 """The server that was begun and is not started yet, if there is one."""
+_started: list[EmbeddedServer] = []
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +47,34 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Begin to start Prefect's embedded server, unless another server is set; keep it running.
 
     Prefect itself would start it when the flow is called, and never again. Ctrl-C does not reach
-    it, since the flow still reports its end there. Yields a function whose block waits for the
-    server's answer, and is one in which it is the server that is set.
+    it. Yields a function whose block waits for its answer, and has it as the server that is set.
     """
-    from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
+    from prefect.settings import PREFECT_API_URL
 
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+    if PREFECT_API_URL.value():
         _drop_begun()  # a profile may name another server, which the environment does not
         yield nullcontext
         return
     server = _begun.pop() if _begun else EmbeddedServer()
     server.start()
+    _started[:] = [server]
     yield partial(_served, server)
+
+
+def last_said() -> str:
+    return "".join(server.last_words() for server in _started)
 
 
 def _drop_begun() -> None:
     while _begun:
-        _begun.pop().drop()
+        _begun.pop().child.end(0)
 
 
 @contextmanager
 def _served(server: EmbeddedServer) -> Iterator[None]:
     """Wait for a server, and have it be the one of this block and of threads that begin in it.
 
-    It has no interface, so that a flow prints no links to it. UserError if it does not answer in
-    time.
+    A flow prints no links to it. UserError if it does not answer in time.
     """
     from prefect import settings
     from prefect.context import _temporary_global_settings_context, get_settings_context
@@ -78,10 +82,11 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
     try:
         server.wait(settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
     except RuntimeError as error:
+        read = [n for n in sorted(os.environ) if n.startswith("PREFECT_API_")]
         raise UserError(
-            f"Prefect's embedded server does not start: {error}. Its database is in "
-            f"{settings.PREFECT_HOME.value()}: make space there, end another process that has "
-            "locked it, or set PREFECT_HOME to another folder; then repeat the command"
+            f"Prefect's embedded server does not start: {error}. Its files are in "
+            f"{settings.PREFECT_HOME.value()}; mend what it says, or a variable that it reads "
+            f"({', '.join(('PREFECT_HOME', *read))}), and repeat the command"
         ) from error
     over = Event()
     keeper = Thread(target=_keep_running, args=(server, over), daemon=True)
@@ -131,9 +136,10 @@ def _keep_running(server: EmbeddedServer, over: Event) -> None:
                 waiting.speak()
             continue
         log.warning(
-            "Prefect's embedded server (process %d) %s: it is started again",
+            "Prefect's embedded server (process %d) %s%s: it is started again",
             process.pid,
             tell_status(process.returncode),
+            server.last_words(),
         )
         server.restart()
 

@@ -14,8 +14,7 @@ from math import inf
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from ratchet.adapters.deleted import instead_of
-from ratchet.adapters.errors import UserError, did_you_mean
+from ratchet.adapters.errors import UserError, did_you_mean, instead_of
 from ratchet.adapters.project.modules import load_module, source_of
 
 Settings = Mapping[str, float | str]
@@ -97,8 +96,7 @@ def find_row(kind: str, name: str, table: Mapping[str, TableRow]) -> TableRow:
 def complete_settings(owner: str, given: Settings, known: Known) -> dict[str, float | str]:
     """Return the given settings and the defaults of the others.
 
-    ValueError if the owner (in words, as 'the loss ppo') does not read a setting, or admits another
-    value.
+    ValueError if the owner (in words, as 'the loss ppo') does not read a setting, or not its value.
     """
     complete, read = _complete(given, known)
     if ignored := sorted(given.keys() - read):

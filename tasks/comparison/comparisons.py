@@ -80,8 +80,7 @@ class Comparison(BaseModel, frozen=True):
     def check_gains(self) -> None:
         """Refuse (NotBetter) a target that is not shown to be better than `against`.
 
-        A failed rollout has no reward, so its example may have left the comparison: a target with
-        more of them has not gained.
+        A failed rollout has no reward: a target with more of them has not gained.
         """
         (other,) = (one for one in self.targets if one.target == self.against)
         for own in self.targets:

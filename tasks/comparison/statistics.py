@@ -171,8 +171,7 @@ def interval_of_ratio(
     """Return the 95 % interval of Σ differences / Σ weights of paired examples; None if too few.
 
     An example's weight is its part of both measures: a text weighs its tokens. Unequal weights vary
-    with the examples too, so the interval is computed for the mean of the ratio's residuals
-    (Cochran 1977, 6.4).
+    with the examples too, so the interval is that of the ratio's residuals (Cochran 1977, 6.4).
     """
     if len({*weights}) == 1:
         return interval_of_mean([one / weights[0] for one in differences])

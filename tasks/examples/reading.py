@@ -54,8 +54,7 @@ class Source:
     """Source of examples: a dataset's split, the columns its agent reads, and their order.
 
     `renamed` lists columns of an example with the names that they have in the file. A set that has
-    no splits is divided by its `division`; the examples are then the `held_out` ones, or the
-    others.
+    no splits is divided by its `division`; then these are the `held_out` ones, or the others.
     """
 
     dataset: Path

@@ -61,8 +61,7 @@ def choose_examples(
     """Choose the `size` examples of step `step`.
 
     They are of an endless series of passes. The end of a pass drops no example: the next pass
-    begins within the same shard, so a shard may hold an example twice. No state is kept: any step
-    can be asked for at any time.
+    begins within the same shard, so a shard may hold an example twice. No state is kept.
     """
     if size < 1 or step < 0:
         raise ValueError(f"a shard needs size >= 1 and step >= 0, got size {size}, step {step}")

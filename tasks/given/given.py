@@ -210,8 +210,7 @@ def bind_given(
 ) -> None:
     """Write the tokens of the units of each split, and log what was cut or left out.
 
-    A source is named by its split or, if there are several, by SPLIT/NAME. Trained sources come
-    first.
+    A source is named by its split or, if there are several, by SPLIT/NAME.
     """
     counts = {name: Counter[str]() for name in sources}
     rows = {

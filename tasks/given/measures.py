@@ -19,8 +19,7 @@ class HeldOutMeasure(BaseModel, frozen=True):
 
     The `value` lies in the `interval` with 95 % confidence; below two examples the interval and the
     `standard_error` are unknown. `tokens` counts the trained tokens of the examples. `by_example`
-    has each example's part of the value and its weight, whose sums' ratio the value is; empty in
-    older measures.
+    has each example's part of the value and its weight, whose sums' ratio the value is.
     """
 
     measure: Literal["loss", "accuracy"]

@@ -221,8 +221,7 @@ class BoundPairs(Given):
         `accuracy` is the share of pairs whose chosen side has the higher score of the loss (its log
         p, less the reference's if the loss has one); equal scores count half. A labelled answer is
         compared with the loss's z, or 0. The standard error belongs to a normal interval as wide as
-        the share's own interval (`interval_of`). `margin` is the mean difference of the scores, and
-        `loss` the mean loss.
+        the share's own interval (`interval_of`). `margin` and `loss` are means.
         """
         masks = [mask.astype(np.float64) for mask in arrays(rows["mask"])]
         scored = score_trained(policy, arrays(rows["tokens"]), masks)

@@ -103,8 +103,7 @@ class WrittenTexts(WrittenUnits):
 class Texts(Given):
     """The texts of a run as tokens, with what its teacher finds likeliest, read once.
 
-    `taught` names a teacher's file by the number of its part. The `divergence` is the loss that is
-    learnt from it.
+    `taught` names a teacher's file by the number of its part. The `divergence` is its loss.
     """
 
     schema = TEXT_SCHEMA
@@ -215,8 +214,7 @@ class Texts(Given):
         """Measure the loss of a policy, in nats a token by the weights of the trained tokens.
 
         With a teacher it is the divergence from the teacher. Otherwise `bits_per_byte` is the loss
-        of the trained tokens over the bytes that they write: it compares models with different
-        tokens.
+        of the trained tokens over the bytes that they write: it compares any models.
         """
         weights = arrays(rows["weights"])
         last = count_from_first(weights)

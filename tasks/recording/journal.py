@@ -187,8 +187,7 @@ def copy_without(journal: Path, rollouts: Collection[str], path: Path) -> None:
 class JournalTail:
     """Reader of the records that were added to a journal since its last look.
 
-    People look at what it reads, so it compares no checksums, and what a call repeats of an earlier
-    one is left out.
+    People look at what it reads, so it compares no checksums, and leaves out what a call repeats.
     """
 
     def __init__(self, path: Path) -> None:

@@ -122,8 +122,7 @@ class JournalRecorder:
     async def ended(self, end: RolloutEnd) -> None:
         """Record an end durably.
 
-        EngineDied if the engine's death may be the cause of the end; UserError if the run has
-        another owner by now.
+        EngineDied if that may be its cause; UserError if the run has another owner.
         """
         self._run.check_owner()
         self._lifeline.check()
@@ -186,8 +185,7 @@ class RecordedRollout:
 def describe_end(spans: Sequence[Span]) -> str:
     """Say how a rollout has ended, by the spans of its end; the last is its error or reward.
 
-    A judge's rollout has ended with a verdict: its scores by the ids of rollouts, and what it
-    measured.
+    A judge's rollout has ended with a verdict: its scores by rollout, and measures.
     """
     *credits, last = spans
     if last["kind"] == ERROR:

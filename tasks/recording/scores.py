@@ -15,8 +15,7 @@ JUDGED = "judged"
 class Spent(BaseModel):
     """Usage of a role that no policy answers.
 
-    `cost` is in US dollars. It covers the `priced` calls among its `calls`; None if no price is
-    known.
+    `cost` is in US dollars. It covers the `priced` calls among its `calls`; None without a price.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,8 +53,7 @@ class Estimate(BaseModel):
 class Score(BaseModel):
     """Score of rollouts, with the failed ones left out (`finished`) and counted as zeros.
 
-    `spent` is the usage by role, over all rollouts and attempts. `measures` are the means of what
-    the agent has measured itself.
+    `spent` is the usage by role, over all rollouts and attempts. `measures` are means.
     """
 
     model_config = ConfigDict(frozen=True)

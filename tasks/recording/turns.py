@@ -97,8 +97,7 @@ class TurnReader:
 class Turns:
     """Answered calls of a step, by their places, with the tokens that are new in each.
 
-    `asked` counts the new tokens that were not sampled, `answered` the sampled ones, `scored` the
-    log-probabilities.
+    `asked` counts the new tokens, `answered` the sampled ones, `scored` their scores.
     """
 
     def __init__(

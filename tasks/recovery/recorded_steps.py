@@ -320,13 +320,8 @@ class Rebuilder:
         return self.initial(), 0, f"rebuilt from {first}"
 
     def _client_of(self, state: str, *, with_optimizer: bool) -> LivePolicy:
-        client = self.service.client
-        load = (
-            client.create_training_client_from_state_with_optimizer
-            if with_optimizer
-            else client.create_training_client_from_state
-        )
-        return self._live(self.service.create(f"the state {state}", load, state))
+        load = self.service.load
+        return self._live(load(f"the state {state}", state, with_optimizer=with_optimizer))
 
     def _live(self, client: TrainingClient) -> LivePolicy:
         name = self.recorded.policy.name

@@ -446,8 +446,7 @@ def describe_origin(run: RunFolder) -> str:
     """Say where a run comes from: the checkpoint that it started at, or what it forked from.
 
     For a fork it says the steps, the parent's held-out value before, and the changes. The parent's
-    value is of its last scored checkpoint up to the fork. The text of a run without an origin is
-    empty.
+    value is of its last scored checkpoint up to the fork. Without an origin it is empty.
     """
     facts = read_facts(run)
     if not facts.is_fork:

@@ -146,8 +146,7 @@ def describe_seconds_left(left: tuple[float, float]) -> str:
 def step_seconds(run: RunFolder, steps: range) -> list[float]:
     """Return the seconds that each of some steps took, by the times of its files.
 
-    A step begins when the step before it ended, or when the run was opened again since. The first
-    step begins with its shard.
+    A step begins when the step before it ended, or when the run was opened again since.
     """
     opened = [time.timestamp() for time in _opened(run)]
     begun = [run.shard(shard_name("train", 0)), *run.given_files()[-1:]]

@@ -36,8 +36,7 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
     """List scores, each with its categories; return the names of the columns and the rows.
 
     The reward is over finished rollouts, with its 95 % interval. The agent's measures follow. Each
-    role that no policy answers has a column for its tokens and, if their price is known, one for
-    their cost.
+    role that no policy answers has a column for its tokens, and one for a known cost.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
     spent = [

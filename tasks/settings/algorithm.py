@@ -117,8 +117,7 @@ class Teacher(Section):
         WithJsonSchema({"type": "string", "enum": [*TEACHER_ESTIMATORS]}),
         AfterValidator(check_teaching),
     ] = "reverse_kl"
-    """Divergence from the teacher that the term lessens (docs/algorithms.md): `reverse_kl` or
-    `jsd`."""
+    """Divergence from the teacher that is lessened (docs/algorithms.md): `reverse_kl` or `jsd`."""
 
     beta: float = Field(default=0.5, gt=0, lt=1)
     """β of the divergence jsd: the teacher's share of the mixture."""
@@ -178,8 +177,7 @@ class Algorithm(Section):
         str | None,
         WithJsonSchema({"anyOf": [{"type": "string", "enum": [*PRESETS]}, {"type": "null"}]}),
     ] = None
-    """Algorithm, by the field's name (docs/algorithms.md): its values are laid under those that the
-    recipe gives."""
+    """Algorithm, by the field's name (docs/algorithms.md): its values lie under the recipe's."""
 
     advantage: Annotated[str, _own_or(ADVANTAGES), AfterValidator(bind_source)] = "standardized"
     """Comparison of rewards, by name (docs/algorithms.md): `standardized` is GRPO's, `centred` Dr.
@@ -193,8 +191,7 @@ class Algorithm(Section):
     others, and functions of the project, need one more forward pass."""
 
     loss_settings: dict[str, SettingValue] = Field(default_factory=dict[str, SettingValue])
-    """The loss's own settings, such as ppo's clip_low_threshold; one it does not read is
-    refused."""
+    """The loss's own settings, such as ppo's clip_low_threshold; no other is taken."""
 
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount γ of later rewards at a call, if an agent rewards its calls; below 1, a reward that

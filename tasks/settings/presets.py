@@ -21,8 +21,7 @@ PRESET_PARTS = ("advantage", "loss")
 class Preset:
     """A row of the table.
 
-    `algorithm` and `rollouts` are keys of a recipe, and `lacks` the parts of the algorithm that no
-    key expresses.
+    `algorithm` and `rollouts` are keys of a recipe, and `lacks` what of the algorithm has no key.
     """
 
     algorithm: Section

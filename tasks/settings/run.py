@@ -193,8 +193,7 @@ class Tracking(Section):
     """The project of Weights & Biases to log to. Without WANDB_API_KEY the run is kept offline."""
 
     rollouts: int = Field(default=20, ge=0, le=1000)
-    """Rollouts, texts or pairs in the W&B table of a step or an evaluation; 0 sends nothing that
-    was said."""
+    """Rollouts, texts or pairs in the W&B table of a step or an evaluation; 0 sends none."""
 
     requirements = (Needs("rollouts", "project"),)
 

@@ -8,8 +8,7 @@ from typing import ClassVar, Self, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from ratchet.adapters.deleted import instead_of
-from ratchet.adapters.errors import did_you_mean_key
+from ratchet.adapters.errors import did_you_mean_key, instead_of
 from ratchet.adapters.redaction import quote
 
 Refusals = Iterator[tuple[bool, str]]

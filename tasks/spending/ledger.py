@@ -148,8 +148,7 @@ def read_scored(run: RunFolder) -> Iterator[SpentTokens]:
 class SpentSoFar:
     """Reader of what an open run has spent.
 
-    Tokens are those that were answered. A batch counts when it is sealed, and what is trained or
-    scored when it is answered.
+    A batch counts when it is sealed, and what is trained or scored when it is answered.
     """
 
     def __init__(self, run: RunFolder) -> None:

@@ -39,8 +39,7 @@ CHECKSUM_KEY = "ratchet.sha256"
 BLANK = "0" * 64
 
 PARQUET_KEY = f"{CHECKSUM_KEY}\x18@".encode()
-"""Bytes before a Parquet file's digest: the key and, in Thrift's compact protocol, the header of a
-string of length 64."""
+"""Bytes before a Parquet file's digest: the key, and Thrift's header of a string of 64."""
 
 _AGAIN = "Remove the line and all that follow it, and resume the run: "
 REMEDIES = {
@@ -69,10 +68,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def appearing_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder; on a clean exit it becomes `path`, durably.
-
-    UserError if `path` is there.
-    """
+    """Yield an empty hidden folder, which becomes `path`, durably; UserError if that is there."""
     check_absent(path)
     with files.appearing_folder(path, f".{uuid4().hex[:8]}") as aside:
         yield aside

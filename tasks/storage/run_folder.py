@@ -435,8 +435,7 @@ class RunFolder:
     def _batches(self, shard: str, place: Callable[[str], Path]) -> list[str]:
         """Name the batches of a shard that have a file, in the order of their numbers.
 
-        The shard names its batches. Only without it the whole folder is listed, which grows with
-        the steps.
+        The shard names its batches. Without it the whole folder is listed, which grows.
         """
         try:
             numbers = {row["batch"] for row in read_rows(self.shard(shard))}

@@ -89,6 +89,7 @@ def test_no_error_of_a_user_shows_a_secret_of_the_environment(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "0123-4567-89ab")
-    error = UserError("https://me:pa55word@host refuses 0123-4567-89ab; Bearer abcdef is wrong")
-    assert str(error) == "https://***@host refuses ***; Bearer *** is wrong"
+    for name in ("Bearer", "bearer", "BEARER"):
+        error = UserError(f"https://me:pa55word@host refuses 0123-4567-89ab; {name} abcdef is bad")
+        assert str(error) == f"https://***@host refuses ***; {name} *** is bad"
     assert str(UserError("get s3://b/k?X-Amz-Signature=ab12&part=3")) == "get s3://b/k?***&part=3"

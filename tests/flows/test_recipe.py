@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 from yaml import safe_load
 
-from ratchet.adapters.deleted import DELETED, OTHER_NAMES
 from ratchet.adapters.door.roles import CallsOf
+from ratchet.adapters.errors import DELETED, OTHER_NAMES
 from ratchet.flows.recipe.loading import RecipeError, check_binding, named_recipe
 from ratchet.flows.recipe.plan import StagesRecipe
 from ratchet.flows.recipe.recipe import Recipe

@@ -24,8 +24,7 @@ from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.servers.prefect_api import prefect_api
-from tests.support.servers.prefect_team import create_flow_run, open_team, wait_for_end
+from tests.support.servers.prefect_team import create_flow_run, open_team, prefect_api, wait_for_end
 
 pytestmark = pytest.mark.story
 

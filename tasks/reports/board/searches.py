@@ -144,8 +144,7 @@ def read_group(
 ) -> tuple[list[ViewRow], list[ShownRollout]]:
     """Return the rollouts of a group, and the rollouts in full that are asked for.
 
-    If no rollout is asked for, these are the ones with the highest and the lowest reward. RunError
-    if there is no group.
+    By default these have the highest and the lowest reward. RunError if there is no group.
     """
     try:
         shard = parse_rollout(f"{group}-00").shard

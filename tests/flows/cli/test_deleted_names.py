@@ -2,7 +2,7 @@
 
 import pytest
 
-from ratchet.adapters.deleted import DELETED
+from ratchet.adapters.errors import DELETED
 from ratchet.flows.recipe.loading import RecipeError, changed_recipe
 from ratchet.tasks.algorithm.settings import find_row
 from tests.support.processes import ROOT, run
