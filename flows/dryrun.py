@@ -104,7 +104,8 @@ def _learn(opened: _Open, recipe: Recipe, spans: Sequence[Path]) -> dict[str, Le
 def _describe_model(opened: _Open, recipe: Recipe) -> Played:
     chat, base = opened.chat, recipe.model.base
     told = None if opened.stand_in is None else opened.stand_in.report()
-    return Played(base, chat.context, chat.read_context, told, tiny=base == Model().base)
+    tiny, noted = base == Model().base, [*chat.told.values()]
+    return Played(base, chat.context, chat.read_context, told, tiny, noted)
 
 
 @contextmanager

@@ -129,9 +129,9 @@ class Ledger:
         return self.log.ask(lambda known: {s: left for s, left in known.deleted.items() if left})
 
     def name(self, step: int) -> str:
-        """Return the name under which the run's owner saves checkpoint `step`."""
-        owned = self.ownership
-        return f"{step:05d}" if owned is None else owned.owner.checkpoint_name(step)
+        """Return the name under which the run's owner, and no other, saves checkpoint `step`."""
+        owner = None if self.ownership is None else self.ownership.owner
+        return f"{step:05d}" if owner is None else f"{step:05d}-{owner.epoch}-{owner.id}"
 
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""

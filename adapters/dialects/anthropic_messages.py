@@ -116,9 +116,7 @@ def _read_system(sent: Fields) -> list[Message]:
 
 
 def _read_messages(sent: Fields) -> list[Message]:
-    messages = sent.read_list("messages")
-    if not messages:
-        raise bad_request("There are no messages; send at least one.", "messages")
+    messages = sent.read_some("messages")
     read = [one for message, path in messages for one in _read_message(Fields(message, path))]
     if read[-1]["role"] == "assistant":
         text = "The last message is the assistant's, and an answer cannot be continued here; "

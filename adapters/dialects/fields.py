@@ -74,6 +74,12 @@ class Fields(dict[str, object]):
         values = self.read(name, list) or []
         return [(value, f"{self.path_of(name)}[{i}]") for i, value in enumerate(values)]
 
+    def read_some(self, name: str) -> list[tuple[object, str]]:
+        """Return the values of an array, which must have some, and their paths."""
+        if not (values := self.read_list(name)):
+            raise bad_request(f"There are no {name}; send at least one.", name)
+        return values
+
     def read_object(self, name: str) -> "Fields":
         """Return the fields of an object, empty if the field is missing or null."""
         return Fields(self.read(name, dict), self.path_of(name))

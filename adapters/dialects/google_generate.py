@@ -116,28 +116,20 @@ class GenerateContent:
 
     @staticmethod
     def write_late_error(refused: Refused, *_: object) -> str:
-        return write_data(write_error(refused))
+        return write_data(GenerateContent.write_error(refused))
 
     @staticmethod
     def write_error(refused: Refused) -> JsonObject:
-        return write_error(refused)
-
-
-def write_error(refused: Refused) -> JsonObject:
-    status = STATUSES.get(refused.status, "INTERNAL")
-    return {"error": {"code": refused.status, "message": refused.message, "status": status}}
+        status = STATUSES.get(refused.status, "INTERNAL")
+        return {"error": {"code": refused.status, "message": refused.message, "status": status}}
 
 
 def _read_system(sent: Fields) -> list[Message]:
     said = sent.get("systemInstruction")
     if not isinstance(said, str):
-        said = _read_texts(sent.read_object("systemInstruction"))
+        parts = sent.read_object("systemInstruction").read_list("parts")
+        said = "".join(_read_text(check_object(part, path, "a part")) for part, path in parts)
     return [{"role": "system", "content": said}] if said else []
-
-
-def _read_texts(content: Fields) -> str:
-    parts = [check_object(part, path, "a part") for part, path in content.read_list("parts")]
-    return "".join(_read_text(part) for part in parts)
 
 
 def _read_text(part: Fields) -> str:
@@ -149,9 +141,7 @@ def _read_text(part: Fields) -> str:
 
 
 def _read_contents(sent: Fields) -> list[Message]:
-    contents = sent.read_list("contents")
-    if not contents:
-        raise bad_request("There are no contents; send at least one.", "contents")
+    contents = sent.read_some("contents")
     read: list[Message] = []
     for content, path in contents:
         for message in _read_content(check_object(content, path, "a content")):

@@ -51,18 +51,23 @@ NUMBERS: dict[str, tuple[float, float]] = {
 def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
-    _check_fields(sent)
+    check_sampling(sent)
+    sent.read(RETURN_TOKEN_IDS, bool)
+    sent.read("logprobs", bool)
+    sent.read("stream_options", dict)
+    if (many := sent.read_count("n") or 1) > MOST_ANSWERS:
+        raise bad_field("n", f"is {many}; a call gets up to {MOST_ANSWERS} answers here.")
     tools = [read_tool(tool, path) for tool, path in sent.read_list("tools")]
     request = Request(
         model=model,
-        messages=_read_messages(sent),
+        messages=[read_message(one, path) for one, path in sent.read_some("messages")],
         tools=tools,
         max_tokens=sent.read_count("max_completion_tokens", "max_tokens"),
         stop=sent.read_stops("stop"),
         fields=sent.without("messages", "tools", "model"),
         format=read_format(sent.get("response_format"), "response_format"),
         choice=read_choice(sent, tools),
-        answers=_count_answers(sent),
+        answers=many,
         thinking=read_thinking(sent)
         or no_thinking(EFFORT not in passed and sent.read(EFFORT, str) == "none", EFFORT),
         continues=_continues(sent),
@@ -177,13 +182,6 @@ def _usage(completions: Sequence[Completion]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _check_fields(sent: Fields) -> None:
-    check_sampling(sent)
-    sent.read(RETURN_TOKEN_IDS, bool)
-    sent.read("logprobs", bool)
-    sent.read("stream_options", dict)
-
-
 def _continues(sent: Fields) -> bool:
     """Read whether the answer goes on with the last message, which vLLM has in two fields."""
     continues, asks = (sent.read(name, bool) for name in (CONTINUE, "add_generation_prompt"))
@@ -196,20 +194,6 @@ def _continues(sent: Fields) -> bool:
         problem = f"is true; then {path} must be the assistant's, without tool calls."
         raise bad_field(CONTINUE, problem)
     return bool(continues)
-
-
-def _count_answers(sent: Fields) -> int:
-    many = sent.read_count("n") or 1
-    if many > MOST_ANSWERS:
-        raise bad_field("n", f"is {many}; a call gets up to {MOST_ANSWERS} answers here.")
-    return many
-
-
-def _read_messages(sent: Fields) -> list[Message]:
-    messages = sent.read_list("messages")
-    if not messages:
-        raise bad_request("There are no messages; send at least one.", "messages")
-    return [read_message(one, path) for one, path in messages]
 
 
 def check_sampling(sent: Fields) -> None:

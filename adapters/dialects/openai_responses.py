@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
 
+from jsonschema_rs import is_valid
+
 from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request, Tool, ToolCall
 from ratchet.adapters.dialects.fields import (
     RETURN_TOKEN_IDS,
@@ -81,7 +83,10 @@ PARTS = ("input_text", "output_text", "text", "refusal")
 def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
     sent, model = check_body(body)
-    _check_fields(sent)
+    check_sampling(sent)
+    sent.read(RETURN_TOKEN_IDS, bool)
+    sent.read("include", list)
+    sent.read("store", bool)
     tools = read_tools(sent)
     request = Request(
         model=model,
@@ -146,13 +151,6 @@ def _number(told: int) -> int:
 
 def _write(piece: JsonObject, number: int) -> str:
     return write_named({**piece, "sequence_number": number})
-
-
-def _check_fields(sent: Fields) -> None:
-    check_sampling(sent)
-    sent.read(RETURN_TOKEN_IDS, bool)
-    sent.read("include", list)
-    sent.read("store", bool)
 
 
 def _read_messages(sent: Fields) -> list[Message]:
@@ -285,7 +283,7 @@ def _usage(completion: Completion) -> JsonObject:
     prompt, sampled = completion.token_counts
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
@@ -422,14 +420,14 @@ def read_output(item: Fields) -> tuple[str, str]:
 
 
 def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
-    """Write a call as the item of the tool's own kind.
+    """Write a call as the item of the tool's own kind, if its arguments are what that may have.
 
-    Arguments that are no arguments of the tool are written as they are: its client refuses them.
+    With others it is the call of a function of this name, whose arguments may be any text.
     """
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     tool, said = named.get(name, Offered(PLAIN, name)), parse_text(arguments)
     of = {"call_id": call.get("id")}
-    if tool.kind in CONTENTS and isinstance(said, dict):
+    if tool.kind in CONTENTS and is_valid(TOOL_TYPES[Api.RESPONSES, tool.kind]["call"], said):
         field, always = CONTENTS[tool.kind]
         return {"type": tool.kind + OF_CALL, **of, field: {**always, **said}}
     of |= {"name": tool.name} | ({} if tool.namespace is None else {NAMESPACE: tool.namespace})

@@ -18,7 +18,6 @@ from ratchet.adapters.calls import (
     Refused,
     RefusedCall,
     Request,
-    Sampling,
     Usage,
 )
 from ratchet.adapters.clients import litellm
@@ -190,7 +189,9 @@ class RecordedBackend:
             again = self.refused[self._refused - 1]
             raise Refused(again.status, again.message, code=again.code)
         if recorded is not None:
-            sha = request_sha(request, self._sampling(recorded))
+            sampling = recorded.sampling  # None if no policy answered the call
+            asked = sampling and replace(sampling, max_tokens=self.most_tokens)
+            sha = request_sha(request, asked)
             if found := memory.recall(call, request, sha, recorded.policy_version):
                 self.recalled += 1
                 self.answered.append(call.number)
@@ -202,11 +203,6 @@ class RecordedBackend:
         completion = await self.onward(request, call, memory)
         self.answered.append(call.number)
         return completion
-
-    def _sampling(self, recorded: Completion) -> Sampling | None:
-        """Return the sampling that the recipe asked for; None if no policy answered the call."""
-        sampling = recorded.sampling
-        return sampling and replace(sampling, max_tokens=self.most_tokens)
 
     def _describe(self, call: CallId, request: Request, recorded: Completion | None) -> str:
         """Return how a request differs from the recorded request, as a unified diff."""

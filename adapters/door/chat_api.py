@@ -31,6 +31,7 @@ from ratchet.adapters.network.app_server import ANY_PORT, AppServer
 from ratchet.adapters.process.event_loop import run_aside
 from ratchet.adapters.redaction import redact
 from ratchet.adapters.rendering.chat import Chat, check_length
+from ratchet.adapters.rendering.messages import check_json
 
 
 class Dialect(Protocol):
@@ -99,25 +100,10 @@ def parse_json(body: bytes) -> object:
         raise Refused(413, text, code="body_too_large")
     try:
         value = json.loads(body, parse_constant=refuse_constant)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        _check_depth(value)
+        check_json(value, DEEPEST_BODY)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON ({error}).", code="invalid_json") from error
     return value
-
-
-def _check_depth(value: object) -> None:
-    level = [value]
-    for _ in range(DEEPEST_BODY):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {DEEPEST_BODY} levels deep")
-
-
-def _inside(value: object) -> list[object]:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in inner if isinstance(item, dict | list)]
 
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ expressions or comparisons of items, and no thread can be stopped.
 
 import json
 from asyncio import get_running_loop
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NoReturn
@@ -92,8 +92,13 @@ def _answer(question: tuple[str | None, str | None]) -> Found:
 def find_error(schema: str | None, text: str | None) -> Found:
     """Check a text against a schema, or the schema itself if there is no text."""
     if text is None:
-        error = None if schema is None else _schema_error(schema)
-        return error is None, error
+        try:
+            _validator(schema or "{}")
+        except ValidationError as error:
+            return False, error.message
+        except (ReferencingError, ValueError) as error:
+            return False, str(error)
+        return True, None
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -105,17 +110,9 @@ def find_error(schema: str | None, text: str | None) -> Found:
         first = next(_validator(schema).iter_errors(value), None)
     except ValueError as error:  # nested too deeply, or a number that is too large
         return None, f"not checked: {error}"
-    return first is None, first and f"{_json_path(first.instance_path)}: {first.message}"
-
-
-def _schema_error(schema: str) -> str | None:
-    try:
-        _validator(schema)
-    except ValidationError as error:
-        return error.message
-    except (ReferencingError, ValueError) as error:
-        return str(error)
-    return None
+    steps = first.instance_path if first else ()
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return first is None, first and f"${path}: {first.message}"
 
 
 @lru_cache(maxsize=8)
@@ -126,10 +123,6 @@ def _validator(schema: str) -> Draft202012Validator:
 
 def _fetch_nothing(uri: str) -> NoReturn:
     raise ValueError(f"{uri} is not fetched; write what it holds under $defs")
-
-
-def _json_path(path: Sequence[str | int]) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
 if __name__ == "__main__":

@@ -166,21 +166,16 @@ def _cut_at_stop(sequence: tinker.SampledSequence, stops: Sequence[str], chat: C
     stopped = end is not None or sequence.stop_reason == "stop"
     tokens = tokens[:end]
     words = None
-    if any(stop in chat.decode_answer(tokens) for stop in stops):
-        tokens = tokens[: _count_until(stops, tokens, chat)]
-        text = chat.decode_answer(tokens)
-        words = text[: min(text.find(stop) for stop in stops if stop in text)]
-    return CutSequence(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
-
-
-def _count_until(stops: Sequence[str], tokens: Sequence[int], chat: Chat) -> int:
-    """Find by bisection the number of tokens at which a stop string first appears."""
 
     def has_stop(count: int) -> bool:
         text = chat.decode_answer(tokens[:count])
         return any(stop in text for stop in stops)
 
-    return bisect_left(range(len(tokens)), True, lo=1, key=has_stop)
+    if has_stop(len(tokens)):
+        tokens = tokens[: bisect_left(range(len(tokens)), True, lo=1, key=has_stop)]
+        text = chat.decode_answer(tokens)
+        words = text[: min(text.find(stop) for stop in stops if stop in text)]
+    return CutSequence(tokens, logprobs[: len(tokens)], stopped or words is not None, words)
 
 
 def _parse_message(
@@ -191,7 +186,8 @@ def _parse_message(
     message = call.name_tool_calls(
         chat.parse(tokens, with_tools=request.may_call_tools, prompt=prompt, tools=request.tools)
     )
-    if request.continues and (text := chat.decode_answer(tokens)).strip() == message["content"]:
+    text = chat.decode_answer(tokens)
+    if request.continues and text.strip() == message["content"].strip():
         message["content"] = text  # with the space before it, since it is the rest of a text
     if not message.get("tool_calls") and not message["content"].strip():
         message["content"] = EMPTY_ANSWER

@@ -94,7 +94,10 @@ class KeptCalls:
             return Prompt(token_ids, len(known), known.number, "messages")
         *before, begun = messages
         asked = self.prompt(before, tools, said)
-        answer = _without_end(self._chat, self._chat.answer(before, begun, tools), begun)
+        # The answer's tokens go up to the end of its text, without those that close it.
+        chat, answer, text = self._chat, self._chat.answer(before, begun, tools), begun["content"]
+        while chat.has_ended(answer) or (text and text in chat.text(answer[:-1])):
+            answer = answer[:-1]
         return replace(asked, token_ids=[*asked.token_ids, *answer])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool], said: str = "") -> Prompt:
@@ -173,16 +176,6 @@ class KeptCalls:
                 for words in (said, said.strip()):
                     if words.strip() and text.startswith(before + words):
                         yield known, text[len(before + words) :]
-
-
-def _without_end(chat: Chat, answer: list[int], begun: Message) -> list[int]:
-    """Return an answer's tokens up to the end of its text, without the tokens that close it."""
-    text, end = begun["content"].strip(), len(answer)
-    while chat.has_ended(answer[:end]):
-        end -= 1
-    while text and text in chat.text(answer[: end - 1]):
-        end -= 1
-    return answer[:end]
 
 
 def chat_of(chat: Chat, request: Request) -> Chat:

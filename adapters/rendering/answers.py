@@ -8,8 +8,9 @@ formats strip and indent, in the order of their messages, each at a place of its
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ratchet.adapters.calls import Message, Tool
@@ -18,8 +19,8 @@ from ratchet.adapters.rendering.messages import parse_text
 FOLLOWING: Message = {"role": "user", "content": "What else?"}
 """Message after an answer in the middle of a conversation."""
 
-THOUGHT = "q0thought0q"
-"""Reasoning by which a format shows how it writes reasoning."""
+THOUGHT, ANSWERED_TEXT = "q0thought0q", "q0said0q"
+"""Reasoning and a text by which a format shows how it writes them."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -57,6 +58,25 @@ def opens_thought(ending: str) -> bool:
 def write_answer(asked: AskedAnswer) -> Iterator[list[int]]:
     """Yield the tokens of an answer in the ways that a format can write it behind its prompt.
 
+    White space around its text, which formats strip, is the model's, and stays.
+    """
+    content, (_, said) = asked.answer["content"], split_thought(asked.answer)
+    plain = _write(asked)
+    if said != said.strip():
+        ways = [*plain]
+        marked: Message = {**asked.answer, "content": content.removesuffix(said) + ANSWERED_TEXT}
+        for tokens in _write(replace(asked, answer=marked)):
+            if ANSWERED_TEXT in (text := asked.text(tokens)):
+                whole = text.replace(ANSWERED_TEXT, said)
+                same = [way for way in ways if asked.text(way) == whole]
+                yield same[0] if same else _exchange(asked, tokens, ANSWERED_TEXT, said)
+        plain = iter(ways)
+    yield from plain
+
+
+def _write(asked: AskedAnswer) -> Iterator[list[int]]:
+    """Yield the tokens of an answer in the ways that a format itself has.
+
     An answer without reasoning is first written as in the middle of a conversation, since templates
     write an empty thought into the last one.
     """
@@ -64,7 +84,7 @@ def write_answer(asked: AskedAnswer) -> Iterator[list[int]]:
     thinks = asked.answer.get("reasoning_content") or CLOSE in asked.answer["content"]
     for conversation in [said] if thinks else [[*said, FOLLOWING], said]:
         written = asked.write(conversation, False)
-        if _begins(written, asked.prompt) and _thinks_first(asked, written):
+        if written[: len(asked.prompt)] == asked.prompt and _thinks_first(asked, written):
             yield written[len(asked.prompt) :]
     yield from _behind_thought(asked)
 
@@ -79,8 +99,8 @@ def _behind_thought(asked: AskedAnswer) -> Iterator[list[int]]:
     plain = without_thought({**asked.answer, "content": said})
     prompt = asked.write(earlier, True)
     written = asked.write([*earlier, {**plain, "reasoning_content": THOUGHT}], False)
-    if _begins(written, prompt) and THOUGHT in asked.text(written[len(prompt) :]):
-        yield _exchange_thought(asked, written[len(prompt) :], thought)
+    if written[: len(prompt)] == prompt and THOUGHT in asked.text(written[len(prompt) :]):
+        yield _exchange(asked, written[len(prompt) :], THOUGHT, thought)
     elif opens_thought(asked.text(prompt[-8:])):
         written = asked.write([*earlier, plain], False)
         alike = [one == other for one, other in zip(prompt, written, strict=False)]
@@ -102,12 +122,14 @@ def _thinks_first(asked: AskedAnswer, written: Sequence[int]) -> bool:
     return "".join(before.split()) == "".join(thought.split())
 
 
-def _exchange_thought(asked: AskedAnswer, written: list[int], thought: str) -> list[int]:
-    """Put an answer's own reasoning in the place of THOUGHT."""
+def _exchange(asked: AskedAnswer, written: list[int], old: str, new: str) -> list[int]:
+    """Put a text in the place of another one, as it stands first in tokens."""
     lengths = range(len(written) + 1)
-    end = next(length for length in lengths if THOUGHT in asked.text(written[:length]))
-    before, _, after = asked.text(written[:end]).partition(THOUGHT)
-    return [*asked.encode(before), *asked.encode_text(thought + after), *written[end:]]
+    end = next(length for length in lengths if old in asked.text(written[:length]))
+    before, _, after = asked.text(written[:end]).partition(old)
+    start = next(at for at in range(end, -1, -1) if before.startswith(asked.text(written[:at])))
+    begun = before.removeprefix(asked.text(written[:start]))
+    return [*written[:start], *asked.encode_text(begun + new + after), *written[end:]]
 
 
 def without_thought(message: Message) -> Message:
@@ -116,8 +138,41 @@ def without_thought(message: Message) -> Message:
     return cast(Message, kept)
 
 
-def _begins(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
-    return tokens[: len(beginning)] == beginning
+Frame = tuple[str, str]
+"""White space that a format writes before and behind a text."""
+
+SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
+SHIELDS = "".join(map(chr, range(0x10FF00, 0x10FF00 + len(SPACES))))
+"""Letters of nobody's, in the place of white space that a parser would strip."""
+SHIELD, UNSHIELD = str.maketrans(SPACES, SHIELDS), str.maketrans(SHIELDS, SPACES)
+BLANK = re.compile(r"(^\s*\Z)")
+CALL_MARK = re.compile(r"(<(?:[^<>/][^<>]*>|/[^<>]*>(?:\s*(?=<[^/]))?))")
+"""Mark around a call's argument, and the white space before the mark of a further one."""
+
+
+def shield(text: str, kept: re.Pattern[str]) -> str:
+    """Shield the white space of a text but for what is `kept`."""
+    parts = kept.split(text)
+    return "".join(part if at % 2 else part.translate(SHIELD) for at, part in enumerate(parts))
+
+
+def find_frame(shielded: object, said: str) -> Frame:
+    """Return the white space that a format has written around what was said."""
+    before, _, after = str(shielded or "").translate(UNSHIELD).partition(said)
+    return ("", "") if (before + after).strip() else (before, after)
+
+
+def restore_spaces(stripped: str, shielded: object, frame: Frame) -> str:
+    """Return a text with the white space that a parser has stripped, without the format's own."""
+    text, (before, after) = str(shielded or "").translate(UNSHIELD), frame
+    if text.strip() != stripped.strip():
+        return stripped  # the parser has read what is shielded as something else
+    while not text.startswith(before):
+        before = before[:-1]
+    text = text.removeprefix(before)
+    while not text.endswith(after):
+        after = after[1:]
+    return text.removesuffix(after)
 
 
 SHORT_WORD = 12
@@ -127,12 +182,8 @@ Spellings = tuple[str, ...]
 """The ways in which a format may write one value."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A part of a message that a renderer has left out, by a name for it."""
-
-    message: int
-    what: str
+Lost = tuple[int, str]
+"""The place of a message, and the name of its part that a renderer has left out."""
 
 
 def find_lost(
@@ -149,11 +200,11 @@ def find_lost(
         for what, spellings in _pieces(message, reasoning and index == len(messages) - 1):
             end = written.take(spellings, first)
             if end is None:
-                return Lost(index, what)
+                return index, what
             ends.append(end)
         for call in message.get("tool_calls") or ():
             if not written.has_arguments(call["function"]["arguments"], first):
-                return Lost(index, f"an argument of {call['function']['name']}")
+                return index, f"an argument of {call['function']['name']}"
         first = min(ends, default=first)
     return None
 

@@ -3,35 +3,55 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import pairwise, product
 from typing import Any, cast
 from unicodedata import normalize
 
 from renderers import ParsedResponse, ToolCallParseStatus
-from renderers.base import Tokenizer
+from renderers.base import ParsedToolCall, Tokenizer
 
-from ratchet.adapters.calls import Completion, Message, Refused, Tool
+from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Tool
 from ratchet.adapters.rendering.answers import (
     CLOSE,
     OPEN,
+    THOUGHT,
     AskedAnswer,
+    Frame,
     Lost,
+    find_frame,
     find_lost,
     find_lost_tool,
     mark_texts,
     opens_thought,
+    restore_spaces,
     split_thought,
     write_answer,
 )
-from ratchet.adapters.rendering.marks import RENDERER_REMEDY, KeptEncodings, Writer
-from ratchet.adapters.rendering.messages import create_tool_call
+from ratchet.adapters.rendering.marks import (
+    CALL,
+    LOOK,
+    PLAIN_ANSWER,
+    RENDERER_REMEDY,
+    USER,
+    KeptEncodings,
+    Writer,
+)
+from ratchet.adapters.rendering.messages import check_json, create_tool_call
 from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
 from ratchet.adapters.rendering.renderers import choose_renderer
 
 log = logging.getLogger(__name__)
+
+NO_FRAMES = (("", ""),) * 3
+
+CALLED_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""Name of a tool that was not offered, which a policy may call."""
+DEEPEST_ARGUMENTS = 100
+"""The most levels of a call's arguments; a client repeats them within a body."""
 
 UNLIMITED = 10**9
 """Any `model_max_length` from here on is no limit: tokenizers without a limit say 10^30."""
@@ -59,8 +79,8 @@ class Chat:
         thinking: bool | None = None,
     ) -> None:
         self._chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
-        self._tokenizer = cast(Tokenizer, tokenizer)
-        self._writer = Writer(KeptEncodings(tokenizer), self._chosen, thinking)
+        self._tokenizer = cast(Tokenizer, KeptEncodings(tokenizer))
+        self._writer = Writer(self._tokenizer, self._chosen, thinking)
         self._renderer = self._writer.renderer
         self._others: dict[bool | None, Chat] = {}
         self.thinking = thinking
@@ -72,7 +92,10 @@ class Chat:
         self.read_context: int | None = declared if is_limit else None
         """The longest text that the model has read, if its tokenizer says so."""
         self.context = context or self.read_context
-        self._told_of_noise = False
+        self.told: dict[str, str] = {}
+        """Warnings, each of which is told once."""
+        self.encode_text, self.name_calls = self._writer.encode_text, self._writer.name_calls
+        self.spells_marks = self._writer.spells_marks
 
     def with_thinking(self, thinking: bool | None) -> "Chat":
         """Return the chat format with thinking on, off or as the renderer has it.
@@ -83,16 +106,23 @@ class Chat:
             return self
         if thinking not in self._others:
             other = Chat(self._tokenizer, self._chosen, self.context, thinking)
+            other.told = self.told
             self._others[thinking] = other
         return self._others[thinking]
 
     def tell_of_noise(self, prompt: int) -> None:
-        """Warn, once, of a prompt beyond the texts of the training; no service says it."""
-        if self.read_context is not None and prompt > self.read_context and not self._told_of_noise:
-            self._told_of_noise = True
-            name = self._tokenizer.name_or_path or "the model"
-            text = "a prompt of %d tokens is beyond the %d that %s has read; its answers are noise"
-            log.warning(text, prompt, self.read_context, name)
+        """Warn of a prompt beyond the texts of the training; no service says it."""
+        if self.read_context is not None and prompt > self.read_context:
+            self._tell(
+                "noise",
+                f"a prompt of {prompt} tokens is beyond the {self.read_context} that "
+                f"{self._tokenizer.name_or_path or 'the model'} has read; its answers are noise",
+            )
+
+    def _tell(self, of: str, warning: str) -> None:
+        if of not in self.told:
+            self.told[of] = warning
+            log.warning(warning)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Render the prompt, which ends with the header of the answer.
@@ -178,38 +208,72 @@ class Chat:
         type the arguments are. If a tool call is malformed, or `with_tools` is false, the whole
         answer is plain content.
         """
-        parsed = self._parse(sampled, prompt, tools)
-        well_formed = all(
-            call.status == ToolCallParseStatus.OK and isinstance(call.arguments, dict)
-            for call in parsed.tool_calls
-        )
+        parsed, *shielded = self._parse(sampled, prompt, tools)
+        offered = [tool["function"]["name"] for tool in tools]
+        well_formed = all(is_call(call, offered) for call in parsed.tool_calls)
         if parsed.tool_calls and not (with_tools and well_formed):
             return {"role": "assistant", "content": self.decode_answer(sampled)}
-        message: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+        content, thought, arguments = self._restore(parsed, *shielded)
+        message: Message = {"role": "assistant", "content": content}
+        if thought:
+            message["reasoning_content"] = thought
         if parsed.tool_calls:
-            calls = [
-                (call.name or "", json.dumps(call.arguments, ensure_ascii=False))
-                for call in parsed.tool_calls
+            message["tool_calls"] = [
+                create_tool_call(str(call.name), json.dumps(own, ensure_ascii=False), None)
+                for call, own in zip(parsed.tool_calls, arguments, strict=True)
             ]
-            message["tool_calls"] = [create_tool_call(*call, None) for call in calls]
         return message
 
     def _parse(
         self, sampled: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
-    ) -> ParsedResponse:
-        def parse(tokens: Sequence[int]) -> ParsedResponse:
-            return self._renderer.parse_response(
-                [*tokens],
-                tools=[*tools] or None,  # pyright: ignore[reportArgumentType]
-                prompt_ids=[*prompt] or None,
-            )
-
-        parsed = parse(sampled)
-        if CLOSE in parsed.content and opens_thought(self.text(prompt[-8:])):
-            return parse([*self.encode(OPEN), *sampled])
+    ) -> list[ParsedResponse]:
+        """Parse an answer, and again with its white space shielded from the parser."""
+        parsed = self._writer.parse(sampled, prompt, tools)
+        if CLOSE in parsed[0].content and opens_thought(self.text(prompt[-8:])):
+            return self._writer.parse([*self.encode(OPEN), *sampled], prompt, tools)
         return parsed
+
+    def _restore(
+        self, parsed: ParsedResponse, by_text: ParsedResponse, by_value: ParsedResponse
+    ) -> tuple[str, str, list[JsonObject]]:
+        """Return an answer's text, reasoning and arguments with all white space of the model's."""
+        calls, thought = parsed.tool_calls, parsed.reasoning_content or ""
+        frames = self._frames.get((bool(thought), bool(calls)), NO_FRAMES)
+        content = restore_spaces(parsed.content, by_text.content, frames[0])
+        arguments = [cast(JsonObject, call.arguments) for call in calls]
+        for own, call in zip(arguments, by_value.tool_calls, strict=False):
+            given: Any = call.arguments if isinstance(call.arguments, dict) else {}
+            for name, value in own.items():
+                if isinstance(value, str) and isinstance(kept := given.get(name), str):
+                    own[name] = restore_spaces(value, kept, frames[2])
+        return (
+            content if content.strip() or not calls else "",
+            restore_spaces(thought, by_text.reasoning_content, frames[1]),
+            arguments,
+        )
+
+    @cached_property
+    def _frames(self) -> Mapping[tuple[bool, bool], Sequence[Frame]]:
+        """White space of the format's own around a text, reasoning and an argument.
+
+        It depends on whether an answer has reasoning, and calls.
+        """
+        frames: dict[tuple[bool, bool], Sequence[Frame]] = {}
+        for thinks, calls in product((False, True), repeat=2):
+            said: Any = {**PLAIN_ANSWER} | ({"reasoning_content": THOUGHT} if thinks else {})
+            said |= {"tool_calls": [CALL]} if calls else {}
+            with suppress(Refused):
+                prompt = self._writer.write([USER], [LOOK], ask=True)
+                sampled = self.answer([USER], said, [LOOK])
+                _, by_text, by_value = self._parse(sampled, prompt, [LOOK])
+                called = [one.arguments for one in by_value.tool_calls if one.arguments]
+                value = called[0].get("at") if called and isinstance(called[0], dict) else ""
+                frames[thinks, calls] = (
+                    find_frame(by_text.content, PLAIN_ANSWER["content"]),
+                    find_frame(by_text.reasoning_content, THOUGHT),
+                    find_frame(value, "left"),
+                )
+        return frames
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens, special ones included."""
@@ -235,32 +299,14 @@ class Chat:
         """Return the tokens as their tokenizer has them, a byte or a character a letter."""
         return self._tokenizer.get_vocab()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def encode_text(self, text: str) -> list[int]:
-        """Encode a text in which control tokens that are written out stay text."""
-        return self._writer.encode_text(text)
-
-    def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with the ids that the format needs to name their calls, if it does."""
-        return self._writer.name_calls(messages)
-
     def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
         """Count the messages whose reasoning is not in the tokens that were rendered of them."""
-        answers = [one for one in messages if one["role"] == "assistant"]
-        thoughts = [thought for one in answers if (thought := split_thought(one)[0])]
-        if not thoughts:
-            return 0
-        said: list[Message] = [
-            {"role": "assistant", "content": "", "reasoning_content": thought}
-            for thought in thoughts
-        ]
-        text = self.text(tokens)
+        answers = (split_thought(one) for one in messages if one["role"] == "assistant")
+        text, said = self.text(tokens), {"role": "assistant", "content": ""}
+        thoughts = [cast(Message, {**said, "reasoning_content": one}) for one, _ in answers if one]
         return sum(
-            find_lost([one], text, self._respell, reasoning=True) is not None for one in said
+            find_lost([one], text, self._respell, reasoning=True) is not None for one in thoughts
         )
-
-    def spells_marks(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Tell whether a text of messages or tools spells a control token."""
-        return self._writer.spells_marks(messages, tools)
 
     def spelling(self, token: int) -> tuple[str, list[int]]:
         """Return a token's text and bytes; for a part of a character only the bytes are exact."""
@@ -297,17 +343,22 @@ class Chat:
 
         A short text could stand there by chance, so that marks are tried in place of all texts.
         """
-        lost = find_lost(messages, self.text(tokens), self._respell)
+        text = self.text(tokens)
+        lost = find_lost(messages, text, self._respell)
         if lost is None and (marked := mark_texts(messages)):
             lost = find_lost(marked, self.text(write(marked)), self._respell)
         if lost is not None:
-            message = messages[lost.message]
+            message = messages[lost[0]]
             shown = f" ({message['content']:.60})" if message["content"] else ""
             raise Refused(
                 400,
-                f"the renderer {self.renderer} leaves out {lost.what} of a message of the role "
+                f"the renderer {self.renderer} leaves out {lost[1]} of a message of the role "
                 f"{message['role']}{shown}; {RENDERER_REMEDY}",
             )
+        for role, said in ((one["role"], one["content"]) for one in messages):
+            if said.strip() not in ("", said) and self._respell(said) not in text:
+                what = "leaves out white space at the ends of texts of the role"
+                self._tell(role, f"the renderer {self.renderer} {what} {role}")
 
     def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:
         thought, _ = split_thought(answer)
@@ -320,13 +371,24 @@ class Chat:
         what = (
             "writes other tokens before this answer than the prompt that asks for it has"
             if lost is None
-            else f"leaves out {lost.what} of this answer"
+            else f"leaves out {lost[1]} of this answer"
         )
         return Refused(400, f"the renderer {self.renderer} {what}; {remedy} model.renderer")
 
     def _respell(self, text: str) -> str:
         """Return a text as the tokenizer decodes it, which may normalise characters."""
         return self.text(self.encode_text(text))
+
+
+def is_call(call: ParsedToolCall, offered: Collection[str]) -> bool:
+    """Tell whether a call has a name and arguments as every API has them."""
+    name: object = call.name
+    try:
+        check_json(call.arguments, DEEPEST_ARGUMENTS)
+    except (ValueError, RecursionError):
+        return False
+    named = isinstance(name, str) and (name in offered or CALLED_NAME.fullmatch(name) is not None)
+    return named and call.status == ToolCallParseStatus.OK and isinstance(call.arguments, dict)
 
 
 def stop_string(completion: Completion, chat: Chat) -> str | None:
@@ -353,12 +415,6 @@ def fingerprint(tokenizer: object) -> str:
 
 TEXT = "a" + 64 * " " + 64 * "\n" + 8 * "\U000f0000" + "\u00e9\u6f22b"
 """A text that a tokenizer which shortens texts, or has an unknown token, does not give back."""
-FIRST = "This is said first."
-CONVERSATION: tuple[Message, ...] = (
-    {"role": "user", "content": FIRST},
-    {"role": "assistant", "content": "This is answered."},
-    {"role": "user", "content": "This is said last."},
-)
 
 
 def check_length(chat: Chat, messages: Sequence[Message]) -> None:
@@ -388,11 +444,6 @@ def too_long(context: int, have: str) -> Refused:
 
 @lru_cache(maxsize=8)
 def longest_token(chat: Chat) -> int:
-    """Return the characters of the longest token; 0 if the format may hold longer texts."""
-    if chat.text(chat.encode(TEXT)).strip() != TEXT:
-        return 0
-    try:
-        text = chat.text(chat.render(CONVERSATION, ()))
-    except Refused:
-        return 0
-    return max(map(len, chat.vocabulary())) if FIRST in text else 0
+    """Return the characters of the longest token; 0 if the tokenizer shortens texts."""
+    whole = chat.text(chat.encode(TEXT)).strip() == TEXT
+    return max(map(len, chat.vocabulary())) if whole else 0

@@ -9,16 +9,17 @@ have every part of one show which tokens are marks.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any, cast
 
 from jinja2 import TemplateError
-from renderers.base import Renderer, Tokenizer
+from renderers import ParsedResponse, ToolCallParseStatus
+from renderers.base import ParsedToolCall, Renderer, Tokenizer
 from tokenizers import Tokenizer as Backend
 
 from ratchet.adapters.calls import Message, Refused, Tool, ToolCall
-from ratchet.adapters.rendering.answers import CLOSE, OPEN
+from ratchet.adapters.rendering.answers import BLANK, CALL_MARK, CLOSE, OPEN, shield
 from ratchet.adapters.rendering.messages import CALLED, name_calls, parse_text
 from ratchet.adapters.rendering.renderer_names import shorten_renderer
 from ratchet.adapters.rendering.renderers import RAISED, create_renderer
@@ -124,10 +125,19 @@ class Marks:
 
 
 class _OverTokenizer:
-    """A model's tokenizer with methods of another one in front."""
+    """A model's tokenizer with methods of another one in front.
 
-    def __init__(self, tokenizer: object) -> None:
+    Its texts are decoded as they are, or `changed`.
+    """
+
+    def __init__(self, tokenizer: object, changed: Callable[[str], str] = str) -> None:
         self._own = cast(Tokenizer, tokenizer)
+        self._changed = changed
+
+    def decode(self, token_ids: Any, **options: Any) -> str:
+        """Decode tokens, without the tokenizer's wish to take out white space before a stop."""
+        whole = {"clean_up_tokenization_spaces": False, **options}
+        return self._changed(self._own.decode(token_ids, **whole))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -174,29 +184,17 @@ class KeptEncodings(_OverTokenizer):
 
     def __init__(self, tokenizer: object) -> None:
         super().__init__(tokenizer)
-        self._kept = lru_cache(MOST_TEXTS)(self._encode)
-        self._kept_offsets = lru_cache(MOST_TEXTS)(self._encode_with_offsets)
+        self._kept = lru_cache(MOST_TEXTS)(cast(Callable[..., Mapping[str, Any]], self._own))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode a text."""
-        if add_special_tokens or len(text) > LONGEST_KEPT:
-            return self._own.encode(text, add_special_tokens=add_special_tokens)
-        return [*self._kept(text)]
+        return self(text, add_special_tokens=add_special_tokens)["input_ids"]
 
     def __call__(self, text: Any, **options: Any) -> Mapping[str, Any]:
         """Encode a text as the tokenizer itself does, for instance with its offsets."""
-        wanted = {"add_special_tokens": False, "return_offsets_mapping": True}
-        if options == wanted and isinstance(text, str) and len(text) <= LONGEST_KEPT:
-            token_ids, offsets = self._kept_offsets(text)
-            return {"input_ids": [*token_ids], "offset_mapping": [*offsets]}
-        return cast(Any, self._own)(text, **options)
-
-    def _encode(self, text: str) -> Sequence[int]:
-        return tuple(self._own.encode(text, add_special_tokens=False))
-
-    def _encode_with_offsets(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-        encoded = cast(Any, self._own)(text, add_special_tokens=False, return_offsets_mapping=True)
-        return tuple(encoded["input_ids"]), tuple(encoded["offset_mapping"])
+        if not isinstance(text, str) or len(text) > LONGEST_KEPT:
+            return cast(Any, self._own)(text, **options)
+        return {name: [*values] for name, values in self._kept(text, **options).items()}
 
 
 def _open_arguments(message: Message) -> Mapping[str, object]:
@@ -269,6 +267,27 @@ class Writer:
         self._named, self._thinking = renderer, thinking
         self._of_text: dict[str, Renderer] = {}
 
+    def parse(
+        self, sampled: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
+    ) -> list[ParsedResponse]:
+        """Parse an answer, and again with its texts' white space shielded, and its arguments'."""
+        parsed: list[ParsedResponse] = []
+        for parser in self._parsers:
+            options: Any = {"tools": [*tools] or None, "prompt_ids": [*prompt] or None}
+            try:
+                parsed.append(parser.parse_response([*sampled], **options))
+            except RAISED:  # Python's JSON reads no number of 5,000 digits
+                broken = ParsedToolCall(raw="", status=ToolCallParseStatus.INVALID_JSON)
+                parsed.append(ParsedResponse(content="", tool_calls=[broken]))
+        return parsed
+
+    @cached_property
+    def _parsers(self) -> Sequence[Renderer]:
+        changes = (partial(shield, kept=kept) for kept in (BLANK, CALL_MARK))
+        tokenizers = (_OverTokenizer(self._tokenizer, change) for change in changes)
+        others = (create_renderer(one, self._named, self._thinking) for one in tokenizers)
+        return self.renderer, *others
+
     def write(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> list[int]:
         """Render messages, with the header of the next answer if that is asked for.
 
@@ -292,12 +311,8 @@ class Writer:
         """Render new messages behind an answer; None if the renderer cannot."""
         renderer, said, offered = self._choose(new, tools)
         try:
-            bridged = renderer.bridge_to_next_turn(
-                prompt,
-                sampled,
-                said,  # pyright: ignore[reportArgumentType]
-                tools=offered or None,  # pyright: ignore[reportArgumentType]
-            )
+            options: Any = {"new_messages": said, "tools": offered or None}
+            bridged = renderer.bridge_to_next_turn(prompt, sampled, **options)
         except RAISED:
             return None
         return None if bridged is None else bridged.token_ids
@@ -366,9 +381,5 @@ class Writer:
         return Marks(self._tokenizer, written | stops | known, own - stops)
 
 
-def _render(renderer: Renderer, messages: list[Message], tools: list[Tool], ask: bool) -> list[int]:
-    return renderer.render_ids(
-        messages,  # pyright: ignore[reportArgumentType]
-        tools=tools or None,  # pyright: ignore[reportArgumentType]
-        add_generation_prompt=ask,
-    )
+def _render(renderer: Any, messages: list[Message], tools: list[Tool], ask: bool) -> list[int]:
+    return renderer.render_ids(messages, tools=tools or None, add_generation_prompt=ask)

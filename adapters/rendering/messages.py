@@ -175,6 +175,21 @@ def parse_text(value: object) -> Any:
         return value
 
 
+def check_json(value: object, deepest: int) -> None:
+    """Refuse (ValueError, RecursionError) what no strict JSON has, or more levels than `deepest`.
+
+    Python's parser takes NaN, and half a surrogate pair.
+    """
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
+        level = [one for of in level for one in (of.values() if isinstance(of, dict) else of)]
+    raise ValueError(f"it is nested more than {deepest} levels deep")
+
+
 def _content(sent: Mapping[str, Any], role: str) -> object:
     """Return the content; none of an answer or a result is empty, or an answer's refusal."""
     content = sent.get("content")

@@ -198,13 +198,9 @@ def fitting_renderers(tokenizer: object) -> list[str]:
     expected = [_by_template(tokenizer, *probe) for probe in PROBES]
     if not any(expected):
         return []
-    return [name for name in _names() if _write_probes(tokenizer, name, expected)]
-
-
-def _names() -> list[str]:
     configs = get_args(get_args(RendererConfig)[0])
-    names = sorted(config.model_fields["name"].default for config in configs)
-    return [name for name in names if name not in NEVER_CHOSEN]
+    names = {*(config.model_fields["name"].default for config in configs)} - {*NEVER_CHOSEN}
+    return [name for name in sorted(names) if _write_probes(tokenizer, name, expected)]
 
 
 def _by_template(

@@ -477,12 +477,13 @@ class ComparedExamples(Source):
 
     def examples(self) -> list[Example]:
         return [
-            {**row, "example": self._example(sides, row["example_id"])}
+            {**row, "example": {"rollouts": sides, "question": self.question, BETTER: CHOSEN}}
             for row in super().examples()
             if (sides := self._sides(row)) is not None
         ]
 
     def _sides(self, row: Example) -> list[dict[str, Any]] | None:
+        """Return a pair as a judge is shown it; in every other pair the better side is second."""
         try:
             read = read_sides(row["example"])
         except DatasetError as error:
@@ -490,12 +491,8 @@ class ComparedExamples(Source):
         if read is None:
             return None
         named = zip((CHOSEN, REJECTED), _conversations(read), strict=True)
-        return [{"id": name, "messages": messages} for name, messages in named]
-
-    def _example(self, sides: list[dict[str, Any]], number: int) -> dict[str, Any]:
-        """Return a pair as a judge is shown it; in every other pair the better side is second."""
-        shown = sides if number % 2 else sides[::-1]
-        return {"rollouts": shown, "question": self.question, BETTER: CHOSEN}
+        sides = [{"id": name, "messages": messages} for name, messages in named]
+        return sides if row["example_id"] % 2 else sides[::-1]
 
 
 def _conversations(read: Sides) -> list[list[Message]]:

@@ -130,7 +130,7 @@ def describe_rows(
                 text = indent(_mark(sequence, chat), "    ")
                 parts.append(f"{named} ({length}, {len(sequence.trained()):,} trained)\n{text}")
     counts = [_count(name, one, len(sources[name]), chat, lengths) for name, one in tallies.items()]
-    return "\n\n".join([*parts, "# counts", *counts])
+    return "\n\n".join([*parts, "# counts", *chat.told.values(), *counts])
 
 
 def _mark(sequence: WeightedTokens, chat: Chat) -> str:

@@ -75,7 +75,7 @@ class TurnReader:
         for call in self._calls:
             earlier = before if call.kept is None else numbered.get(call.kept)
             before, known = call, 0
-            grew = earlier is not None and _grew(call.prompt, earlier)
+            grew = earlier is not None and call.prompt.startswith(earlier.prompt + earlier.answer)
             if earlier is not None and grew and earlier.number not in taken:
                 taken.add(earlier.number)
                 goes_on[call.number] = earlier.number
@@ -159,13 +159,6 @@ def _bytes_of(column: pa.ChunkedArray) -> Iterator[bytes]:
 def _lengths(column: pa.ChunkedArray) -> np.ndarray:
     lengths = column.combine_chunks().value_lengths().fill_null(0)
     return lengths.to_numpy().astype(np.int64)
-
-
-def _grew(prompt: bytes, earlier: Call) -> bool:
-    """Return whether a prompt begins with an earlier prompt and its answer."""
-    return prompt.startswith(earlier.prompt) and prompt.startswith(
-        earlier.answer, len(earlier.prompt)
-    )
 
 
 def _slices(

@@ -72,7 +72,7 @@ class Played:
 
     It takes `context` tokens of a prompt and its answer, and has read texts of `read_context`
     tokens; None is not known. A `tiny` one is the model of Ratchet's own engine. If a stand-in has
-    spoken in its place, `told` is what that reports.
+    spoken in its place, `told` is what that reports. `noted` is what its format has left out.
     """
 
     base: str
@@ -80,6 +80,7 @@ class Played:
     read_context: int | None = None
     told: Sequence[str] | None = None
     tiny: bool = False
+    noted: Sequence[str] = ()
 
     def __str__(self) -> str:
         takes = "has no limit of tokens that is known here"
@@ -133,6 +134,7 @@ def _describe_program(spans: Sequence[Path], played: Played) -> str:
             if tools
         ),
         str(played),
+        *map(hanging, played.noted),
     ]
     if played.told is not None:
         lines.append("a file has spoken in the model's place, and its tokenizer has counted")

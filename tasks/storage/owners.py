@@ -34,14 +34,6 @@ class Owner:
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, in {self.folder}, at {self.opened}"
 
-    def is_at(self, folder: Path) -> bool:
-        """Return whether the owner had this very folder open, on this host."""
-        return (self.host, self.folder) == (socket.gethostname(), str(folder.resolve()))
-
-    def checkpoint_name(self, step: int) -> str:
-        """Name what this owner saves of checkpoint `step`; no other owner uses the name."""
-        return f"{step:05d}-{self.epoch}-{self.id}"
-
 
 class Ownership:
     """Ownership of a run by this process."""

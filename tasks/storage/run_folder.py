@@ -302,10 +302,6 @@ class RunFolder:
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
 
-    def scored_parts(self) -> list[Path]:
-        """List the parts of the reference's log-probabilities, until all of them are one file."""
-        return sorted(self.reference_parts.glob("*.parquet"))
-
     def bound_files(self) -> list[Path]:
         """List the files of all that the run learns and has not played, with an expert's texts."""
         return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
@@ -397,8 +393,9 @@ class RunFolder:
         Raises RunError if it is a copy of a run that another process of this host has open.
         """
         last = last_owner(self.owners)
-        if last is not None and not last.is_at(self.path):
-            if last.host == socket.gethostname() and RunFolder(Path(last.folder)).is_open():
+        here = socket.gethostname(), str(self.path.resolve())
+        if last is not None and (last.host, last.folder) != here:
+            if last.host == here[0] and RunFolder(Path(last.folder)).is_open():
                 raise RunError(
                     f"the run {self.path} is a copy of {last.folder}, which {last} has open; wait "
                     "for that, or continue a fork of it: `ratchet fork` copies what is needed"

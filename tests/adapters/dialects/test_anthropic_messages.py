@@ -48,7 +48,7 @@ def test_an_answer_has_usage_and_token_ids(opened: Opened, client: anthropic.Ant
 def test_stop_reasons(opened: Opened, client: anthropic.Anthropic) -> None:
     opened.say("one two three<|im_end|>")
     stopped = ask(client, stop_sequences=["three", "two"])
-    assert stopped.content[0].text == "one"
+    assert stopped.content[0].text == "one "
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
     opened.say("one")
     assert ask(client, max_tokens=1).stop_reason == "max_tokens"

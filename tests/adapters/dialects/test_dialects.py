@@ -1,15 +1,28 @@
 """Bodies in every dialect: any is read or refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from yaml import safe_load
 
-from ratchet.adapters.calls import Choice, Format, Message, Refused, Request, Sampling
+from ratchet.adapters.calls import (
+    Choice,
+    Completion,
+    Format,
+    Message,
+    Refused,
+    Request,
+    Sampling,
+)
 from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from ratchet.adapters.dialects.fields import Api, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent
@@ -18,7 +31,8 @@ from ratchet.adapters.door.chat_api import DIALECTS, Dialect
 from ratchet.adapters.door.door import choose_sampling
 from ratchet.adapters.door.format_checks import find_error
 from ratchet.adapters.door.role_calls import KeptCalls, request_sha
-from tests.support.door.opened_door import CHAT
+from tests.support.door.answered_call import answered_call
+from tests.support.door.opened_door import CHAT, TOOLS
 
 WORDS = [
     *("user", "assistant", "system", "tool", "message", "reasoning", "function", "custom", "look"),
@@ -114,6 +128,79 @@ def test_a_bad_request_names_its_wrong_field(api: str, field: str | None, bad: A
     assert shown["message"].endswith(".")
     if api == "/chat/completions":
         assert (shown["param"], shown["type"]) == (field, "invalid_request_error")
+
+
+RAW = [
+    *("29", "null", "true", "[]", '["look"]', '""', '" "', '"look "', '"lo ok"', '"look"', "{}"),
+    *('{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', f'{{"a": {"9" * 5000}}}', '"{\\"a\\": 1}"'),
+    *(f'{{"a": {"[" * depth}{"]" * depth}}}' for depth in (90, 300, 2_000)),
+    *('"\\ud800"', f'"{"x" * 200}"', '{"a": {"b": [null, 1.5]}}', '{"": "", "a": "\\u0000"}'),
+]
+"""Values as a policy may write them in the place of a call's name, arguments and id."""
+CLIENTS = {
+    "/chat/completions": (TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)),
+    "/responses": (TypeAdapter(Response), TypeAdapter(ResponseStreamEvent)),
+    "/messages": (
+        TypeAdapter(anthropic.types.Message),
+        TypeAdapter(anthropic.types.RawMessageStreamEvent),
+    ),
+}
+"""What an API's client reads: a whole answer, and a piece of a stream."""
+
+
+def sent(dialect: Dialect, completion: Completion) -> tuple[Any, list[Any]]:
+    """Return an answer as it is sent, whole and streamed, both in JSON without extensions."""
+    whole = json.dumps(dialect.answer(completion, CHAT), allow_nan=False, ensure_ascii=False)
+    lines = "".join(dialect.stream(completion, CHAT)).splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    return json.loads(whole.encode()), [*map(json.loads, data)]
+
+
+def calls_in(value: Any) -> list[tuple[Any, Any, Any]]:
+    """List the ids, names and arguments of the whole calls in what is sent, in any dialect."""
+    if isinstance(value, list):
+        return [call for one in value for call in calls_in(one)]
+    match value:
+        case {"function": {"name": name, "arguments": arguments}, "id": call_id}:
+            return [(call_id, name, arguments and json.loads(arguments))]
+        case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
+            return [(call_id, name, arguments and json.loads(arguments))]
+        case {"type": "tool_use", "id": call_id, "name": name, "input": arguments}:
+            return [(call_id, name, arguments)]
+        case {"functionCall": {"id": call_id, "name": name, "args": arguments}}:
+            return [(call_id, name, arguments)]
+    return calls_in([*value.values()]) if isinstance(value, dict) else []
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(RAW) | JSON.map(json.dumps),
+    arguments=st.sampled_from(RAW) | JSON.map(json.dumps),
+    call_id=st.sampled_from(RAW),
+    broken=st.sampled_from(["", "}", ",", "<"]),
+)
+def test_a_call_of_any_shape_reaches_clients_as_their_api_has_it_or_as_text(
+    name: str, arguments: str, call_id: str, broken: str
+) -> None:
+    call = f'{{"name": {name}, "arguments": {arguments}, "id": {call_id}{broken}}}'
+    text = f"I look.\n<tool_call>\n{call}\n</tool_call>"
+    tokens = [*CHAT.encode(text), CHAT.stop_tokens[0]]
+    message = CHAT.parse(tokens, with_tools=True, tools=TOOLS)
+    completion = answered_call(SAID, TOOLS, message, [1], tokens)
+    named = completion.id.name_tool_calls(message)
+    if not named.get("tool_calls"):
+        assert message == {"role": "assistant", "content": text}
+    for path in WHOLE:
+        dialect = DIALECTS.get(path) or GenerateContent("m")
+        whole, pieces = sent(dialect, replace(completion, message=named))
+        for client, values in zip(CLIENTS.get(path, ()), ([whole], pieces), strict=False):
+            for value in values:
+                client.validate_json(json.dumps(value), strict=True)
+        for own_id, called, said in [*calls_in(whole), *calls_in(pieces)]:
+            assert isinstance(own_id, str)
+            assert called == json.loads(name)
+            assert said in ("", {}, json.loads(arguments))
+            assert isinstance(json.loads(arguments), dict)
 
 
 def test_a_client_outside_a_run_may_choose_its_sampling_by_numbers_alone() -> None:

@@ -169,6 +169,25 @@ def test_a_patch_is_the_operation_of_its_item_and_its_status_the_output() -> Non
     assert heard == {"role": "tool", "content": "completed", "tool_call_id": "c"}
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("local_shell", '{"command": "ls"}'),
+        ("local_shell", '{"command": ["ls"], "type": 3}'),
+        ("local_shell", '{"command": ["ls"], "env": {"A": 1}}'),
+        ("shell", '{"commands": ["ls"], "timeout_ms": -1}'),
+        ("shell", "[]"),
+        ("apply_patch", '{"type": "create_file", "path": "a"}'),
+        ("apply_patch", '{"type": "move_file", "path": "a", "diff": ""}'),
+    ],
+)
+def test_a_tool_of_the_api_called_with_other_arguments_is_a_function(
+    tool: str, arguments: str
+) -> None:
+    item = write_call(create_tool_call(tool, arguments, "c"), {tool: Offered(tool, tool)})
+    assert item == {"type": "function_call", "call_id": "c", "name": tool, "arguments": arguments}
+
+
 def test_a_custom_tool_that_is_called_with_other_arguments_gets_them_as_its_text(
     opened: Opened,
 ) -> None:

@@ -73,7 +73,7 @@ def test_tool_results_are_rendered_after_the_call(chat: Chat) -> None:
 
 def test_a_tool_call_is_parsed(chat: Chat) -> None:
     message = chat.parse(chat.encode(f"Let me see. {CALL}<|im_end|>"), with_tools=True)
-    assert message["content"] == "Let me see."
+    assert message["content"] == "Let me see. "
     assert message.get("tool_calls") == [
         {"type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
     ]

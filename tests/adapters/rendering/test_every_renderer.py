@@ -1,12 +1,14 @@
 """Each renderer with each part of a conversation: it trains right, or a sentence refuses it."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ratchet.adapters.calls import Message, Refused
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.rendering.messages import read_message, read_tool
+from ratchet.adapters.rendering.marks import LOOK
+from ratchet.adapters.rendering.messages import read_call, read_message, read_tool
 from ratchet.adapters.rendering.renderer_names import TEMPLATE, NoRenderer
 from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
 from tests.support.renderer_table import COLUMNS, try_cell, write_table
@@ -28,6 +30,12 @@ SILENT = (
     "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 )
 """A template that leaves out system messages."""
+
+STRIPPING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template that strips texts."""
 
 SWITCHING = SILENT + "{{ '<think>' if enable_thinking else '' }}"
 
@@ -138,6 +146,51 @@ def test_a_call_is_written_however_json_spells_its_arguments(renderer: str, argu
     said = [read_message(one, "messages") for one in (*ASKED, call, seen)]
     chat = chat_of(renderer)
     assert "a cat" in chat.text(chat.render(said, []))
+
+
+SPACED = ("    s = a + b\n    return s\n", "\n\n\tx \n\n", " a", "<b> x </b>\n", "I look.")
+
+
+@pytest.mark.parametrize("renderer", NAMES)
+def test_white_space_around_what_is_said_is_the_policy_s(renderer: str) -> None:
+    chat = chat_of(renderer)
+    prompt, [stop, *_] = chat.render(ASKED, []), chat.stop_tokens
+    for said in SPACED:
+        given = chat.answer(ASKED, {**OWL, "content": said}, [])
+        sampled = chat.answer(ASKED, {**OWL, "content": "q"}, [])
+        at = next(at for at, token in enumerate(sampled) if "q" in chat.text([token]))
+        spelled = chat.text(sampled[at : at + 1]).replace("q", said)
+        sampled[at : at + 1] = chat.encode_text(spelled)
+        for tokens in (given, [*sampled, stop]):
+            assert chat.parse(tokens, with_tools=True, prompt=prompt)["content"] == said
+
+
+@pytest.mark.parametrize("renderer", sorted({*NAMES} - {"deepseek-r1", "llama-3"}))
+def test_white_space_beside_a_call_and_in_its_arguments_is_the_policy_s(renderer: str) -> None:
+    chat = chat_of(renderer)
+    prompt = chat.render(ASKED, [])
+    for said in ("", *SPACED):
+        for value in (*SPACED, " ", "\n", "", "a < b > c\n"):
+            function = {"name": "look", "arguments": json.dumps({"at": value})}
+            call = read_call({"id": "functions.look:0", "function": function}, "call")
+            answer: Message = {**OWL, "content": said, "tool_calls": [call]}
+            tokens = chat.answer(ASKED, answer, [LOOK])
+            message = chat.parse(tokens, with_tools=True, prompt=prompt, tools=[LOOK])
+            [called] = message.get("tool_calls", [])
+            assert message["content"] == said
+            assert json.loads(str(called["function"]["arguments"])) == {"at": value}
+
+
+@pytest.mark.parametrize("renderer", ["llama-3", "glm-4.5", TEMPLATE + STRIPPING])
+def test_a_format_that_strips_texts_says_so_once(
+    renderer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat = Chat(tokenizer_of(renderer if renderer in NAMES else "qwen3"), renderer)
+    for said in ("plain", " spaced ", "spaced\n", "    "):
+        chat.render([*ASKED, {**OWL, "content": said}, *ASKED], [])
+    [told] = caplog.messages
+    assert told.endswith("leaves out white space at the ends of texts of the role assistant")
+    assert [*chat.told.values()] == [told]
 
 
 def test_what_a_format_leaves_out_of_a_call_is_refused_by_the_call() -> None:

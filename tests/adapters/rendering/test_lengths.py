@@ -5,10 +5,7 @@ from transformers import AutoTokenizer
 
 from ratchet.adapters.calls import Message, Refused
 from ratchet.adapters.rendering.chat import Chat, check_length, longest_token
-from ratchet.adapters.rendering.renderer_names import TEMPLATE
 from tests.support.door.opened_door import TINY
-
-LAST_ALONE = TEMPLATE + "{{ messages[-1].content }}"
 
 
 def chat_of(renderer: str = "auto", context: int = 100) -> Chat:
@@ -37,12 +34,6 @@ def test_what_may_fit_is_rendered_first(text: str) -> None:
     check_length(chat_of(context=10**6), long)
     check_length(chat_of(), said("user", f"{text}hi{text}"))
     check_length(chat_of(), [*said("assistant", "<think>" + "x" * 90_000), *said("user", "hi")])
-
-
-def test_a_format_that_leaves_out_earlier_messages_has_no_bound() -> None:
-    chat = chat_of(LAST_ALONE)
-    assert longest_token(chat) == 0
-    check_length(chat, [*said("user", "x" * 90_000), *said("user", "hi")])
 
 
 def test_no_token_holds_more_characters_than_the_longest_one() -> None:
