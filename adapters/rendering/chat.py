@@ -33,9 +33,11 @@ from ratchet.adapters.rendering.answers import (
 )
 from ratchet.adapters.rendering.marks import (
     CALL,
+    CALLING,
     LOOK,
     PLAIN_ANSWER,
     RENDERER_REMEDY,
+    RESULT,
     USER,
     KeptEncodings,
     Writer,
@@ -184,11 +186,34 @@ class Chat:
         lost = None
         for tokens in write_answer(asked):
             end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
-            whole = [*tokens, self.stop_tokens[0]] if end is None else tokens[: end + 1]
+            whole = [*tokens[:end], self._turn_ends[bool(answer.get("tool_calls"))]]
             lost = find_lost([answer], self.text(whole), self._respell, reasoning=True)
             if lost is None:
                 return whole
         raise self._refuse_answer(answer, lost)
+
+    @cached_property
+    def _turn_ends(self) -> Mapping[bool, int]:
+        """The stop before what the format writes next, by whether a turn calls tools."""
+        ends = dict.fromkeys((False, True), self.stop_tokens[0])
+        for turn, following in ((PLAIN_ANSWER, USER), (CALLING, RESULT)):
+            with suppress(Refused):
+                asked = len(self._writer.write([USER], [LOOK], ask=False))
+                written = self._writer.write([USER, turn, following], [LOOK], ask=False)
+                stops = (token for token in written[asked:] if token in self.stop_tokens)
+                ends["tool_calls" in turn] = next(stops, self.stop_tokens[0])
+        return ends
+
+    @cached_property
+    def around_text(self) -> tuple[list[int], int]:
+        """What begins a text, if the tokenizer's own call writes it, and the model's end of one.
+
+        The end is the first stop that ends no turn, or else the last.
+        """
+        first = self._tokenizer.encode("a", add_special_tokens=True)[:1]
+        begins = first == [getattr(self._tokenizer, "bos_token_id", None)]
+        ends = [token for token in self.stop_tokens if token not in self._turn_ends.values()]
+        return first if begins else [], [*ends, self.stop_tokens[-1]][0]
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Tell whether the model ended its turn itself."""

@@ -366,7 +366,8 @@ def tokenize(
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         # Control tokens that are written out in the text stay text.
-        tokens = [*chat.encode_text(row["text"]), chat.stop_tokens[-1]]
+        begin, end = chat.around_text
+        tokens = [*begin, *chat.encode_text(row["text"]), end]
         return [WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])]
     return tokenize_conversation(said, read_tools(row.get("tools")), chat, trained, before)
 

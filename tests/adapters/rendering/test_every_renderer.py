@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from ratchet.adapters.calls import Message, Refused
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.rendering.marks import LOOK
+from ratchet.adapters.rendering.marks import CALL, LOOK
 from ratchet.adapters.rendering.messages import read_call, read_message, read_tool
 from ratchet.adapters.rendering.renderer_names import TEMPLATE, NoRenderer
-from tests.support.every_renderer import NAMES, chat_of, tokenizer_of
+from ratchet.tasks.given.conversations import tokenize
+from tests.support.every_renderer import NAMES, TINY, chat_of, tokenizer_of
 from tests.support.renderer_table import COLUMNS, try_cell, write_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
@@ -191,6 +194,46 @@ def test_a_format_that_strips_texts_says_so_once(
     [told] = caplog.messages
     assert told.endswith("leaves out white space at the ends of texts of the role assistant")
     assert [*chat.told.values()] == [told]
+
+
+ENDS = {
+    "deepseek-": ("<｜end▁of▁sentence｜>",) * 3,
+    "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
+    "glm-": ("<|endoftext|>", "<|user|>", "<|observation|>"),
+    "hy3": ("<｜hy_eos:opensource｜>",) * 3,
+    "inkling": ("<|endoftext|>", *("<|content_model_end_sampling|>",) * 2),
+    "kimi-k2": ("<|im_end|>",) * 3,
+    "kimi-k2.5": ("<|endoftext|>", "<|im_end|>", "<|im_end|>"),
+    "laguna-": ("〈|EOS|〉", "</assistant>", "</assistant>"),
+    "llama-3": ("<|end_of_text|>", "<|eot_id|>", "<|eot_id|>"),
+    "minimax-m2": ("[e~[",) * 3,
+    "": ("<|endoftext|>", "<|im_end|>", "<|im_end|>"),
+}
+"""Beginning of renderers' names → the ends of a text, of a turn, and of a turn that calls tools."""
+
+
+@pytest.mark.parametrize("renderer", NAMES)
+def test_a_text_and_a_turn_end_as_the_model_and_the_format_end_them(renderer: str) -> None:
+    chat = chat_of(renderer)
+    family = max((name for name in ENDS if renderer.startswith(name)), key=len)
+    answers = [chat.answer(ASKED, OWL, [])]
+    if renderer != "deepseek-r1":
+        answers.append(chat.answer(ASKED, {**OWL, "content": "", "tool_calls": [CALL]}, [LOOK]))
+    text = tokenize({"text": "An owl."}, chat, "all")[0].tokens
+    ends = tuple(chat.text(tokens[-1:]) for tokens in (text, *answers))
+    assert ends == ENDS[family][: len(ends)]
+
+
+def test_a_text_begins_as_the_tokenizer_s_own_call_does() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    plain = tokenize({"text": "An owl."}, Chat(tokenizer), "all")[0]
+    bos = tokenizer.bos_token_id = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)]
+    )
+    begun = tokenize({"text": "An owl."}, Chat(tokenizer), "all")[0]
+    assert begun.tokens == [bos, *plain.tokens]
+    assert begun.weights == [0.0, 1.0, *plain.weights[1:]]
 
 
 def test_what_a_format_leaves_out_of_a_call_is_refused_by_the_call() -> None:
