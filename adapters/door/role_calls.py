@@ -125,7 +125,10 @@ class KeptCalls:
         """Keep a call's token ids by the messages of its request, with and without its answer."""
         request, messages = completion.request, [*completion.request.messages, completion.message]
         if request.continues:
-            messages[-2:] = [_join(*messages[-2:])]
+            begun, answer = messages[-2:]  # two parts of one
+            thought = begun.get("reasoning_content", "") + answer.get("reasoning_content", "")
+            joined: Message = {**answer, "content": begun["content"] + answer["content"]}
+            messages[-2:] = [{**joined, "reasoning_content": thought} if thought else joined]
         token_ids = completion.prompt_token_ids, completion.response_token_ids
         known = KnownCall(completion.id.number, *(array("i", ids) for ids in token_ids))
         asked, answered = chain(messages, request.tools)[-2:]
@@ -198,13 +201,6 @@ def left_out_fields(chat: Chat, completion: Completion) -> dict[str, list[str]]:
         obeyed = by_policy and chat_of(chat, request).thinking == thinking.on
         paths += [] if obeyed else [thinking.where]
     return {"left_out_fields": paths} if paths else {}
-
-
-def _join(begun: Message, answer: Message) -> Message:
-    """Return one message for the beginning of an answer and what the model went on with."""
-    thought = begun.get("reasoning_content", "") + answer.get("reasoning_content", "")
-    joined: Message = {**answer, "content": begun["content"] + answer["content"]}
-    return {**joined, "reasoning_content": thought} if thought else joined
 
 
 def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
@@ -12,7 +12,7 @@ from typing import Any, cast
 from unicodedata import normalize
 
 from renderers import ParsedResponse, ToolCallParseStatus
-from renderers.base import ParsedToolCall, Tokenizer
+from renderers.base import ParsedToolCall
 
 from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Tool
 from ratchet.adapters.rendering.answers import (
@@ -48,8 +48,6 @@ from ratchet.adapters.rendering.renderers import choose_renderer
 
 log = logging.getLogger(__name__)
 
-NO_FRAMES = (("", ""),) * 3
-
 CALLED_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Name of a tool that was not offered, which a policy may call."""
 DEEPEST_ARGUMENTS = 100
@@ -81,14 +79,13 @@ class Chat:
         thinking: bool | None = None,
     ) -> None:
         self._chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
-        self._tokenizer = cast(Tokenizer, KeptEncodings(tokenizer))
+        self._tokenizer: Any = KeptEncodings(tokenizer)
         self._writer = Writer(self._tokenizer, self._chosen, thinking)
-        self._renderer = self._writer.renderer
         self._others: dict[bool | None, Chat] = {}
         self.thinking = thinking
         self.renderer = self._writer.name
         self.tokenizer_sha = fingerprint(tokenizer)
-        self.stop_tokens = list(self._renderer.get_stop_token_ids())
+        self.stop_tokens = list(self._writer.renderer.get_stop_token_ids())
         declared = getattr(tokenizer, "model_max_length", None)
         is_limit = type(declared) is int and declared < UNLIMITED
         self.read_context: int | None = declared if is_limit else None
@@ -97,7 +94,7 @@ class Chat:
         self.told: dict[str, str] = {}
         """Warnings, each of which is told once."""
         self.encode_text, self.name_calls = self._writer.encode_text, self._writer.name_calls
-        self.spells_marks = self._writer.spells_marks
+        self.spells_marks, self.vocabulary = self._writer.spells_marks, self._tokenizer.get_vocab
 
     def with_thinking(self, thinking: bool | None) -> "Chat":
         """Return the chat format with thinking on, off or as the renderer has it.
@@ -138,9 +135,8 @@ class Chat:
         tokens = write(messages)
         self._check_whole(messages, tokens, write)
         if tools and (lost := find_lost_tool(tools, self.text(tokens), self._respell)):
-            raise Refused(
-                400, f"the renderer {self.renderer} leaves out the tool {lost}; {RENDERER_REMEDY}"
-            )
+            why = f"the renderer {self.renderer} leaves out the tool {lost}; {RENDERER_REMEDY}"
+            raise Refused(400, f"{why}, such as qwen3")
         return tokens
 
     def extend(
@@ -206,10 +202,7 @@ class Chat:
 
     @cached_property
     def around_text(self) -> tuple[list[int], int]:
-        """What begins a text, if the tokenizer's own call writes it, and the model's end of one.
-
-        The end is the first stop that ends no turn, or else the last.
-        """
+        """What begins a text in the tokenizer's own call, and its end: a stop that ends no turn."""
         first = self._tokenizer.encode("a", add_special_tokens=True)[:1]
         begins = first == [getattr(self._tokenizer, "bos_token_id", None)]
         ends = [token for token in self.stop_tokens if token not in self._turn_ends.values()]
@@ -263,7 +256,7 @@ class Chat:
     ) -> tuple[str, str, list[JsonObject]]:
         """Return an answer's text, reasoning and arguments with all white space of the model's."""
         calls, thought = parsed.tool_calls, parsed.reasoning_content or ""
-        frames = self._frames.get((bool(thought), bool(calls)), NO_FRAMES)
+        frames = self._frames.get((bool(thought), bool(calls)), (("", ""),) * 3)
         content = restore_spaces(parsed.content, by_text.content, frames[0])
         arguments = [cast(JsonObject, call.arguments) for call in calls]
         for own, call in zip(arguments, by_value.tool_calls, strict=False):
@@ -314,15 +307,9 @@ class Chat:
 
     def pieces(self, text: str) -> list[str]:
         """Split a text where its tokens end. A character of several tokens stays whole."""
-        encoded = self._tokenizer(  # pyright: ignore[reportCallIssue]
-            text, add_special_tokens=False, return_offsets_mapping=True
-        )
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ends = {end for _, end in encoded["offset_mapping"]} | {len(text)}
         return [text[start:end] for start, end in pairwise(sorted({0, *ends}))]
-
-    def vocabulary(self) -> Iterable[str]:
-        """Return the tokens as their tokenizer has them, a byte or a character a letter."""
-        return self._tokenizer.get_vocab()  # pyright: ignore[reportAttributeAccessIssue]
 
     def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
         """Count the messages whose reasoning is not in the tokens that were rendered of them."""

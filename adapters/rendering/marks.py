@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from itertools import count
+from itertools import chain, count, groupby
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from ratchet.adapters.calls import Message, Refused, Tool, ToolCall
 from ratchet.adapters.rendering.answers import BLANK, CALL_MARK, CLOSE, OPEN, shield
 from ratchet.adapters.rendering.messages import CALLED, name_calls, parse_text
-from ratchet.adapters.rendering.renderer_names import shorten_renderer
+from ratchet.adapters.rendering.renderer_names import NoRenderer, shorten_renderer
 from ratchet.adapters.rendering.renderers import RAISED, create_renderer
 
 LOOK: Tool = {
@@ -49,6 +49,9 @@ CALLING: Message = {
 RESULT: Message = {"role": "tool", "content": "a cat", "tool_call_id": "1", "name": "look"}
 
 MOST_TEXTS = 8192
+FIRST_WORD = 1 << 30
+WORD = re.compile(r"</?[a-z_]+>")
+
 LONGEST_KEPT = 256
 """Characters of a text whose tokens are kept."""
 
@@ -179,12 +182,48 @@ class TextTokenizer(_OverTokenizer):
 class KeptEncodings(_OverTokenizer):
     """A model's tokenizer, which encodes an equal short text once.
 
-    The header of an answer, for instance, is encoded five times a call.
+    The header of an answer, for instance, is encoded five times a call. No token is unknown: an
+    unknown one may be another's as well, and a format's mark that is a word may be letters.
     """
+
+    unk_token_id = None
 
     def __init__(self, tokenizer: object) -> None:
         super().__init__(tokenizer)
         self._kept = lru_cache(MOST_TEXTS)(cast(Callable[..., Mapping[str, Any]], self._own))
+        self._vocabulary = {*cast(Any, tokenizer).get_vocab()}
+        self.spells = False
+        self.words: dict[str, int] = {}
+        """Marks that are words, such as <tool_call>, and no tokens of the model: ids of ours."""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of a token, which a mark that is a word may lack: its letters have one."""
+        known = cast(Any, self._own).convert_tokens_to_ids(tokens)
+        if not isinstance(tokens, str) or tokens in self._vocabulary:
+            return known
+        if not self.spells or not WORD.fullmatch(tokens):
+            return None
+        return self.words.setdefault(tokens, FIRST_WORD + len(self.words))
+
+    def decode(self, token_ids: Any, **options: Any) -> str:
+        return super().decode(self.spell(token_ids), **options)
+
+    def spell(self, tokens: Iterable[int]) -> list[int]:
+        """Return tokens with the letters of each word in its place."""
+        spelled = {token: word for word, token in self.words.items()}
+        parts = (self.encode(spelled[one]) if one in spelled else [one] for one in tokens)
+        return [*chain.from_iterable(parts)]
+
+    def read_words(self, tokens: Iterable[int]) -> list[int]:
+        """Return tokens with a word in the place of its letters."""
+        words, found = _either(self.words), list[int]()
+        for special, own in groupby(tokens, {*cast(Any, self._own).all_special_ids}.__contains__):
+            run = [*own]
+            parts = [""] if special or words is None else words.split(self.decode(run))
+            spelled = (self.words.get(part) or part for part in parts)
+            kept = ([one] if isinstance(one, int) else self.encode(one) for one in spelled)
+            found += run if len(parts) == 1 else chain.from_iterable(kept)
+        return found
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode a text."""
@@ -260,10 +299,14 @@ MOST_QUOTED = 160
 class Writer:
     """A renderer over a tokenizer, for which no text of a message is a control token."""
 
-    def __init__(self, tokenizer: object, renderer: str, thinking: bool | None) -> None:
-        self.renderer = create_renderer(tokenizer, renderer, thinking)
+    def __init__(self, tokenizer: KeptEncodings, renderer: str, thinking: bool | None) -> None:
+        try:
+            self.renderer = create_renderer(tokenizer, renderer, thinking)
+        except NoRenderer:
+            tokenizer.spells = True
+            self.renderer = create_renderer(tokenizer, renderer, thinking)
         self.name = shorten_renderer(renderer)
-        self._tokenizer = cast(Tokenizer, tokenizer)
+        self._tokenizer = tokenizer
         self._named, self._thinking = renderer, thinking
         self._of_text: dict[str, Renderer] = {}
 
@@ -271,11 +314,11 @@ class Writer:
         self, sampled: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
     ) -> list[ParsedResponse]:
         """Parse an answer, and again with its texts' white space shielded, and its arguments'."""
-        parsed: list[ParsedResponse] = []
+        parsed, read = list[ParsedResponse](), self._tokenizer.read_words
+        options: Any = {"tools": [*tools] or None, "prompt_ids": read(prompt) or None}
         for parser in self._parsers:
-            options: Any = {"tools": [*tools] or None, "prompt_ids": [*prompt] or None}
             try:
-                parsed.append(parser.parse_response([*sampled], **options))
+                parsed.append(parser.parse_response(read(sampled), **options))
             except RAISED:  # Python's JSON reads no number of 5,000 digits
                 broken = ParsedToolCall(raw="", status=ToolCallParseStatus.INVALID_JSON)
                 parsed.append(ParsedResponse(content="", tool_calls=[broken]))
@@ -295,7 +338,7 @@ class Writer:
         """
         renderer, said, offered = self._choose(self.name_calls(messages), tools)
         try:
-            return _render(renderer, said, offered, ask)
+            return self._tokenizer.spell(_render(renderer, said, offered, ask))
         except RAISED as error:
             words = str(error) if isinstance(error, ValueError | TemplateError) else repr(error)
             reason = " ".join(words.split())[:MOST_QUOTED] or type(error).__name__
@@ -315,7 +358,7 @@ class Writer:
             bridged = renderer.bridge_to_next_turn(prompt, sampled, **options)
         except RAISED:
             return None
-        return None if bridged is None else bridged.token_ids
+        return None if bridged is None else self._tokenizer.spell(bridged.token_ids)
 
     def name_calls(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with the ids by which the format names their calls, if it does so."""
@@ -368,7 +411,7 @@ class Writer:
     def _marks(self) -> Marks:
         def write(messages: Sequence[Message], tools: Sequence[Tool], ask: bool) -> list[int]:
             try:
-                return _render(self.renderer, [*messages], [*tools], ask)
+                return self._tokenizer.spell(_render(self.renderer, [*messages], [*tools], ask))
             except RAISED:
                 return []
 

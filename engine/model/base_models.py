@@ -212,7 +212,8 @@ def find(base_model: str) -> BaseModel:
     if folder.suffix == SUFFIX and folder.is_file():
         prepared = prepare_gguf(folder)
         return BaseModel(_public_name(prepared), prepared, folder.resolve())
-    if folder.is_dir() or not _is_hub_name(base_model):
+    parts = base_model.split("/")  # two, of a name on the hub
+    if folder.is_dir() or len(parts) != 2 or any(part[:1] in ("", ".") for part in parts):
         checked = _check_folder(folder)
         return BaseModel(_public_name(checked), checked)
     return BaseModel(base_model, _check_folder(_download(base_model)))
@@ -232,11 +233,6 @@ def _public_name(folder: Path) -> str:
     The SDK reads a name with two slashes as <org>/<model>/<variant> and drops the last part.
     """
     return str(folder) if str(folder).count("/") != 2 else f"{LOCAL}{folder.name}"
-
-
-def _is_hub_name(base_model: str) -> bool:
-    parts = base_model.split("/")
-    return len(parts) == 2 and all(part and not part.startswith(".") for part in parts)
 
 
 def _download(name: str) -> Path:

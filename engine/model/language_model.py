@@ -286,7 +286,9 @@ def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.Linear):
             parent, _, leaf = name.rpartition(".")
-            linears[name] = LoraLinear(module, name, _kind(name, module is head))
+            attends = "attn" in name or "attention" in name
+            kind: LayerKind = "unembedding" if module is head else "attention" if attends else "mlp"
+            linears[name] = LoraLinear(module, name, kind)
             setattr(network.get_submodule(parent), leaf, linears[name])
     if not any(layer.kind == "attention" for layer in linears.values()):
         raise RequestRefused(
@@ -294,9 +296,3 @@ def _replace_linears(network: PreTrainedModel) -> dict[str, LoraLinear]:
             "it; choose another base model"
         )
     return linears
-
-
-def _kind(name: str, is_head: bool) -> LayerKind:
-    if is_head:
-        return "unembedding"
-    return "attention" if "attn" in name or "attention" in name else "mlp"

@@ -80,10 +80,11 @@ class RecordedStep:
         """
         if most == 0:
             return {}
-        found: dict[str, Sequence[Row]] = {
-            name: [*map(_row, sorted(read_transcripts(spans), key=_rank))]
-            for name, spans in self._batches.items()
-        }
+        found: dict[str, Sequence[Row]] = {}
+        for name, spans in self._batches.items():  # failed rollouts first, then by rising reward
+            ends = read_transcripts(spans)
+            ends.sort(key=lambda one: (one["reward"] is not None, one["reward"] or 0.0))
+            found[name] = [*map(_row, ends)]
         found |= given_tables(self.run, self.number)
         return {name: [*map(_cut, _spread(rows, most))] for name, rows in found.items() if rows}
 
@@ -109,11 +110,6 @@ class RecordedStep:
                 shard = shard_name(split, self.checkpoint)
                 found[f"{split}/rollouts"] = self.run.sealed(shard)
         return {name: paths for name, paths in found.items() if paths}
-
-
-def _rank(one: Transcript) -> tuple[bool, float]:
-    """Rank failed rollouts first, then the others by their reward, rising."""
-    return one["reward"] is not None, one["reward"] or 0.0
 
 
 def _spread(ranked: Sequence[Row], most: int) -> Sequence[Row]:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 from transformers import AddedToken, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from ratchet.adapters.calls import Message, Refused
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.rendering.marks import LOOK
+from ratchet.adapters.rendering.marks import CALL, LOOK, RESULT
 from ratchet.adapters.rendering.renderer_names import TEMPLATE, NoRenderer, shorten_renderer
 from ratchet.adapters.rendering.renderers import choose_renderer, fitting_renderers
 
@@ -118,3 +120,43 @@ def test_a_renderer_that_does_not_fit_is_refused_with_those_that_do(
     said = r"'llama-3' does not fit the model \(.*begin_of_text.*auto, or one that does: qwen3$"
     with pytest.raises(NoRenderer, match=said):
         Chat(tokenizer, "llama-3")
+
+
+def test_tools_are_offered_by_a_model_without_tokens_for_calls_and_whose_end_is_unknown(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    words = [
+        one["content"] for one in written["added_tokens"] if not one["content"].startswith("<|")
+    ]
+    assert "<tool_call>" in words
+    written["added_tokens"] = [
+        one for one in written["added_tokens"] if one["content"] not in words
+    ]
+    for word in words:
+        written["model"]["vocab"].pop(word, None)
+    end = "<|endoftext|>"
+    backend = Backend.from_str(json.dumps(written))
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=end, eos_token="<|im_end|>")
+    plain.chat_template = PLAIN
+    asked: list[Message] = [{"role": "user", "content": "Where?"}]
+    with pytest.raises(Refused, match=r"leaves out the tool look; give another .* such as qwen3"):
+        Chat(plain).render(asked, [LOOK])
+    chat, whole = Chat(plain, "qwen3"), Chat(tokenizer, "qwen3")
+    prompt = chat.render(asked, [LOOK])
+    assert chat.text(prompt) == whole.text(whole.render(asked, [LOOK]))
+    answer: Message = {"role": "assistant", "content": " I look.", "tool_calls": [CALL]}
+    said = chat.answer(asked, answer, [LOOK])
+    assert chat.text(said) == whole.text(whole.answer(asked, answer, [LOOK]))
+    message = chat.parse(said, with_tools=True, prompt=prompt, tools=[LOOK])
+    assert [message["content"], message["tool_calls"][0]["function"]] == [
+        " I look.",
+        CALL["function"],
+    ]
+    following = chat.extend(prompt, said, [RESULT], [LOOK]) or []
+    assert following[: len(prompt) + len(said)] == [*prompt, *said]
+    assert "<tool_response>\na cat\n</tool_response>" in chat.text(following)
+    assert max(*prompt, *said, *following) < len(plain)
+    assert chat.parse(chat.encode("<tool_call>{"), with_tools=True)["content"] == "<tool_call>{"
+    with pytest.raises(NoRenderer, match="begin_of_text"):
+        Chat(plain, "llama-3")
