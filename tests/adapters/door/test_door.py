@@ -131,7 +131,7 @@ def test_the_recipe_says_how_to_sample_and_the_client_is_recorded(opened: Opened
 def test_a_client_s_stop_cuts_the_text_and_the_tokens_after_it(opened: Opened) -> None:
     opened.say("one two three<|im_end|>")
     choice = opened.ask(stop=["two", "three"]).choices[0]
-    assert (choice.message.content, choice.finish_reason) == ("one", "stop")
+    assert (choice.message.content, choice.finish_reason) == ("one ", "stop")
     assert CHAT.text(opened.spans[0].response_token_ids) == "one two"
     assert len(opened.spans[0].logprobs) == len("one two")
     assert opened.sampler.asked[0].stop == ["two", "three", "<|im_end|>", "<|endoftext|>"]

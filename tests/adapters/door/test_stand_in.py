@@ -108,6 +108,16 @@ def answered(spans: Sequence[Completion]) -> list[str]:
     return [call.message["content"] for call in spans]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_white_space_that_a_file_says_reaches_a_program(tmp_path: Path, stream: bool) -> None:
+    body = "    s = a + b\n    return s\n"
+    with told(tmp_path, {"text": body}) as (opened, _):
+        answer = opened.ask(stream=stream)
+        pieces = [one.choices[0].delta.content or "" for one in answer] if stream else []
+        assert "".join(pieces) or answer.choices[0].message.content == body
+        assert not stream or "".join(pieces) == body
+
+
 def test_a_program_that_asks_on_is_told_the_end_until_its_calls_are_used_up(tmp_path: Path) -> None:
     with told(tmp_path, DONE, max_calls=3) as (opened, stand_in):
         for _ in range(3):
