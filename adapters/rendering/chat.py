@@ -15,33 +15,7 @@ from renderers import ParsedResponse, ToolCallParseStatus
 from renderers.base import ParsedToolCall
 
 from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Tool
-from ratchet.adapters.rendering.answers import (
-    CLOSE,
-    OPEN,
-    THOUGHT,
-    AskedAnswer,
-    Frame,
-    Lost,
-    find_frame,
-    find_lost,
-    find_lost_tool,
-    mark_texts,
-    opens_thought,
-    restore_spaces,
-    split_thought,
-    write_answer,
-)
-from ratchet.adapters.rendering.marks import (
-    CALL,
-    CALLING,
-    LOOK,
-    PLAIN_ANSWER,
-    RENDERER_REMEDY,
-    RESULT,
-    USER,
-    KeptEncodings,
-    Writer,
-)
+from ratchet.adapters.rendering import answers, marks
 from ratchet.adapters.rendering.messages import check_json, create_tool_call
 from ratchet.adapters.rendering.renderer_names import AUTO, NoRenderer
 from ratchet.adapters.rendering.renderers import choose_renderer
@@ -79,8 +53,8 @@ class Chat:
         thinking: bool | None = None,
     ) -> None:
         self._chosen = choose_renderer(tokenizer) if renderer == AUTO else renderer
-        self._tokenizer: Any = KeptEncodings(tokenizer)
-        self._writer = Writer(self._tokenizer, self._chosen, thinking)
+        self._tokenizer: Any = marks.KeptEncodings(tokenizer)
+        self._writer = marks.Writer(self._tokenizer, self._chosen, thinking)
         self._others: dict[bool | None, Chat] = {}
         self.thinking = thinking
         self.renderer = self._writer.name
@@ -134,8 +108,10 @@ class Chat:
 
         tokens = write(messages)
         self._check_whole(messages, tokens, write)
-        if tools and (lost := find_lost_tool(tools, self.text(tokens), self._respell)):
-            why = f"the renderer {self.renderer} leaves out the tool {lost}; {RENDERER_REMEDY}"
+        if tools and (lost := answers.find_lost_tool(tools, self.text(tokens), self._respell)):
+            why = (
+                f"the renderer {self.renderer} leaves out the tool {lost}; {marks.RENDERER_REMEDY}"
+            )
             raise Refused(400, f"{why}, such as qwen3")
         return tokens
 
@@ -176,14 +152,14 @@ class Chat:
             return self._writer.write(said, tools, ask=ask)
 
         prompt = write(messages, True)
-        asked = AskedAnswer(
+        asked = answers.AskedAnswer(
             messages, answer, prompt, write, self.text, self.encode, self.encode_text
         )
         lost = None
-        for tokens in write_answer(asked):
+        for tokens in answers.write_answer(asked):
             end = next((at for at, token in enumerate(tokens) if token in self.stop_tokens), None)
             whole = [*tokens[:end], self._turn_ends[bool(answer.get("tool_calls"))]]
-            lost = find_lost([answer], self.text(whole), self._respell, reasoning=True)
+            lost = answers.find_lost([answer], self.text(whole), self._respell, reasoning=True)
             if lost is None:
                 return whole
         raise self._refuse_answer(answer, lost)
@@ -192,10 +168,10 @@ class Chat:
     def _turn_ends(self) -> Mapping[bool, int]:
         """The stop before what the format writes next, by whether a turn calls tools."""
         ends = dict.fromkeys((False, True), self.stop_tokens[0])
-        for turn, following in ((PLAIN_ANSWER, USER), (CALLING, RESULT)):
+        for turn, following in ((marks.PLAIN_ANSWER, marks.USER), (marks.CALLING, marks.RESULT)):
             with suppress(Refused):
-                asked = len(self._writer.write([USER], [LOOK], ask=False))
-                written = self._writer.write([USER, turn, following], [LOOK], ask=False)
+                asked = len(self._writer.write([marks.USER], [marks.LOOK], ask=False))
+                written = self._writer.write([marks.USER, turn, following], [marks.LOOK], ask=False)
                 stops = (token for token in written[asked:] if token in self.stop_tokens)
                 ends["tool_calls" in turn] = next(stops, self.stop_tokens[0])
         return ends
@@ -247,8 +223,8 @@ class Chat:
     ) -> list[ParsedResponse]:
         """Parse an answer, and again with its white space shielded from the parser."""
         parsed = self._writer.parse(sampled, prompt, tools)
-        if CLOSE in parsed[0].content and opens_thought(self.text(prompt[-8:])):
-            return self._writer.parse([*self.encode(OPEN), *sampled], prompt, tools)
+        if answers.CLOSE in parsed[0].content and answers.opens_thought(self.text(prompt[-8:])):
+            return self._writer.parse([*self.encode(answers.OPEN), *sampled], prompt, tools)
         return parsed
 
     def _restore(
@@ -257,39 +233,41 @@ class Chat:
         """Return an answer's text, reasoning and arguments with all white space of the model's."""
         calls, thought = parsed.tool_calls, parsed.reasoning_content or ""
         frames = self._frames.get((bool(thought), bool(calls)), (("", ""),) * 3)
-        content = restore_spaces(parsed.content, by_text.content, frames[0])
+        content = answers.restore_spaces(parsed.content, by_text.content, frames[0])
         arguments = [cast(JsonObject, call.arguments) for call in calls]
         for own, call in zip(arguments, by_value.tool_calls, strict=False):
             given: Any = call.arguments if isinstance(call.arguments, dict) else {}
             for name, value in own.items():
                 if isinstance(value, str) and isinstance(kept := given.get(name), str):
-                    own[name] = restore_spaces(value, kept, frames[2])
+                    own[name] = answers.restore_spaces(value, kept, frames[2])
         return (
             content if content.strip() or not calls else "",
-            restore_spaces(thought, by_text.reasoning_content, frames[1]),
+            answers.restore_spaces(thought, by_text.reasoning_content, frames[1]),
             arguments,
         )
 
     @cached_property
-    def _frames(self) -> Mapping[tuple[bool, bool], Sequence[Frame]]:
+    def _frames(self) -> Mapping[tuple[bool, bool], Sequence[answers.Frame]]:
         """White space of the format's own around a text, reasoning and an argument.
 
         It depends on whether an answer has reasoning, and calls.
         """
-        frames: dict[tuple[bool, bool], Sequence[Frame]] = {}
+        frames: dict[tuple[bool, bool], Sequence[answers.Frame]] = {}
         for thinks, calls in product((False, True), repeat=2):
-            said: Any = {**PLAIN_ANSWER} | ({"reasoning_content": THOUGHT} if thinks else {})
-            said |= {"tool_calls": [CALL]} if calls else {}
+            said: Any = {**marks.PLAIN_ANSWER} | (
+                {"reasoning_content": answers.THOUGHT} if thinks else {}
+            )
+            said |= {"tool_calls": [marks.CALL]} if calls else {}
             with suppress(Refused):
-                prompt = self._writer.write([USER], [LOOK], ask=True)
-                sampled = self.answer([USER], said, [LOOK])
-                _, by_text, by_value = self._parse(sampled, prompt, [LOOK])
+                prompt = self._writer.write([marks.USER], [marks.LOOK], ask=True)
+                sampled = self.answer([marks.USER], said, [marks.LOOK])
+                _, by_text, by_value = self._parse(sampled, prompt, [marks.LOOK])
                 called = [one.arguments for one in by_value.tool_calls if one.arguments]
                 value = called[0].get("at") if called and isinstance(called[0], dict) else ""
                 frames[thinks, calls] = (
-                    find_frame(by_text.content, PLAIN_ANSWER["content"]),
-                    find_frame(by_text.reasoning_content, THOUGHT),
-                    find_frame(value, "left"),
+                    answers.find_frame(by_text.content, marks.PLAIN_ANSWER["content"]),
+                    answers.find_frame(by_text.reasoning_content, answers.THOUGHT),
+                    answers.find_frame(value, "left"),
                 )
         return frames
 
@@ -313,11 +291,12 @@ class Chat:
 
     def count_lost_thoughts(self, messages: Sequence[Message], tokens: Sequence[int]) -> int:
         """Count the messages whose reasoning is not in the tokens that were rendered of them."""
-        answers = (split_thought(one) for one in messages if one["role"] == "assistant")
+        spoken = (answers.split_thought(one) for one in messages if one["role"] == "assistant")
         text, said = self.text(tokens), {"role": "assistant", "content": ""}
-        thoughts = [cast(Message, {**said, "reasoning_content": one}) for one, _ in answers if one]
+        thoughts = [cast(Message, {**said, "reasoning_content": one}) for one, _ in spoken if one]
         return sum(
-            find_lost([one], text, self._respell, reasoning=True) is not None for one in thoughts
+            answers.find_lost([one], text, self._respell, reasoning=True) is not None
+            for one in thoughts
         )
 
     def spelling(self, token: int) -> tuple[str, list[int]]:
@@ -356,24 +335,24 @@ class Chat:
         A short text could stand there by chance, so that marks are tried in place of all texts.
         """
         text = self.text(tokens)
-        lost = find_lost(messages, text, self._respell)
-        if lost is None and (marked := mark_texts(messages)):
-            lost = find_lost(marked, self.text(write(marked)), self._respell)
+        lost = answers.find_lost(messages, text, self._respell)
+        if lost is None and (marked := answers.mark_texts(messages)):
+            lost = answers.find_lost(marked, self.text(write(marked)), self._respell)
         if lost is not None:
             message = messages[lost[0]]
             shown = f" ({message['content']:.60})" if message["content"] else ""
             raise Refused(
                 400,
                 f"the renderer {self.renderer} leaves out {lost[1]} of a message of the role "
-                f"{message['role']}{shown}; {RENDERER_REMEDY}",
+                f"{message['role']}{shown}; {marks.RENDERER_REMEDY}",
             )
         for role, said in ((one["role"], one["content"]) for one in messages):
             if said.strip() not in ("", said) and self._respell(said) not in text:
                 what = "leaves out white space at the ends of texts of the role"
                 self._tell(role, f"the renderer {self.renderer} {what} {role}")
 
-    def _refuse_answer(self, answer: Message, lost: Lost | None) -> Refused:
-        thought, _ = split_thought(answer)
+    def _refuse_answer(self, answer: Message, lost: answers.Lost | None) -> Refused:
+        thought, _ = answers.split_thought(answer)
         remedy = "give another"
         if thought:
             remedy = "give answers without reasoning, or another"
