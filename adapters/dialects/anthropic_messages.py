@@ -16,26 +16,8 @@ from ratchet.adapters.calls import (
     ToolCall,
     ToolFunction,
 )
-from ratchet.adapters.dialects.fields import (
-    RETURN_TOKEN_IDS,
-    Api,
-    Fields,
-    bad_field,
-    bad_request,
-    check_body,
-    check_fields,
-    check_object,
-    check_offered,
-    check_some_left,
-    find_function,
-    find_hints,
-    no_thinking,
-    read_text,
-    read_thinking,
-    type_of,
-    write_named,
-    write_token_ids,
-)
+from ratchet.adapters.dialects import fields
+from ratchet.adapters.dialects.fields import Api, Fields
 from ratchet.adapters.rendering.chat import Chat, stop_string
 from ratchet.adapters.rendering.messages import create_tool_call, read_tool
 
@@ -54,12 +36,14 @@ ERROR_TYPES = {
 
 def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
-    sent, model = check_body(body)
+    sent, model = fields.check_body(body)
     sent.check_ranges({"temperature": (0, 2), "top_p": (0, 1)})
     sent.check_top_k()
-    streams, asks_token_ids = sent.read("stream", bool), sent.read(RETURN_TOKEN_IDS, bool)
+    streams, asks_token_ids = sent.read("stream", bool), sent.read(fields.RETURN_TOKEN_IDS, bool)
     if streams and asks_token_ids:
-        raise bad_field(RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream.")
+        raise fields.bad_field(
+            fields.RETURN_TOKEN_IDS, "is set in a stream; ask for token ids without stream."
+        )
     tools, left_out = _read_tools(sent)
     request = Request(
         model=model,
@@ -70,13 +54,15 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("messages", "system", "tools", "model"),
         format=_read_format(sent),
         choice=_read_choice(sent, tools),
-        thinking=read_thinking(sent)
-        or no_thinking(sent.read_object("thinking").get("type") == "disabled", "thinking.type"),
+        thinking=fields.read_thinking(sent)
+        or fields.no_thinking(
+            sent.read_object("thinking").get("type") == "disabled", "thinking.type"
+        ),
         left_out=left_out,
-        hints=find_hints(sent, Api.MESSAGES, passed),
+        hints=fields.find_hints(sent, Api.MESSAGES, passed),
         dialect="messages",
     )
-    check_fields(sent, Api.MESSAGES, passed)
+    fields.check_fields(sent, Api.MESSAGES, passed)
     return request
 
 
@@ -86,21 +72,21 @@ def answer(completion: Completion, chat: Chat) -> JsonObject:
         "content": _blocks(completion.message),
         **_ending(completion, chat),
         "usage": _usage(completion),
-        **write_token_ids(completion),
+        **fields.write_token_ids(completion),
     }
 
 
 def stream(completion: Completion, chat: Chat, **_: object) -> Iterator[str]:
-    yield from map(write_named, _pieces(completion, chat))
+    yield from map(fields.write_named, _pieces(completion, chat))
 
 
 def wait(*_: object) -> str:
     """Write a ping, which clients leave out of what they read."""
-    return write_named({"type": "ping"})
+    return fields.write_named({"type": "ping"})
 
 
 def write_late_error(refused: Refused, *_: object) -> str:
-    return write_named(write_error(refused))
+    return fields.write_named(write_error(refused))
 
 
 def write_error(refused: Refused) -> JsonObject:
@@ -112,7 +98,7 @@ def _read_system(sent: Fields) -> list[Message]:
     system = sent.get("system")
     if system in (None, "", []):
         return []
-    return [{"role": "system", "content": read_text(system, "system")}]
+    return [{"role": "system", "content": fields.read_text(system, "system")}]
 
 
 def _read_messages(sent: Fields) -> list[Message]:
@@ -120,7 +106,7 @@ def _read_messages(sent: Fields) -> list[Message]:
     read = [one for message, path in messages for one in _read_message(Fields(message, path))]
     if read[-1]["role"] == "assistant":
         text = "The last message is the assistant's, and an answer cannot be continued here; "
-        raise bad_request(f"{text}end with a user's message.", messages[-1][1])
+        raise fields.bad_request(f"{text}end with a user's message.", messages[-1][1])
     return read
 
 
@@ -128,12 +114,14 @@ def _read_message(sent: Fields) -> list[Message]:
     """Read a message into messages of chat completions, where each tool's result is one."""
     role, content = sent.get("role"), sent.get("content")
     if not isinstance(role, str) or role not in ("user", "assistant", "system"):
-        raise bad_field(sent.path_of("role"), f"is {role!r}; it is user or assistant.")
+        raise fields.bad_field(sent.path_of("role"), f"is {role!r}; it is user or assistant.")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks = [check_object(block, path, "a block") for block, path in sent.read_list("content")]
+    blocks = [
+        fields.check_object(block, path, "a block") for block, path in sent.read_list("content")
+    ]
     if not blocks:
-        raise bad_field(sent.path_of("content"), "is empty; send at least one block.")
+        raise fields.bad_field(sent.path_of("content"), "is empty; send at least one block.")
     return [_read_assistant(blocks)] if role == "assistant" else _read_user(role, blocks)
 
 
@@ -149,7 +137,7 @@ def _read_assistant(blocks: Sequence[Fields]) -> Message:
             case "redacted_thinking":
                 pass
             case _:
-                said["content"] += read_text([block], block.path)
+                said["content"] += fields.read_text([block], block.path)
     return said
 
 
@@ -159,20 +147,20 @@ def _read_user(role: str, blocks: Sequence[Fields]) -> list[Message]:
     for block in blocks:
         if block.get("type") == "tool_result":
             sent = block.get("content")
-            content = "" if sent is None else read_text(sent, block.path_of("content"))
+            content = "" if sent is None else fields.read_text(sent, block.path_of("content"))
             name = block.read("tool_use_id", str) or ""
             heard.append({"role": "tool", "content": content, "tool_call_id": name})
         elif heard and heard[-1]["role"] == role:
-            heard[-1]["content"] += read_text([block], block.path)
+            heard[-1]["content"] += fields.read_text([block], block.path)
         else:
-            heard.append({"role": role, "content": read_text([block], block.path)})
+            heard.append({"role": role, "content": fields.read_text([block], block.path)})
     return heard
 
 
 def _read_call(block: Fields) -> ToolCall:
     name = block.read("name", str)
     if not name:
-        raise bad_field(block.path, "has no name of a tool.")
+        raise fields.bad_field(block.path, "has no name of a tool.")
     arguments = json.dumps(block.read_object("input"), ensure_ascii=False)
     return create_tool_call(name, arguments, block.get("id"))
 
@@ -181,12 +169,12 @@ def _read_tools(sent: Fields) -> tuple[list[Tool], list[str]]:
     """Read the tools: those that the client runs, and the types of the others."""
     tools, left_out = list[Tool](), list[str]()
     for tool, path in sent.read_list("tools"):
-        read, kind = _read_tool(tool, path), type_of(tool)
+        read, kind = _read_tool(tool, path), fields.type_of(tool)
         if read is None:
             left_out.append(str(kind))
         else:
             tools.append(read)
-    check_some_left(tools, left_out)
+    fields.check_some_left(tools, left_out)
     return tools, left_out
 
 
@@ -199,13 +187,13 @@ def _read_tool(tool: object, path: str) -> Tool | None:
     name, kind = sent.get("name"), sent.get("type")
     if kind not in (None, "custom"):
         undated = DATE.sub("", kind) if isinstance(kind, str) else kind
-        defined = find_function(Api.MESSAGES, undated, path)
+        defined = fields.find_function(Api.MESSAGES, undated, path)
         if defined is None:
             return None
         function = {**defined, "name": name if isinstance(name, str) else defined["name"]}
         return read_tool({"type": "function", "function": function}, path)
     if not isinstance(name, str):
-        raise bad_field(path, "is not an object with a name and an input_schema.")
+        raise fields.bad_field(path, "is not an object with a name and an input_schema.")
     function: ToolFunction = {"name": name}
     if description := sent.read("description", str):
         function["description"] = description
@@ -218,12 +206,12 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     mode = chosen.get("type", "auto")
     if not isinstance(mode, str) or mode not in MODE_OF_CHOICE:
         text = f"tool_choice.type is {mode!r}; it is one of {', '.join(MODE_OF_CHOICE)}."
-        raise bad_request(text, "tool_choice")
+        raise fields.bad_request(text, "tool_choice")
     name = chosen.read("name", str)
     if mode == "tool" and not name:
-        raise bad_field("tool_choice", "names no tool; give its name.")
+        raise fields.bad_field("tool_choice", "names no tool; give its name.")
     names = (name,) if mode == "tool" and name else ()
-    check_offered(MODE_OF_CHOICE[mode], names, tools)
+    fields.check_offered(MODE_OF_CHOICE[mode], names, tools)
     single = chosen.read("disable_parallel_tool_use", bool)
     return Choice(MODE_OF_CHOICE[mode], names, parallel=not single)
 
@@ -238,9 +226,9 @@ def _read_format(sent: Fields) -> Format | None:
 def _read_schema(value: object, path: str) -> Format | None:
     if value is None:
         return None
-    sent, named = Fields(value, path), type_of(value)
+    sent, named = Fields(value, path), fields.type_of(value)
     if named != "json_schema":
-        raise bad_request(f"{path}.type is {named!r}; it must be json_schema.", path)
+        raise fields.bad_request(f"{path}.type is {named!r}; it must be json_schema.", path)
     return Format(sent.read("schema", dict), sent.path_of("schema"))
 
 

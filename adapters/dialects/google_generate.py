@@ -17,20 +17,8 @@ from ratchet.adapters.calls import (
     Request,
     Tool,
 )
-from ratchet.adapters.dialects.fields import (
-    NUMBER,
-    Api,
-    Fields,
-    bad_field,
-    bad_request,
-    check_fields,
-    check_object,
-    check_offered,
-    check_some_left,
-    find_hints,
-    no_thinking,
-    write_data,
-)
+from ratchet.adapters.dialects import fields
+from ratchet.adapters.dialects.fields import Api, Fields
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.messages import create_tool_call, json_type, parse_text, read_tool
 
@@ -61,9 +49,9 @@ class GenerateContent:
     def read(self, body: object, passed: Collection[str] = ()) -> Request:
         """Read a body; `passed` are fields that the model takes although no policy does."""
         if not isinstance(body, dict):
-            raise bad_request(f"The body is {json_type(body)}; send a JSON object.")
+            raise fields.bad_request(f"The body is {json_type(body)}; send a JSON object.")
         if self.streams and not self.as_events:
-            raise bad_field("alt", "is not sse; a stream is written as events here.")
+            raise fields.bad_field("alt", "is not sse; a stream is written as events here.")
         counted = body.get("generateContentRequest")
         sent = Fields(body if counted is None else counted)
         config = sent.read_object(GENERATION)
@@ -82,14 +70,14 @@ class GenerateContent:
             },
             format=_read_format(config),
             choice=_read_choice(sent, tools),
-            thinking=no_thinking(thinking.read(BUDGET, int) == 0, thinking.path_of(BUDGET)),
+            thinking=fields.no_thinking(thinking.read(BUDGET, int) == 0, thinking.path_of(BUDGET)),
             left_out=left_out,
-            hints=find_hints(sent, Api.GOOGLE, passed),
+            hints=fields.find_hints(sent, Api.GOOGLE, passed),
             dialect="generateContent",
         )
         told = {name: value for name, value in sent.items() if name != GENERATION}
         told |= {f"{GENERATION}.{name}": value for name, value in config.items()}
-        check_fields(Fields(told), Api.GOOGLE, passed)
+        fields.check_fields(Fields(told), Api.GOOGLE, passed)
         return request
 
     @staticmethod
@@ -106,17 +94,17 @@ class GenerateContent:
             said += [{**part, "text": piece} for piece in pieces] or [part]
         *before, last = said
         for part in before:
-            yield write_data(_chunk(completion, [part]))
-        yield write_data(_chunk(completion, [last], ends=True))
+            yield fields.write_data(_chunk(completion, [part]))
+        yield fields.write_data(_chunk(completion, [last], ends=True))
 
     @staticmethod
     def wait(request: Request, name: str, *_: object) -> str:
         """Write an empty text: Google's client for Python takes no comments."""
-        return write_data({**_envelope([{"text": ""}]), **_names(request, name)})
+        return fields.write_data({**_envelope([{"text": ""}]), **_names(request, name)})
 
     @staticmethod
     def write_late_error(refused: Refused, *_: object) -> str:
-        return write_data(GenerateContent.write_error(refused))
+        return fields.write_data(GenerateContent.write_error(refused))
 
     @staticmethod
     def write_error(refused: Refused) -> JsonObject:
@@ -128,7 +116,9 @@ def _read_system(sent: Fields) -> list[Message]:
     said = sent.get("systemInstruction")
     if not isinstance(said, str):
         parts = sent.read_object("systemInstruction").read_list("parts")
-        said = "".join(_read_text(check_object(part, path, "a part")) for part, path in parts)
+        said = "".join(
+            _read_text(fields.check_object(part, path, "a part")) for part, path in parts
+        )
     return [{"role": "system", "content": said}] if said else []
 
 
@@ -136,7 +126,7 @@ def _read_text(part: Fields) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         kinds = ", ".join(part) or "nothing"
-        raise bad_field(part.path, f"is a part with {kinds}; only text is read here.")
+        raise fields.bad_field(part.path, f"is a part with {kinds}; only text is read here.")
     return text
 
 
@@ -144,14 +134,14 @@ def _read_contents(sent: Fields) -> list[Message]:
     contents = sent.read_some("contents")
     read: list[Message] = []
     for content, path in contents:
-        for message in _read_content(check_object(content, path, "a content")):
+        for message in _read_content(fields.check_object(content, path, "a content")):
             if read and read[-1]["role"] == message["role"] == "assistant":
                 _add(read[-1], message)
             else:
                 read.append(message)
     if read[-1]["role"] == "assistant":
         text = "The last content is the model's, and an answer cannot be continued here; "
-        raise bad_request(f"{text}end with a user's content.", contents[-1][1])
+        raise fields.bad_request(f"{text}end with a user's content.", contents[-1][1])
     return read
 
 
@@ -168,10 +158,10 @@ def _read_content(content: Fields) -> list[Message]:
     """Read a content into messages of chat completions, where each function's response is one."""
     role = content.read("role", str)
     if role not in (None, "user", "model", "function"):
-        raise bad_field(content.path_of("role"), f"is {role!r}; it is user or model.")
-    parts = [check_object(part, path, "a part") for part, path in content.read_list("parts")]
+        raise fields.bad_field(content.path_of("role"), f"is {role!r}; it is user or model.")
+    parts = [fields.check_object(part, path, "a part") for part, path in content.read_list("parts")]
     if not parts:
-        raise bad_field(content.path_of("parts"), "is empty; send at least one part.")
+        raise fields.bad_field(content.path_of("parts"), "is empty; send at least one part.")
     return [_read_answer(parts)] if role == "model" else _read_asked(parts)
 
 
@@ -182,7 +172,7 @@ def _read_answer(parts: Sequence[Fields]) -> Message:
             call = part.read_object("functionCall")
             name, arguments = call.read("name", str), dict(call.read_object("args"))
             if not name:
-                raise bad_field(call.path, "has no name of a function.")
+                raise fields.bad_field(call.path, "has no name of a function.")
             written = json.dumps(arguments, ensure_ascii=False)
             said.setdefault("tool_calls", []).append(
                 create_tool_call(name, written, call.get("id"))
@@ -221,18 +211,18 @@ def _read_tools(sent: Fields) -> tuple[list[Tool], list[str]]:
     """Read the functions that the client runs, and the names of the other tools."""
     tools, left_out = list[Tool](), list[str]()
     for one, path in sent.read_list("tools"):
-        tool = check_object(one, path, "a tool")
+        tool = fields.check_object(one, path, "a tool")
         left_out += [name for name, value in tool.items() if name != DECLARED and value is not None]
         for declared, at in tool.read_list(DECLARED):
-            function = check_object(declared, at, "a function")
+            function = fields.check_object(declared, at, "a function")
             tools.append(_read_function(function))
-    check_some_left(tools, left_out)
+    fields.check_some_left(tools, left_out)
     return tools, left_out
 
 
 def _read_function(function: Fields) -> Tool:
     if not isinstance(function.get("name"), str):
-        raise bad_field(function.path, "has no name.")
+        raise fields.bad_field(function.path, "has no name.")
     schema = function.read("parametersJsonSchema", dict) or _lower(
         function.read("parameters", dict)
     )
@@ -258,7 +248,7 @@ def _lower(schema: object) -> object:
 def _read_sampling(config: Fields) -> JsonObject:
     """Read the numbers by which an answer is sampled, by their names in the other dialects."""
     config.check_ranges({"temperature": (0, 2), "topP": (0, 1)})
-    numbers = {ours: config.read(name, NUMBER) for name, ours in SAMPLED_BY.items()}
+    numbers = {ours: config.read(name, fields.NUMBER) for name, ours in SAMPLED_BY.items()}
     whole = {name: int(number) for name in ("top_k", "seed") if (number := numbers[name])}
     return {name: number for name, number in (numbers | whole).items() if number is not None}
 
@@ -268,11 +258,15 @@ def _read_choice(sent: Fields, tools: Sequence[Tool]) -> Choice:
     mode = chosen.get("mode", "AUTO")
     mode = "AUTO" if mode is None else mode
     if not isinstance(mode, str) or mode not in MODES:
-        raise bad_field(chosen.path_of("mode"), f"is {mode!r}; it is one of {', '.join(MODES)}.")
+        raise fields.bad_field(
+            chosen.path_of("mode"), f"is {mode!r}; it is one of {', '.join(MODES)}."
+        )
     names = chosen.read("allowedFunctionNames", list) or []
     if not all(isinstance(name, str) for name in names):
-        raise bad_field(chosen.path_of("allowedFunctionNames"), "must be names of functions.")
-    check_offered(MODES[mode], names, tools, chosen.path)
+        raise fields.bad_field(
+            chosen.path_of("allowedFunctionNames"), "must be names of functions."
+        )
+    fields.check_offered(MODES[mode], names, tools, chosen.path)
     return Choice(MODES[mode], tuple(names))
 
 
@@ -280,7 +274,7 @@ def _read_format(config: Fields) -> Format | None:
     kind = config.read("responseMimeType", str)
     if kind not in (None, "text/plain", "application/json"):
         problem = f"is {kind!r}; it is text/plain or application/json."
-        raise bad_field(config.path_of("responseMimeType"), problem)
+        raise fields.bad_field(config.path_of("responseMimeType"), problem)
     plain, written = config.read("responseSchema", dict), "responseJsonSchema"
     schema = config.read(written, dict)
     if schema is None and plain is not None:

@@ -15,24 +15,8 @@ from ratchet.adapters.calls import (
     Request,
     Tool,
 )
-from ratchet.adapters.dialects.fields import (
-    DONE,
-    RETURN_TOKEN_IDS,
-    Api,
-    Fields,
-    bad_field,
-    bad_request,
-    check_body,
-    check_fields,
-    check_offered,
-    find_hints,
-    no_thinking,
-    read_thinking,
-    type_of,
-    write_data,
-    write_prompt_token_ids,
-    write_response_token_ids,
-)
+from ratchet.adapters.dialects import fields
+from ratchet.adapters.dialects.fields import Api, Fields
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.rendering.messages import read_message, read_tool
 
@@ -50,13 +34,13 @@ NUMBERS: dict[str, tuple[float, float]] = {
 
 def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
-    sent, model = check_body(body)
+    sent, model = fields.check_body(body)
     check_sampling(sent)
-    sent.read(RETURN_TOKEN_IDS, bool)
+    sent.read(fields.RETURN_TOKEN_IDS, bool)
     sent.read("logprobs", bool)
     sent.read("stream_options", dict)
     if (many := sent.read_count("n") or 1) > MOST_ANSWERS:
-        raise bad_field("n", f"is {many}; a call gets up to {MOST_ANSWERS} answers here.")
+        raise fields.bad_field("n", f"is {many}; a call gets up to {MOST_ANSWERS} answers here.")
     tools = [read_tool(tool, path) for tool, path in sent.read_list("tools")]
     request = Request(
         model=model,
@@ -68,13 +52,13 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         format=read_format(sent.get("response_format"), "response_format"),
         choice=read_choice(sent, tools),
         answers=many,
-        thinking=read_thinking(sent)
-        or no_thinking(EFFORT not in passed and sent.read(EFFORT, str) == "none", EFFORT),
+        thinking=fields.read_thinking(sent)
+        or fields.no_thinking(EFFORT not in passed and sent.read(EFFORT, str) == "none", EFFORT),
         continues=_continues(sent),
-        hints=find_hints(sent, Api.CHAT, passed),
+        hints=fields.find_hints(sent, Api.CHAT, passed),
         dialect="chat completions",
     )
-    check_fields(sent, Api.CHAT, passed)
+    fields.check_fields(sent, Api.CHAT, passed)
     return request
 
 
@@ -85,13 +69,13 @@ def answer(completion: Completion, chat: Chat, *others: Completion) -> JsonObjec
         **_envelope(completion, "chat.completion"),
         "choices": [_choice(index, one, chat) for index, one in enumerate(completions)],
         "usage": _usage(completions),
-        **write_prompt_token_ids(completion),
+        **fields.write_prompt_token_ids(completion),
     }
 
 
 def stream(completion: Completion, chat: Chat, *others: Completion, **_: object) -> Iterator[str]:
-    yield from map(write_data, _chunks(completion, chat, *others))
-    yield DONE
+    yield from map(fields.write_data, _chunks(completion, chat, *others))
+    yield fields.DONE
 
 
 def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator[JsonObject]:
@@ -106,7 +90,7 @@ def _chunks(completion: Completion, chat: Chat, *others: Completion) -> Iterator
     for index, one in enumerate((completion, *others)):
         empty = {"index": index, "delta": {}, "finish_reason": None, "logprobs": None}
         first, *further = (empty | {"delta": delta} for delta in _deltas(one.message, chat))
-        yield {**envelope, "choices": [first], **write_prompt_token_ids(one)}
+        yield {**envelope, "choices": [first], **fields.write_prompt_token_ids(one)}
         for choice in (*further, empty | _ending(one, chat)):
             yield {**envelope, "choices": [choice]}
     if wants_usage:
@@ -119,7 +103,7 @@ def wait(*_: object) -> str:
 
 
 def write_late_error(refused: Refused, *_: object) -> str:
-    return write_data(write_error(refused))
+    return fields.write_data(write_error(refused))
 
 
 def models(name: str) -> JsonObject:
@@ -148,7 +132,7 @@ def _ending(completion: Completion, chat: Chat) -> JsonObject:
     return {
         "finish_reason": completion.finish_reason,
         "logprobs": logprobs,
-        **write_response_token_ids(completion),
+        **fields.write_response_token_ids(completion),
     }
 
 
@@ -186,13 +170,17 @@ def _continues(sent: Fields) -> bool:
     """Read whether the answer goes on with the last message, which vLLM has in two fields."""
     continues, asks = (sent.read(name, bool) for name in (CONTINUE, "add_generation_prompt"))
     if continues and asks:
-        raise bad_field(CONTINUE, "is true, and so is add_generation_prompt; give one of them.")
+        raise fields.bad_field(
+            CONTINUE, "is true, and so is add_generation_prompt; give one of them."
+        )
     if asks is False and not continues:
-        raise bad_field("add_generation_prompt", f"is false; it needs {CONTINUE} to be true.")
+        raise fields.bad_field(
+            "add_generation_prompt", f"is false; it needs {CONTINUE} to be true."
+        )
     last, path = sent.read_list("messages")[-1]
     if continues and (Fields(last).get("role") != "assistant" or Fields(last).get("tool_calls")):
         problem = f"is true; then {path} must be the assistant's, without tool calls."
-        raise bad_field(CONTINUE, problem)
+        raise fields.bad_field(CONTINUE, problem)
     return bool(continues)
 
 
@@ -211,9 +199,9 @@ def name_chosen(chosen: Fields) -> str:
     kind, name = chosen.get("type", "function"), Fields(chosen.get("function", chosen)).get("name")
     if kind != "function":
         problem = f"is of type {kind!r}; only function and allowed_tools are known."
-        raise bad_field("tool_choice", problem)
+        raise fields.bad_field("tool_choice", problem)
     if not isinstance(name, str):
-        raise bad_field("tool_choice", "names no function; give its name.")
+        raise fields.bad_field("tool_choice", "names no function; give its name.")
     return name
 
 
@@ -229,8 +217,8 @@ def read_choice(
         mode = chosen
     elif chosen is not None:
         problem = f"is {chosen!r}; it is one of {', '.join(CHOICE_MODES)}, or names a function."
-        raise bad_field("tool_choice", problem)
-    check_offered(mode, names, tools)
+        raise fields.bad_field("tool_choice", problem)
+    fields.check_offered(mode, names, tools)
     return Choice(mode, names, parallel=sent.get("parallel_tool_calls") is not False)
 
 
@@ -239,14 +227,14 @@ def read_format(value: object, path: str) -> Format | None:
 
     Chat completions have the schema in an object of its own, responses have it beside the type.
     """
-    named, sent = type_of(value), Fields(value, path)
+    named, sent = fields.type_of(value), Fields(value, path)
     if value is None or named == "text":
         return None
     if named == "json_object":
         return Format()
     if named != "json_schema":
         text = f"{path}.type is {named!r}; it is text, json_object or json_schema."
-        raise bad_request(text, path)
+        raise fields.bad_request(text, path)
     written = sent.read_object("json_schema") if "json_schema" in sent else sent
     return Format(written.read("schema", dict), written.path_of("schema"))
 
@@ -302,12 +290,14 @@ def _read_named_choice(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the mode and the names of the only functions that may be called."""
     if chosen.get("type") is None:
-        raise bad_field("tool_choice", "has no type; it is function or allowed_tools.")
+        raise fields.bad_field("tool_choice", "has no type; it is function or allowed_tools.")
     if chosen.get("type") != "allowed_tools":
         return "required", (name_chosen(chosen),)
     allowed = Fields(chosen.read_object("allowed_tools") or chosen, chosen.path)
     mode = allowed.get("mode", "auto")
     if mode not in ("auto", "required") or not isinstance(mode, str):
-        raise bad_request(f"tool_choice.mode is {mode!r}; it is auto or required.", "tool_choice")
+        raise fields.bad_request(
+            f"tool_choice.mode is {mode!r}; it is auto or required.", "tool_choice"
+        )
     tools = allowed.read("tools", list) or ()
     return mode, tuple(name_chosen(Fields(tool, "tool_choice")) for tool in tools)

@@ -15,26 +15,8 @@ from typing import NamedTuple
 from jsonschema_rs import is_valid
 
 from ratchet.adapters.calls import Completion, JsonObject, Message, Refused, Request, Tool, ToolCall
-from ratchet.adapters.dialects.fields import (
-    RETURN_TOKEN_IDS,
-    TOOL_TYPES,
-    Api,
-    Fields,
-    bad_field,
-    bad_request,
-    check_body,
-    check_fields,
-    check_object,
-    check_some_left,
-    find_function,
-    find_hints,
-    no_thinking,
-    read_text,
-    read_thinking,
-    type_of,
-    write_named,
-    write_token_ids,
-)
+from ratchet.adapters.dialects import fields
+from ratchet.adapters.dialects.fields import Api, Fields
 from ratchet.adapters.dialects.openai_chat import (
     check_sampling,
     read_choice,
@@ -82,9 +64,9 @@ PARTS = ("input_text", "output_text", "text", "refusal")
 
 def read(body: object, passed: Collection[str] = ()) -> Request:
     """Read a body; `passed` are fields that the model takes although no policy does."""
-    sent, model = check_body(body)
+    sent, model = fields.check_body(body)
     check_sampling(sent)
-    sent.read(RETURN_TOKEN_IDS, bool)
+    sent.read(fields.RETURN_TOKEN_IDS, bool)
     sent.read("include", list)
     sent.read("store", bool)
     tools = read_tools(sent)
@@ -97,15 +79,15 @@ def read(body: object, passed: Collection[str] = ()) -> Request:
         fields=sent.without("input", "model"),
         format=read_format(sent.read_object("text").get("format"), "text.format"),
         choice=read_choice(sent, tools.functions, name_chosen),
-        thinking=read_thinking(sent)
-        or no_thinking(
+        thinking=fields.read_thinking(sent)
+        or fields.no_thinking(
             sent.read_object("reasoning").read("effort", str) == "none", "reasoning.effort"
         ),
         left_out=tools.left_out,
-        hints=find_hints(sent, Api.RESPONSES, passed),
+        hints=fields.find_hints(sent, Api.RESPONSES, passed),
         dialect="responses",
     )
-    check_fields(sent, Api.RESPONSES, passed)
+    fields.check_fields(sent, Api.RESPONSES, passed)
     return request
 
 
@@ -150,7 +132,7 @@ def _number(told: int) -> int:
 
 
 def _write(piece: JsonObject, number: int) -> str:
-    return write_named({**piece, "sequence_number": number})
+    return fields.write_named({**piece, "sequence_number": number})
 
 
 def _read_messages(sent: Fields) -> list[Message]:
@@ -160,10 +142,10 @@ def _read_messages(sent: Fields) -> list[Message]:
         return [*first, {"role": "user", "content": text}]
     items = sent.read_list("input")
     if not items:
-        raise bad_request("There is no input; send a text or an array of items.", "input")
+        raise fields.bad_request("There is no input; send a text or an array of items.", "input")
     messages: list[Message] = []
     for item, path in items:
-        _add(messages, check_object(item, path, "an item"))
+        _add(messages, fields.check_object(item, path, "an item"))
     return first + messages
 
 
@@ -174,7 +156,7 @@ def _add(messages: list[Message], item: Fields) -> None:
             _add_message(messages, item)
         case "reasoning":
             sent = item.read("content", list) or []
-            thought = read_text(sent, item.path_of("content"), ("reasoning_text",))
+            thought = fields.read_text(sent, item.path_of("content"), ("reasoning_text",))
             _turn(messages, begins=True)["reasoning_content"] = thought
         case kind if kind in CALLS:
             _turn(messages).setdefault("tool_calls", []).append(read_call(item))
@@ -183,16 +165,16 @@ def _add(messages: list[Message], item: Fields) -> None:
             messages.append({"role": "tool", "content": content, "tool_call_id": name})
         case other:
             problem = f"is of type {other!r}; messages, reasoning, calls of tools and their outputs"
-            raise bad_field(item.path, f"{problem} are read here.")
+            raise fields.bad_field(item.path, f"{problem} are read here.")
 
 
 def _add_message(messages: list[Message], item: Fields) -> None:
     role = item.get("role")
     if not isinstance(role, str) or role not in RESPONSE_ROLES:
-        raise bad_field(
+        raise fields.bad_field(
             item.path_of("role"), f"is {role!r}; it is one of {', '.join(RESPONSE_ROLES)}."
         )
-    content = read_text(item.get("content"), item.path_of("content"), PARTS)
+    content = fields.read_text(item.get("content"), item.path_of("content"), PARTS)
     if role == "assistant":
         turn = _turn(messages)
         if turn["content"] or turn.get("tool_calls"):
@@ -244,7 +226,7 @@ def _write_answer(completion: Completion, output: list[JsonObject]) -> JsonObjec
         **_envelope(request, name, completion.ended, status),
         "output": output,
         "usage": _usage(completion),
-        **write_token_ids(completion),
+        **fields.write_token_ids(completion),
     }
 
 
@@ -367,10 +349,10 @@ def read_tools(sent: Fields) -> OfferedTools:
                 read.left_out.append(offered.name)
             elif read.named.setdefault(offered.shown, offered) != offered:
                 problem = f"would be shown as {offered.shown}, as another tool is; rename one."
-                raise bad_field(path, problem)
+                raise fields.bad_field(path, problem)
             else:
                 read.functions.append(function)
-    check_some_left(read.functions, read.left_out)
+    fields.check_some_left(read.functions, read.left_out)
     return read
 
 
@@ -379,13 +361,13 @@ def name_chosen(chosen: Fields) -> str:
     kind, name = chosen.get("type", PLAIN), chosen.get("name")
     if isinstance(kind, str) and kind in CONTENTS:
         return kind
-    if isinstance(kind, str) and (Api.RESPONSES, kind) in TOOL_TYPES:
-        raise bad_field("tool_choice", f"names {kind}, which the client does not run.")
+    if isinstance(kind, str) and (Api.RESPONSES, kind) in fields.TOOL_TYPES:
+        raise fields.bad_field("tool_choice", f"names {kind}, which the client does not run.")
     if kind not in (PLAIN, CUSTOM):
         problem = f"is of type {kind!r}; only function, custom and allowed_tools are known."
-        raise bad_field("tool_choice", problem)
+        raise fields.bad_field("tool_choice", problem)
     if not isinstance(name, str):
-        raise bad_field("tool_choice", "names no function; give its name.")
+        raise fields.bad_field("tool_choice", "names no function; give its name.")
     return Offered(str(kind), name, chosen.read(NAMESPACE, str)).shown
 
 
@@ -402,7 +384,7 @@ def read_call(item: Fields) -> ToolCall:
         custom = json.dumps({INPUT: text}, ensure_ascii=False)
         arguments = custom if isinstance(text, str) else None
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise bad_field(item.path, "has no name and arguments, or input.")
+        raise fields.bad_field(item.path, "has no name and arguments, or input.")
     shown = Offered(kind, name, item.read(NAMESPACE, str)).shown
     return create_tool_call(shown, arguments, call_id)
 
@@ -416,7 +398,7 @@ def read_output(item: Fields) -> tuple[str, str]:
         return json.dumps(output, ensure_ascii=False), call_id
     if kind == f"apply_patch{OUTPUT}" and output is None:
         output, path = item.get("status"), item.path_of("status")
-    return read_text(output, path, PARTS), call_id
+    return fields.read_text(output, path, PARTS), call_id
 
 
 def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
@@ -427,7 +409,9 @@ def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     tool, said = named.get(name, Offered(PLAIN, name)), parse_text(arguments)
     of = {"call_id": call.get("id")}
-    if tool.kind in CONTENTS and is_valid(TOOL_TYPES[Api.RESPONSES, tool.kind]["call"], said):
+    if tool.kind in CONTENTS and is_valid(
+        fields.TOOL_TYPES[Api.RESPONSES, tool.kind]["call"], said
+    ):
         field, always = CONTENTS[tool.kind]
         return {"type": tool.kind + OF_CALL, **of, field: {**always, **said}}
     of |= {"name": tool.name} | ({} if tool.namespace is None else {NAMESPACE: tool.namespace})
@@ -442,16 +426,16 @@ def write_call(call: ToolCall, named: Mapping[str, Offered]) -> JsonObject:
 
 def _read_tool(tool: object, path: str) -> Iterator[tuple[Offered, Tool | None]]:
     """Yield a tool, or those of a namespace, each with its function if the client runs it."""
-    sent, kind = Fields(tool, path), type_of(tool)
+    sent, kind = Fields(tool, path), fields.type_of(tool)
     if kind != NAMESPACE:
         yield _read_single(sent, kind, None)
         return
     namespace = sent.read("name", str)
     if not namespace:
-        raise bad_field(path, "has no name.")
+        raise fields.bad_field(path, "has no name.")
     about = sent.read("description", str) or ""
     for inner, at in sent.read_list("tools"):
-        offered, function = _read_single(Fields(inner, at), type_of(inner), namespace)
+        offered, function = _read_single(Fields(inner, at), fields.type_of(inner), namespace)
         if function is not None and about:
             own = function["function"].get("description", "")
             function["function"]["description"] = f"{about}\n\n{own}".strip()
@@ -462,12 +446,12 @@ def _read_tool(tool: object, path: str) -> Iterator[tuple[Offered, Tool | None]]
 def _read_single(sent: Fields, kind: object, namespace: str | None) -> tuple[Offered, Tool | None]:
     name = sent.get("name")
     if kind not in (PLAIN, CUSTOM):
-        function = find_function(Api.RESPONSES, kind, sent.path)
+        function = fields.find_function(Api.RESPONSES, kind, sent.path)
         shown = {"type": PLAIN, "function": function}
         tool = None if function is None else read_tool(shown, sent.path)
         return Offered(str(kind), str(kind)), tool
     if not isinstance(name, str):
-        raise bad_field(sent.path, "has no name.")
+        raise fields.bad_field(sent.path, "has no name.")
     offered = Offered(str(kind), name, namespace)
     kept = {key: sent[key] for key in OF_FUNCTION if sent.get(key) is not None}
     if kind == CUSTOM:

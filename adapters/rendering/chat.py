@@ -109,10 +109,8 @@ class Chat:
         tokens = write(messages)
         self._check_whole(messages, tokens, write)
         if tools and (lost := answers.find_lost_tool(tools, self.text(tokens), self._respell)):
-            why = (
-                f"the renderer {self.renderer} leaves out the tool {lost}; {marks.RENDERER_REMEDY}"
-            )
-            raise Refused(400, f"{why}, such as qwen3")
+            why = f"the renderer {self.renderer} leaves out the tool {lost}"
+            raise Refused(400, f"{why}; {marks.RENDERER_REMEDY}, such as qwen3")
         return tokens
 
     def extend(
@@ -254,9 +252,8 @@ class Chat:
         """
         frames: dict[tuple[bool, bool], Sequence[answers.Frame]] = {}
         for thinks, calls in product((False, True), repeat=2):
-            said: Any = {**marks.PLAIN_ANSWER} | (
-                {"reasoning_content": answers.THOUGHT} if thinks else {}
-            )
+            said: Any = {**marks.PLAIN_ANSWER}
+            said |= {"reasoning_content": answers.THOUGHT} if thinks else {}
             said |= {"tool_calls": [marks.CALL]} if calls else {}
             with suppress(Refused):
                 prompt = self._writer.write([marks.USER], [marks.LOOK], ask=True)
@@ -294,10 +291,8 @@ class Chat:
         spoken = (answers.split_thought(one) for one in messages if one["role"] == "assistant")
         text, said = self.text(tokens), {"role": "assistant", "content": ""}
         thoughts = [cast(Message, {**said, "reasoning_content": one}) for one, _ in spoken if one]
-        return sum(
-            answers.find_lost([one], text, self._respell, reasoning=True) is not None
-            for one in thoughts
-        )
+        lost = (answers.find_lost([one], text, self._respell, reasoning=True) for one in thoughts)
+        return sum(one is not None for one in lost)
 
     def spelling(self, token: int) -> tuple[str, list[int]]:
         """Return a token's text and bytes; for a part of a character only the bytes are exact."""

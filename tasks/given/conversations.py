@@ -366,8 +366,7 @@ def tokenize(
         if before is not None:
             raise DatasetError("it is a text, before which no teacher reads a message; give others")
         # Control tokens that are written out in the text stay text.
-        begin, end = chat.around_text
-        tokens = [*begin, *chat.encode_text(row["text"]), end]
+        tokens = [*chat.around_text[0], *chat.encode_text(row["text"]), chat.around_text[1]]
         return [WeightedTokens(tokens, [0.0, *[1.0] * (len(tokens) - 1)])]
     return tokenize_conversation(said, read_tools(row.get("tools")), chat, trained, before)
 

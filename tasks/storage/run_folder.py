@@ -258,11 +258,6 @@ class RunFolder:
         link_or_copy(self.journal(batch), aside / f"{batch}.{earlier}.jsonl")
         self.spans(batch).unlink(missing_ok=True)
 
-    def journals_set_aside(self) -> list[tuple[str, Path]]:
-        """List the journals that were put into `stopped`, each with the name of its batch."""
-        found = sorted((self.path / "stopped").glob("*.jsonl"))
-        return [(path.stem.rpartition(".")[0], path) for path in found]
-
     def withdraw(self, shard: str) -> None:
         """Set aside the batches of a shard, and remove its file, so that it is drawn anew."""
         for batch in self.journalled(shard):

@@ -84,7 +84,8 @@ def write_parts(
     Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size. Each
     part is written before the next one is asked for, and the `footer` is asked for last.
     """
-    split = {f"{field.name}.list.element" for field in schema if _is_numeric_list(field.type)}
+    numeric = (pa.list_(pa.int32()), pa.list_(pa.float32()))
+    split = {f"{field.name}.list.element" for field in schema if field.type in numeric}
     with appearing(path) as aside:
         with pq.ParquetWriter(
             aside,
@@ -196,10 +197,6 @@ def _bindable(value: object) -> object:
     if not isinstance(value, Path):
         return value  # a path becomes a pattern of it alone; a relative one may look like a home
     return GLOB_PATTERN.sub(r"[\g<0>]", str(value.absolute()))
-
-
-def _is_numeric_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) and kind.value_type in (pa.int32(), pa.float32())
 
 
 def _leaves(schema: pa.Schema) -> set[str]:
