@@ -86,11 +86,9 @@ class Chat:
     def tell_of_noise(self, prompt: int) -> None:
         """Warn of a prompt beyond the texts of the training; no service says it."""
         if self.read_context is not None and prompt > self.read_context:
-            self._tell(
-                "noise",
-                f"a prompt of {prompt} tokens is beyond the {self.read_context} that "
-                f"{self._tokenizer.name_or_path or 'the model'} has read; its answers are noise",
-            )
+            who = f"{self._tokenizer.name_or_path or 'the model'} has read; its answers are noise"
+            text = f"a prompt of {prompt} tokens is beyond the {self.read_context} that {who}"
+            self._tell("noise", text)
 
     def _tell(self, of: str, warning: str) -> None:
         if of not in self.told:
@@ -238,11 +236,8 @@ class Chat:
             for name, value in own.items():
                 if isinstance(value, str) and isinstance(kept := given.get(name), str):
                     own[name] = answers.restore_spaces(value, kept, frames[2])
-        return (
-            content if content.strip() or not calls else "",
-            answers.restore_spaces(thought, by_text.reasoning_content, frames[1]),
-            arguments,
-        )
+        thought = answers.restore_spaces(thought, by_text.reasoning_content, frames[1])
+        return content if content.strip() or not calls else "", thought, arguments
 
     @cached_property
     def _frames(self) -> Mapping[tuple[bool, bool], Sequence[answers.Frame]]:

@@ -176,10 +176,7 @@ def parse_text(value: object) -> Any:
 
 
 def check_json(value: object, deepest: int) -> None:
-    """Refuse (ValueError, RecursionError) what no strict JSON has, or more levels than `deepest`.
-
-    Python's parser takes NaN, and half a surrogate pair.
-    """
+    """Refuse (ValueError, RecursionError) NaN, half a surrogate pair, and levels that are deeper."""
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     level = [value]
     for _ in range(deepest + 1):
