@@ -176,7 +176,7 @@ def parse_text(value: object) -> Any:
 
 
 def check_json(value: object, deepest: int) -> None:
-    """Refuse (ValueError, RecursionError) NaN, half a surrogate pair, and levels that are deeper."""
+    """Refuse (ValueError, RecursionError) NaN, half a surrogate pair, and deeper levels."""
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     level = [value]
     for _ in range(deepest + 1):
