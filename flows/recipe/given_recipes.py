@@ -305,7 +305,11 @@ class PreferRecipe(GivenRecipe):
         """
         reference, row = self.preference.reference, self.preference.row()
         by = f"log p{' - log ref' * row.reference}{' by token' * row.by_token}"
-        by += " - z" * (row.mismatched and self._may_be_labelled())
+        held_out = self.sources().get(TEST) if row.mismatched else None
+        labelled = row.mismatched and (  # and so may be what a query chooses
+            held_out is None or any("completion" in one["example"] for one in held_out.examples())
+        )
+        by += " - z" * labelled
         if not row.reference:
             return {"preference": {"loss": by}}
         weights = TOKENS | ({"start"} if reference == START else set())
@@ -313,13 +317,6 @@ class PreferRecipe(GivenRecipe):
             "preference": {"loss": by, "reference": reference},
             "model": self.model.model_dump(include=weights),
         }
-
-    def _may_be_labelled(self) -> bool:
-        """Return whether held-out answers are labelled; what a query chooses may be."""
-        held_out = self.sources().get(TEST)
-        return held_out is None or any(
-            "completion" in row["example"] for row in held_out.examples()
-        )
 
     def units(self, run: RunFolder) -> "BoundPairs":
         from ratchet.tasks.given.pairs import BoundPairs

@@ -342,7 +342,7 @@ def _describe(run: RunFolder, played: Iterable[_PlayedShard], done: int, steps: 
     parts = [f"{what}: {ended} of {count} rollouts" for what, (ended, count) in totals.items()]
     if parts or done >= steps:
         return ", ".join(parts) or "done"
-    if scored := sum(map(_count_rows, run.reference_parts.glob("*.parquet"))):
+    if scored := sum(map(_count_rows, run.list_files(run.reference_parts.name, "parquet"))):
         return f"the reference has scored {scored:,} of {_count_rows(run.pairs):,} sides"
     training = is_written(run.trajectories(POLICY, done)) or is_written(run.datums(POLICY, done))
     return f"step {done + 1} of {steps}{': training' if training else ''}"

@@ -105,7 +105,7 @@ def read_calls(run: RunFolder) -> Iterator[SpentTokens]:
     """Yield the calls of agents and judges; what an ancestor of the run has asked is not here."""
     sealed, begun, shared = run.sealed_batches(), run.begun_batches(), ancestors(run)
     aside: dict[str, list[Span]] = defaultdict(list)
-    for path in sorted((run.path / "stopped").glob("*.jsonl")):  # a batch's journal, set aside
+    for path in run.list_files("stopped", "jsonl"):  # a batch's journal, set aside
         aside[path.stem.rpartition(".")[0]] += rows_of(read_journal(path))
     found: dict[tuple[str, int, str, str, bool], Counter[str]] = defaultdict(Counter)
     for batch in sealed | begun | {*aside}:

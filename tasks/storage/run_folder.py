@@ -297,6 +297,10 @@ class RunFolder:
         given = (self.texts, *taught, self.pairs, self.pair_references)
         return [path for path in given if path.exists()]
 
+    def list_files(self, folder: str, ending: str) -> list[Path]:
+        """List the files of a folder of the run that end so, by their names."""
+        return sorted((self.path / folder).glob(f"*.{ending}"))
+
     def bound_files(self) -> list[Path]:
         """List the files of all that the run learns and has not played, with an expert's texts."""
         return [*self.given_files(), *filter(Path.exists, [self.expert_texts])]
