@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -145,5 +145,5 @@ def _ask_codec(url: str, key: str) -> Codec:
     )
 
 
-_base_client.AsyncHttpxClientWrapper.send = send_bounded  # the SDK takes no client of ours
+cast(Any, _base_client).AsyncHttpxClientWrapper.send = send_bounded  # the SDK takes no client
 _base_client._default_pyqwest_transport = lambda: None  # which sends keys wherever it is led
