@@ -6,7 +6,7 @@ to any value of its recipe.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -193,7 +193,7 @@ def _refuse(name: str, *_: object) -> None:
 
 
 @contextmanager
-def calling(kind: str, name: str, returned: str) -> Iterator[None]:
+def calling(kind: str, name: str, returned: str) -> Generator[None, None, None]:
     """Have what a function of the project raises, its exit too, be told as OwnFunctionError."""
     try:
         yield
