@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from unicodedata import normalize
 
 from ratchet.adapters.redaction import redact
@@ -74,7 +74,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = {normalize("NFC", one): one for one in known}
     if alike := names.get(normalize("NFC", name)):
         return f"; {alike!a} looks like {name!a}, and is another name"
-    return _ask_after(difflib.get_close_matches(name, names.values(), n=1))
+    near = difflib.get_close_matches(name, names.values(), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def did_you_mean_key(key: str, known: Iterable[str]) -> str:
@@ -88,21 +89,13 @@ def did_you_mean_key(key: str, known: Iterable[str]) -> str:
 
     def likeness(one: str) -> float:
         of, _, last = one.rpartition(".")
+        words = last.split("_")
+        short = last.startswith(name) or name in ("".join(word[:1] for word in words), *words)
         alike = difflib.SequenceMatcher(None, name, last).ratio()
         near = difflib.SequenceMatcher(None, section, of).ratio() + (section == of)
-        return alike + (name == last) + _is_short_for(name, last) + (near if section else 0)
+        return alike + (name == last) + short + (near if section else 0)
 
-    return _ask_after([max(known, key=likeness)])
-
-
-def _is_short_for(short: str, name: str) -> bool:
-    """Return whether a word is the beginning, the initials or a part of a name of several words."""
-    words = name.split("_")
-    return name.startswith(short) or short in ("".join(word[:1] for word in words), *words)
-
-
-def _ask_after(near: Sequence[str]) -> str:
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {max(known, key=likeness)!r}?"
 
 
 def counted(number: int, noun: str) -> str:

@@ -86,6 +86,7 @@ def _summarize(title: str, target: EvalTarget) -> ComparedTarget:
         failed=scored.failed,
         reward=scored.finished.mean,
         interval=scored.finished.interval,
+        measures=scored.measures,
     )
 
 

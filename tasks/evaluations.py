@@ -159,7 +159,7 @@ def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
     for end, means in zip(ends, (before, after), strict=True):
         same = end.mean is not None and len(means) == end.examples
         if not same or not isclose(fmean(means.values()), end.mean or 0.0, abs_tol=1e-9):
-            return find_unpaired_gain(*((one.mean, one.standard_error) for one in ends))
+            return find_unpaired_gain(*((one.mean, one.interval) for one in ends))
     both = sorted(before.keys() & after.keys())
     return find_gain([before[at] for at in both], [after[at] for at in both], [1.0] * len(both))
 

@@ -34,9 +34,7 @@ DATUM_LOGPROBS = "datums/logprobs"
 COST_METRICS = ("calls", "calls/other_roles", "tokens/prompt", "tokens/sampled", "seconds/sampling")
 """Calls, tokens and seconds of sampling; dollars are in the metrics that begin with COST."""
 
-ROLLOUT_METRICS = (
-    *("rollouts/", "reward/", MEASURE, COST, "calls/", "recall/", "seconds/sampling"),
-)
+ROLLOUT_METRICS = ("rollouts/", "reward/", MEASURE, COST, "calls/", "recall/", "seconds/sampling")
 """Prefixes of the metrics of a step's rollouts, whichever policies they train."""
 
 

@@ -12,7 +12,7 @@ from ratchet.adapters.project.hub import check_push, push
 from ratchet.flows.checkpoints.names import find_weights
 from ratchet.flows.checkpoints.names import promote as record
 from ratchet.flows.checkpoints.serving import serve_model, serve_until, stdin_closed
-from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
+from ratchet.flows.cli.commands import AsJson, Name, Overrides, Port, Verbose
 from ratchet.flows.cli.training import call_flow
 from ratchet.flows.opening.eval_targets import find_target
 from ratchet.flows.recipe.loading import named_recipe
@@ -118,9 +118,7 @@ def serve(
             help="RUN, RUN@STEP, RUN:POLICY@STEP, a promoted name, an export, or a base model."
         ),
     ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
-    ] = 0,
+    port: Port = 0,
 ) -> None:
     with serve_model(find_weights(model), port) as (endpoint, service):
         for variable, value in endpoint.variables().items():

@@ -132,6 +132,9 @@ Name = Annotated[
         help="A training deployment of prefect.yaml, an example, such as hello, or a YAML file."
     ),
 ]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
+]
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 
 

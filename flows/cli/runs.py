@@ -10,7 +10,7 @@ import typer
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import show, terminal_width, write_data, write_json
-from ratchet.flows.cli.commands import AsJson, Run
+from ratchet.flows.cli.commands import AsJson, Port, Run
 from ratchet.tasks.recording.queries import Sought, answer_query, describe_found, read_range
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
 from ratchet.tasks.reports.tables import describe_costs
@@ -19,6 +19,10 @@ from ratchet.tasks.storage.files import is_written, write_bytes
 from ratchet.tasks.storage.manifest import read_manifest, readable_runs
 from ratchet.tasks.storage.plan_record import child_runs
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
+
+Runs = Annotated[
+    list[str] | None, typer.Option(help="A run to read; repeat it for several, omit it for all.")
+]
 
 
 def runs(as_json: AsJson = False) -> None:
@@ -60,9 +64,7 @@ def report(
 
 
 def board(
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
-    ] = 0,
+    port: Port = 0,
 ) -> None:
     from ratchet.flows.server.board import serve_board
 
@@ -75,10 +77,7 @@ def sql(
     statement: Annotated[
         str, typer.Argument(help="One statement, in DuckDB's SQL, over the views of docs/sql.md.")
     ],
-    run: Annotated[
-        list[str] | None,
-        typer.Option(help="A run to read; repeat it for several, omit it for all."),
-    ] = None,
+    run: Runs = None,
     format: Annotated[
         Literal["table", "csv", "json", "parquet"], typer.Option(help="Format of the rows.")
     ] = "table",
@@ -98,10 +97,7 @@ def sql(
 
 def find(
     text: Annotated[str, typer.Argument(help="Words of a question, an answer or an example.")] = "",
-    run: Annotated[
-        list[str] | None,
-        typer.Option(help="A run to read; repeat it for several, omit it for all."),
-    ] = None,
+    run: Runs = None,
     error: Annotated[str, typer.Option(help="Words of the error of a rollout.")] = "",
     tool: Annotated[str, typer.Option(help="Name of a tool that was called.")] = "",
     reward: Annotated[

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STEPS = {"reward": 'select step, "reward/mean" from steps'}
-"""What is measured on held-out examples → the question about each step's, if it is no loss."""
 UNTRAINED = 3
 """Exit status of a run in which no step has trained anything."""
 MEND = (
@@ -368,9 +366,12 @@ def _closing_lines(summary: "RunSummary", run: RunFolder, spent: str) -> str:
     failed = f"{counted(summary.failed, 'rollout')}, which trained nothing"
     unsent = unsynced_folder(run.tracking)
     drift = " ".join(f"{of_step:.2g}" for of_step in summary.drift)
-    measured = STEPS.get(summary.measure, "select step, loss from steps")
+    measured = 'select step, "reward/mean" from steps'
+    if summary.measure != "reward":
+        measured = "select step, loss from steps"
     lines = {
         "loss" if summary.measure == "loss" else "gain": summary.gain,
+        "measure": summary.measures,
         "mend": MEND if summary.is_untrained and summary.why == EQUAL_REWARDS else "",
         "best": summary.best_checkpoint,
         "split": summary.held_out,

@@ -15,10 +15,16 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.settings.algorithm import BASE
+from ratchet.tasks.settings.rollouts import Evaluation, Rollouts
 from ratchet.tasks.settings.run import Model, Tracking
 from ratchet.tasks.storage.manifest import changed_files, latest_run
 from ratchet.tasks.storage.run_folder import folder_of, name_run
 
+UNPLAYED = {
+    "rollouts": ("groups", "group_size", "rounds", "batches", "lag", "stream", "attempts"),
+    "evaluation": ("every",),
+}
+"""Keys of sections by which no held-out rollout is played otherwise."""
 PLAYING_KEYS = ("agent", "roles", "dataset", "rollouts", "evaluation", "seed")
 """Keys of a recipe that, beside the weights, make the rollouts of an evaluation."""
 
@@ -97,6 +103,8 @@ class EvalTarget:
     def _of_run(cls, recipe: Recipe, run: str | None, step: int | None, as_given: bool) -> Self:
         found = folder_of(run) if run else latest_run(recipe.agent, recipe.answerers)
         bound = read_recipe(found)
+        if isinstance(bound, Recipe):
+            recipe = _with_unplayed(recipe, bound)
         as_given |= isinstance(bound, Recipe) and recipe.agent != bound.agent
         other = any(getattr(recipe, key) != getattr(bound, key, None) for key in PLAYING_KEYS)
         if isinstance(bound, Recipe) and not (as_given and other):
@@ -118,9 +126,21 @@ class EvalTarget:
     @classmethod
     def _alone(cls, recipe: Recipe, model: str) -> Self:
         """Return a run of its own, whose checkpoint 0 is the base model."""
-        bound = recipe.model_copy(update={"tracking": Tracking()})
+        plain = {"rollouts": Rollouts(), "evaluation": Evaluation(), "tracking": Tracking()}
+        bound = _with_unplayed(recipe, recipe.model_copy(update=plain))
         name = name_run(recipe.subject, model, bound.fingerprint()[:8])
         return cls(f"evaluations/{name}", bound, bound, 0, model)
+
+
+def _with_unplayed(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the tracking and the keys of UNPLAYED that another one has."""
+    changed = {
+        name: getattr(recipe, name).model_copy(
+            update={key: getattr(getattr(other, name), key) for key in keys}
+        )
+        for name, keys in UNPLAYED.items()
+    }
+    return recipe.model_copy(update={**changed, "tracking": other.tracking})
 
 
 def find_target(

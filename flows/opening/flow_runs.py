@@ -142,6 +142,7 @@ class RunSummary(BaseModel, frozen=True):
       the last one.
     - `gain`: their difference over the examples that both have, with its 95 % interval, in words;
       empty if it is not known.
+    - `measures`: the first and the last mean of each measure of the agent's own, in words.
     - `seconds`: time of sampling and training, without start-up and evaluation, and only of a
       fork's own steps; None with a lag, where they overlap.
     - `rewarded`: number of rollouts that had the reward of an error, by its name.
@@ -165,6 +166,7 @@ class RunSummary(BaseModel, frozen=True):
     seconds: float | None
     gain: str = ""
     rewarded: Mapping[str, int] = {}
+    measures: str = ""
     failed: int = 0
     error: str = ""
     untrained: int = 0
@@ -226,6 +228,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         before=before,
         after=after,
         gain=str(facts.gain or "") if known else "",
+        measures=facts.own_gains,
         seconds=None if recipe.lag else facts.own_seconds,
         rewarded={
             name.removeprefix(REWARDED): facts.sum(name)

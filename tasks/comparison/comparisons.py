@@ -55,6 +55,8 @@ class ComparedTarget(BaseModel, frozen=True):
     failed: int
     reward: float | None
     interval: tuple[float, float] | None
+    measures: Mapping[str, float] = {}
+    """Means of what the agent measures itself."""
     tokens: float | None = None
     cost: float | None = None
     difference: Difference | None = None
@@ -104,7 +106,7 @@ def name_comparison(
 
 
 def read_played(spans: Sequence[Path], roles: Sequence[str]) -> list[ExampleRow]:
-    """Read each example of a shard that was played: its reward, and the last answer of `roles`."""
+    """Read each example of a shard that was played: its reward, and what `roles` said in it."""
     files = [verified(path) for path in spans]
     return select(PLAYED_QUERY, spans=files, roles=[*roles]).to_pylist()
 

@@ -1,6 +1,7 @@
 -- One row per example of a held-out shard, in the order of the dataset: the mean reward of its
 -- rollouts that did not fail, the mean length of their answers and what all attempts have cost, by
--- the calls of the roles that are compared, and the last answer of its first rollout.
+-- the calls of the roles that are compared, and what was said in the rollout whose reward is nearest
+-- to the mean: its first question, its last answer, and its calls.
 with spans as (
     select * from parquet_rows($spans)
 ),
@@ -14,7 +15,9 @@ calls as (
         rollout_id,
         attempt,
         span_id,
+        role,
         call,
+        started,
         gen_ai_usage_output_tokens as sampled,
         case when recalled is not true then (attributes ->> '$.cost')::double end as cost,
         messages ->> '$[#-1].content' as question,
@@ -29,7 +32,8 @@ said as (
         rollout_id,
         sum(sampled)::double as tokens,
         arg_min(question, call) as question,
-        arg_max(answer, call) as answer
+        arg_max(answer, call) as answer,
+        list({'asked': question, 'said': answer} order by started, role, call) as calls
 
     from calls
     join attempts using (rollout_id, attempt)
@@ -56,6 +60,14 @@ rollouts as (
     join attempts using (rollout_id, attempt)
     where kind in ('reward', 'error')
     group by rollout_id
+),
+
+compared as (
+    select
+        *,
+        abs(reward - avg(reward) over (partition by example_id)) as apart
+
+    from rollouts
 )
 
 select
@@ -66,10 +78,11 @@ select
     avg(reward order by rollout_id) as reward,
     avg(tokens order by rollout_id) as tokens,
     sum(cost order by rollout_id) as cost,
-    arg_min(question, rollout_id) as question,
-    arg_min(answer, rollout_id) as answer
+    arg_min(question, (coalesce(apart, 'infinity'), rollout_id)) as question,
+    arg_min(answer, (coalesce(apart, 'infinity'), rollout_id)) as answer,
+    coalesce(arg_min(calls, (coalesce(apart, 'infinity'), rollout_id)), []) as calls
 
-from rollouts
+from compared
 left join said using (rollout_id)
 left join paid using (rollout_id)
 group by example_id

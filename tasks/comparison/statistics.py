@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from ratchet.adapters.errors import counted
+from ratchet.tasks.algorithm.advantages import is_uniform
 
 Z95 = NormalDist().inv_cdf(0.975)
 """1.96: the standard errors on either side of a mean that make its 95 % interval."""
@@ -22,6 +23,9 @@ MOST_ENUMERATED = 14
 """Most differences whose signs are all tried; of more, DRAWS of their signs are drawn."""
 DRAWS, DRAWN_AT_ONCE = 20_000, 500
 
+Interval = tuple[float, float]
+Measured = tuple[float | None, Interval | None]
+
 
 def pass_at(k: int, rollouts: int, passed: int) -> float:
     """Estimate pass@k without bias: 1 - C(n - c, k) / C(n, k), for k <= n (Chen et al. 2021)."""
@@ -30,12 +34,11 @@ def pass_at(k: int, rollouts: int, passed: int) -> float:
     return (comb(rollouts, k) - comb(rollouts - passed, k)) / comb(rollouts, k)
 
 
-def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
+def interval_of(means: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the mean of examples; None if there are too few.
 
     If every example is 0 or 1, it is Wilson's score interval (1927), which also holds for few
-    examples and for means of 0 and 1. Otherwise it is the mean ± 1.96 standard errors (Miller
-    2024), from two examples on.
+    examples and for means of 0 and 1. Otherwise it is that of means between 0 and 1 (`_interval`).
     """
     count = len(means)
     if count and set(means) <= {0.0, 1.0}:
@@ -43,23 +46,20 @@ def interval_of(means: Sequence[float]) -> tuple[float, float] | None:
         centre = (won + spread / 2) / (1 + spread)
         half = sqrt(won * (1 - won) * spread + spread**2 / 4) / (1 + spread)
         return centre - half, centre + half
-    if count < 2:
-        return None
-    half = Z95 * stdev(means) / sqrt(count)
-    return fmean(means) - half, fmean(means) + half
+    return _interval(means, 0.0)
 
 
 @dataclass(frozen=True)
 class Gain:
     """Change of a measure of held-out examples, in an interval that holds it with 95 % confidence.
 
-    It is `paired` if both values are known for each example. Otherwise the interval treats the two
-    measures as independent, and is too wide. The value of a loss is negative if the loss fell.
+    It is of the paired `examples` of which both values are known. Without any the interval treats
+    the two measures as independent, and is too wide. The value of a loss is negative if it fell.
     """
 
     value: float
-    interval: tuple[float, float]
-    paired: bool = True
+    interval: Interval
+    examples: int = 0
     of_loss: bool = False
 
     @property
@@ -76,8 +76,8 @@ class Gain:
         if self.of_loss and self.value < 0:
             lower, upper = -upper, -lower
         sign = "" if self.of_loss else "+"
-        unpaired = "" if self.paired else ", as if of other examples"
-        return f"({lower:{sign}.2f} to {upper:{sign}.2f} with 95 % confidence{unpaired})"
+        of = counted(self.examples, "example") if self.examples else "as if of other examples"
+        return f"({lower:{sign}.2f} to {upper:{sign}.2f} with 95 % confidence, {of})"
 
     def __str__(self) -> str:
         return f"{self.amount} {self.confidence}"
@@ -90,18 +90,19 @@ def find_gain(
     differences = [last - first for first, last in zip(before, after, strict=True)]
     if not differences or (interval := interval_of_ratio(differences, weights)) is None:
         return None
-    return Gain(fsum(differences) / fsum(weights), interval)
+    return Gain(fsum(differences) / fsum(weights), interval, len(differences))
 
 
-def find_unpaired_gain(
-    before: tuple[float | None, float | None], after: tuple[float | None, float | None]
-) -> Gain | None:
-    """Find the gain of two values, each with its standard error; None if one is not known."""
-    (first, error), (last, other) = before, after
-    if first is None or last is None or error is None or other is None:
+def find_unpaired_gain(before: Measured, after: Measured) -> Gain | None:
+    """Find the gain of two values, each with its interval; None if one is not known.
+
+    Its own interval recovers the variances of theirs (Zou and Donner 2008).
+    """
+    (first, own), (last, other) = before, after
+    if first is None or last is None or own is None or other is None:
         return None
-    gain, margin = last - first, Z95 * hypot(error, other)
-    return Gain(gain, (gain - margin, gain + margin), paired=False)
+    down, up = hypot(own[1] - first, last - other[0]), hypot(first - own[0], other[1] - last)
+    return Gain(last - first, (last - first - down, last - first + up))
 
 
 class Difference(BaseModel, frozen=True):
@@ -113,7 +114,7 @@ class Difference(BaseModel, frozen=True):
 
     examples: int
     mean: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p_value: float | None
     won: int
     lost: int
@@ -121,10 +122,13 @@ class Difference(BaseModel, frozen=True):
 
     @property
     def is_gain(self) -> bool:
-        """Whether the interval lies above 0 and chance does not explain the difference."""
+        """Whether chance does not explain the difference, and the interval lies above 0.
+
+        Where every example was won, its width alone is for examples that are not among them.
+        """
         if self.interval is None or self.p_value is None:
             return False
-        return self.interval[0] > 0 and self.p_value <= CERTAIN
+        return (self.interval[0] > 0 or self.won == self.examples) and self.p_value <= CERTAIN
 
     def __str__(self) -> str:
         if self.mean is None or self.interval is None:
@@ -148,26 +152,37 @@ def find_difference(pairs: Sequence[tuple[float, float]]) -> Difference:
     )
 
 
-def interval_of_mean(differences: Sequence[float]) -> tuple[float, float] | None:
+def interval_of_mean(differences: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the mean of paired differences; None if there are too few.
 
     If every difference is -1, 0 or 1, it is the score interval of paired proportions (Tango 1998),
-    which also holds for few examples and is no point where all are tied. Otherwise it is Student's,
-    by the standard error of the examples' means, from three examples on.
+    which also holds for few examples and is no point where all are tied. Otherwise it is that of
+    differences between -1 and 1 (`_interval`).
     """
     count = len(differences)
     if count and {*differences} <= {-1.0, 0.0, 1.0}:
         won, lost = (differences.count(sign) for sign in (1, -1))
         return _tango(won, lost, count, Z95), _tango(won, lost, count, -Z95)
-    if count < 3:
+    return _interval(differences, -1.0)
+
+
+def _interval(values: Sequence[float], least: float) -> Interval | None:
+    """Return the 95 % interval of a mean, from three values on: Student's (Miller 2024).
+
+    Equal values have no deviation. Of as many, each has that value by a chance of 5 % if a share of
+    1 - 0.05^(1/n) of all has another one, which is between `least` and 1, or on the value's side.
+    """
+    if (count := len(values)) < 3:
         return None
-    mean, half = fmean(differences), student95(count - 1) * stdev(differences) / sqrt(count)
+    mean = fmean(values)
+    if is_uniform(values):
+        unseen = 1 - CERTAIN ** (1 / count)
+        return mean + unseen * (min(least, mean) - mean), mean + unseen * (max(1.0, mean) - mean)
+    half = student95(count - 1) * stdev(values) / sqrt(count)
     return mean - half, mean + half
 
 
-def interval_of_ratio(
-    differences: Sequence[float], weights: Sequence[float]
-) -> tuple[float, float] | None:
+def interval_of_ratio(differences: Sequence[float], weights: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of Σ differences / Σ weights of paired examples; None if too few.
 
     An example's weight is its part of both measures: a text weighs its tokens. Unequal weights vary

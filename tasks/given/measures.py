@@ -42,7 +42,7 @@ def find_measured_gain(first: HeldOutMeasure, last: HeldOutMeasure) -> Gain | No
     if before and after and before[1] == after[1]:
         gain = find_gain(before[0], after[0], before[1])
     else:
-        gain = find_unpaired_gain(*((one.value, one.standard_error) for one in (first, last)))
+        gain = find_unpaired_gain(*((one.value, one.interval) for one in (first, last)))
     return None if gain is None else replace(gain, of_loss=first.measure == "loss")
 
 

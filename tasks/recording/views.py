@@ -65,6 +65,7 @@ COMPARISONS = pa.schema(
         ("cost", pa.float64()),
         ("question", pa.string()),
         ("answer", pa.string()),
+        ("calls", pa.list_(pa.struct([("asked", pa.string()), ("said", pa.string())]))),
     ]
 )
 """Columns of the table of a comparison: a row for each example and each target."""

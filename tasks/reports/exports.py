@@ -8,9 +8,8 @@ from typing import Any, Literal
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.redaction import public
 from ratchet.adapters.yaml_text import write_yaml
-from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.reports.facts import read_facts
-from ratchet.tasks.reports.tables import markdown_table, score_rows
+from ratchet.tasks.reports.tables import list_evaluations, markdown_table
 from ratchet.tasks.storage.manifest import Manifest, describe_parent, generations, read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder
 
@@ -28,8 +27,6 @@ LARGEST_RANK = 16
 """The largest rank that vLLM loads if it is not told of a larger one."""
 RANKS = (32, 64, 128, 256)
 """Larger ranks that vLLM can be told of."""
-SCORE_COLUMNS = 6
-"""Columns of a table of scores that every evaluation has."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +172,16 @@ def _base(manifest: Manifest, exported: Exported) -> str:
 
 def _scores(run: RunFolder, step: int) -> str:
     """Return what the checkpoint and the untrained policy have scored on held-out examples."""
-    names, rows = [""], list[list[object]]()
-    for at in dict.fromkeys((0, step)):
-        for path in run.evaluations(f"{at:05d}"):
-            names, scored = score_rows(read_evaluation(path))
-            rows += [[at, *row[:SCORE_COLUMNS]] for row in scored]
+    files = [path for at in dict.fromkeys((0, step)) for path in run.evaluations(f"{at:05d}")]
+    (_, *names), rows = list_evaluations(files, usage=False)
     if not rows:
         held_out = read_facts(run).held_out
         names = [f"held-out {held_out.measure}"]
-        rows = [[at, value] for at, value in held_out.by_step.items() if at in (0, step)]
-    table = markdown_table(["checkpoint", *names[:SCORE_COLUMNS]], rows) if rows else ""
-    unknown = "" if any(row[0] == step for row in rows) else f"Checkpoint {step} was not scored."
+        rows = [[f"{at}", of] for at, of in held_out.by_step.items() if at in (0, step)]
+    table = markdown_table(["checkpoint", *names], rows) if rows else ""
+    unknown = (
+        "" if any(row[0] == f"{step}" for row in rows) else f"Checkpoint {step} was not scored."
+    )
     return "\n".join(filter(None, [table, unknown]))
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.statistics import Gain
 from ratchet.tasks.given.measures import HeldOutMeasure, find_measured_gain, read_measure
@@ -77,6 +78,7 @@ class HeldOutScore:
 
     step: int
     played: str
+    examples: int
     reward: float
     interval: Sequence[float] | None
 
@@ -130,6 +132,8 @@ class RunCurves:
     minutes: Sequence[float]
     tokens: Sequence[float]
     scores: Sequence[HeldOutScore]
+    measures: Mapping[str, Mapping[int, float]]
+    """Means of the agent's own measures on held-out examples, by metric and by step."""
     chosen: bool = False
     """Whether it is the run that a sweep has chosen."""
 
@@ -293,10 +297,29 @@ class RunFacts:
         return sum(int(row.get(metric, 0)) for row in self.metrics)
 
     @cached_property
+    def _evaluations(self) -> Sequence["_Evaluation"]:
+        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
+        return [_read_evaluation(path, version_of([path])) for path in own]
+
+    @property
     def scores(self) -> Sequence[HeldOutScore]:
         """Held-out scores of the run's own evaluations, in the order of checkpoints."""
-        own = [path for path in self.run.evaluations() if path.stem.isdecimal()]
-        return [score for path in own for score in _read_scores(path, version_of([path]))]
+        return [score for scores, _ in self._evaluations for score in scores]
+
+    @property
+    def own_measures(self) -> Mapping[str, Mapping[int, float]]:
+        """Means of what the agent measures itself on held-out examples, by name and by step."""
+        found = defaultdict[str, dict[int, float]](dict)
+        for _, measures in self._evaluations:
+            for name, (step, value) in measures.items():
+                found[name][step] = value
+        return found
+
+    @property
+    def own_gains(self) -> str:
+        """First and last mean of each of these measures, in words; empty without one."""
+        named = self.own_measures.items()
+        return ", ".join(f"{name} {describe_ends([*of.values()])}" for name, of in named)
 
     @cached_property
     def headlines(self) -> Sequence[HeldOutScore]:
@@ -355,22 +378,24 @@ class RunFacts:
             yield "its budget is spent"
 
     def last_failure(self) -> RecordedFailure | None:
-        """Return the last error of the last step that has failed rollouts, if there is such a step.
+        """Return the last error of the last step, if a rollout of it has failed.
 
-        A step that is under way, or that stopped the run, counts as far as it is sealed.
+        A step that is under way, or that stopped the run, counts as far as it is sealed. Whatever
+        failed before it is mended.
         """
-        failed = [int(row["step"]) for row in self.metrics if row.get("rollouts/failed")]
-        for step in (self.done, *failed[-1:]):
+        failed = [int(row["step"]) for row in self.metrics[-1:] if row.get("rollouts/failed")]
+        for step in (self.done, *failed):
             spans = [self.run.spans(batch) for batch in self.run.batches_of(step)]
-            known = read_failures([path for path in spans if is_written(path)])
-            if ended := [failure for failure in known if failure.kind == ERROR]:
-                return ended[0]
+            if sealed := [path for path in spans if is_written(path)]:
+                known = (failure for failure in read_failures(sealed) if failure.kind == ERROR)
+                return next(known, None)
         return None
 
     def curves(self, views: "Views | None" = None) -> RunCurves:
         """Return the curves of the run; its minutes are read from the spans in `views`."""
         run, metrics = self.run, self.metrics
-        curves = RunCurves(run.name, metrics, run.policies(), (), self.tokens, self.scores)
+        own = {MEASURE + name: of for name, of in self.own_measures.items()}
+        curves = RunCurves(run.name, metrics, run.policies(), (), self.tokens, self.scores, own)
         return curves if views is None else replace(curves, minutes=self._minutes(views))
 
     def _minutes(self, views: Views) -> list[float]:
@@ -411,13 +436,19 @@ def _read_value(path: Path, _version: FileVersions) -> tuple[Measure, float]:
     return found["measure"], float(found["value"])
 
 
+_Evaluation = tuple[Sequence[HeldOutScore], Mapping[str, tuple[int, float]]]
+"""Scores of an evaluation, and what the agent has measured when sampled, at which step."""
+
+
 @lru_cache(MOST_MEASURES)
-def _read_scores(path: Path, _version: FileVersions) -> Sequence[HeldOutScore]:
+def _read_evaluation(path: Path, _version: FileVersions) -> _Evaluation:
+    step, scores = int(path.stem), read_json(path)
+    measures = scores.get("sampled", {}).get("measures", {})
     return [
-        HeldOutScore(int(path.stem), how, known["mean"], known.get("interval"))
-        for how, score in read_json(path).items()
+        HeldOutScore(step, how, known["examples"], known["mean"], known.get("interval"))
+        for how, score in scores.items()
         if (known := score["finished"])["mean"] is not None
-    ]
+    ], {name.removeprefix(MEASURE): (step, value) for name, value in measures.items()}
 
 
 def kind_of(error: Exception) -> str:

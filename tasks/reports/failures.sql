@@ -1,7 +1,8 @@
 -- One row per error, the latest first: of attempts that failed, and of calls that the door refused;
 -- how often, with how many messages, of which the commonest is shown, and in which rollouts: the
 -- first three by name, and the number of the others. Errors of a type that came at the same place
--- are one, and so are equal ones. The table spans has the spans of a run, or of some of its batches.
+-- are one, and so are those that are equal but for numbers. The table spans has the spans of a run,
+-- or of some of its batches.
 select
     kind,
     error,
@@ -24,6 +25,9 @@ from (
     group by
         kind,
         error_type,
-        coalesce(nullif(regexp_extract(error_message, $place), ''), error_message)
+        coalesce(
+            nullif(regexp_extract(error_message, $place), ''),
+            regexp_replace(error_message, '\d+', '0', 'g')
+        )
 )
 order by latest desc, error

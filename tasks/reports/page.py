@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import visible
 from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.given.given import describe_counts
@@ -83,6 +84,7 @@ TEMPLATES = Environment(
 TEMPLATES.globals["colours"] = plots.COLOURS
 TEMPLATES.globals["number"] = readable
 TEMPLATES.globals["list_changes"] = list_changes
+TEMPLATES.filters["counted"] = counted
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def render_report(
         {"tables": (), **framed},
         frame=frame,
         runs=reported,
-        rewards=[*plots.draw_rewards(curves), *plots.draw_role_rewards(curves)]
+        rewards=[*plots.draw_rewards(curves), *plots.draw_named_rewards(curves)]
         if any(run.plays for run in reported)
         else plots.draw_panels(curves, plots.LEARNT),
         panels=plots.draw_panels(curves, moving),

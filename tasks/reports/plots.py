@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.reports.facts import RunCurves, StepMetrics, metric_names
 from ratchet.tasks.storage.files import read_bytes
 
@@ -134,10 +135,16 @@ def draw_rewards(runs: Sequence[RunCurves], scales: Iterable[str] = SCALES) -> l
     return [_draw_reward(runs, label, SCALES[label]) for label in scales]
 
 
-def draw_role_rewards(runs: Sequence[RunCurves]) -> list[str]:
-    """Draw the mean reward of each role that the agent rewards by name."""
+def draw_named_rewards(runs: Sequence[RunCurves]) -> list[str]:
+    """Draw the mean reward of each role that the agent rewards by name, and what it measures."""
     found = [re.fullmatch(r"reward/([^/]*)/[^/]*", name) for name in metric_names(runs)]
     panels = [Panel(f"reward of the role {name[1]}", name[0]) for name in found if name]
+    own = [*(name for run in runs for name in run.measures), *metric_names(runs)]
+    panels += [
+        Panel(f"{name.removeprefix(MEASURE)}, as the agent measures it", name)
+        for name in dict.fromkeys(own)
+        if name.startswith(MEASURE)
+    ]
     return draw_panels(runs, panels)
 
 
@@ -235,14 +242,17 @@ def _draw_reward(
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     series = _series(runs, panel)
-    if not any(any(values.values()) for *_, values in series):
+    measured = [(colour, run.measures.get(panel.metric, {})) for colour, _, run in _lines(runs)]
+    if not any(any(values.values()) for *_, values in (*series, *measured)):
         return None
     with _panel(panel.title) as (axes, svg):
         for colour, width, dashes, values in series:
             style = {"color": colour, "linewidth": width, "linestyle": dashes}
             axes.plot([*values], [*values.values()], **style, marker=".")
+        for colour, values in measured:
+            axes.plot([*values], [*values.values()], "o", color=colour, markersize=5)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        found = [value for *_, values in series for value in values.values()]
+        found = [value for *_, values in (*series, *measured) for value in values.values()]
         if panel.logarithmic and min(found) > 0:
             axes.set_yscale("log")
             axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))

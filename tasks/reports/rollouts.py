@@ -22,6 +22,7 @@ from ratchet.tasks.recording.transcripts import (
     tell_left_out,
 )
 from ratchet.tasks.recording.views import Views
+from ratchet.tasks.reports.tables import Call, calls_apart
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import is_written, verified, write_text
 from ratchet.tasks.storage.run_folder import RunFolder
@@ -51,6 +52,9 @@ GIVEN = ("given", "")
 
 MOST_FAILED = 3
 """Failed rollouts that are shown beside the best, the middle and the worst."""
+
+SHOWN_LETTERS = 600
+"""Letters of what was asked, and of what was said, before and after."""
 
 SHOWN_SPLITS = ("test", "train")
 """Splits with an example to show: the first example that was played at two checkpoints."""
@@ -327,6 +331,11 @@ class BeforeAndAfter:
     gain: float
     before: PlayedExample
     after: PlayedExample
+
+    @property
+    def apart(self) -> tuple[int, Call, Call]:
+        """Number of the first call that differs, and that call before and after."""
+        return calls_apart(self.before.calls, self.after.calls, SHOWN_LETTERS)
 
     @property
     def change(self) -> str:

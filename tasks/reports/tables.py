@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile, zip_longest
+from pathlib import Path
 
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import on_one_line
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.comparison.comparisons import Comparison, most_different
-from ratchet.tasks.recording.scores import Score
+from ratchet.tasks.recording.scores import Score, read_evaluation
 from ratchet.tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
 from ratchet.tasks.storage.run_folder import folder_of
 
@@ -21,6 +23,9 @@ NARROWEST_SHORTENED = 6
 """Letters of the narrowest column that is still shortened."""
 SHOWN_LETTERS = 160
 """Letters of a question or an answer that are shown."""
+Call = Mapping[str, str | None]
+"""What was asked and said in a call."""
+NO_CALL: Call = {"asked": "", "said": ""}
 TARGET_COLUMNS = (
     *("target", "reward", "difference", "95 % interval", "p", "won", "lost", "tied"),
     *("failed", "tokens", "USD"),
@@ -32,18 +37,37 @@ def scores_table(scores: Mapping[str, Score]) -> str:
     return aligned(*score_rows(scores))
 
 
-def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object]]]:
+def list_evaluations(
+    files: Iterable[Path], *, usage: bool = True
+) -> tuple[list[str], list[list[object]]]:
+    """List the scores of evaluations as `score_rows` does, each with its checkpoint's step first.
+
+    Evaluations by other settings than the run's say so. What is equal is listed once.
+    """
+    scores = dict[str, Score]()
+    for path in files:
+        step, settings = path.stem[:5].lstrip("0") or "0", path.stem[6:]
+        for how, score in read_evaluation(path).items():
+            if scores.get(f"{step} {how}") != score:
+                scores[f"{step} {how}{settings and f' by settings {settings}'}"] = score
+    names, rows = score_rows(scores, usage=usage)
+    return ["step", *names], [[*str(played).split(" ", 1), *row] for played, *row in rows]
+
+
+def score_rows(
+    scores: Mapping[str, Score], *, usage: bool = True
+) -> tuple[list[str], list[list[object]]]:
     """List scores, each with its categories; return the names of the columns and the rows.
 
-    The reward is over finished rollouts, with its 95 % interval. The agent's measures follow. Each
-    role that no policy answers has a column for its tokens, and one for a known cost.
+    The reward is over finished rollouts, with its 95 % interval. The agent's measures follow. With
+    `usage` each role that no policy answers has a column for its tokens, and one for a known cost.
     """
     names = ["played", "category", "examples", "failed", "reward", "95 % interval"]
     spent = [
         (role, what)
         for role in sorted({role for score in scores.values() for role in score.spent})
         for what in SPENT
-        if any(_spent(score, role, what) for score in scores.values())
+        if usage and any(_spent(score, role, what) for score in scores.values())
     ]
     measures = sorted({name for score in scores.values() for name in score.measures})
     rows: list[list[object]] = []
@@ -61,6 +85,7 @@ def score_rows(scores: Mapping[str, Score]) -> tuple[list[str], list[list[object
 def describe_comparison(comparison: Comparison, width: int) -> str:
     """Return a comparison as a table, with the examples on which the targets differ most."""
     rows: list[list[object]] = []
+    measures = sorted({name for one in comparison.targets for name in one.measures})
     for one in comparison.targets:
         row: list[object] = [one.target, one.reward]
         if (by := one.difference) is not None:
@@ -69,8 +94,10 @@ def describe_comparison(comparison: Comparison, width: int) -> str:
             row += [mean, interval, by.p_value, by.won, by.lost, by.tied]
         else:
             row += [None] * 6
-        rows.append([*row, one.failed or None, one.tokens, one.cost])
-    parts = [fitted(TARGET_COLUMNS, rows, width, ["target"])]
+        own = map(one.measures.get, measures)
+        rows.append([*row, one.failed or None, one.tokens, one.cost, *own])
+    names = [*TARGET_COLUMNS, *(name.removeprefix(MEASURE) for name in measures)]
+    parts = [fitted(names, rows, width, ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
     folder = folder_of(comparison.folder).path
     played = counted(comparison.examples, "example")
@@ -82,16 +109,39 @@ def _differing(comparison: Comparison, target: str) -> str:
     """Return the examples on which a target and the other one differ most, as text."""
     blocks = [f"{target} and {comparison.against} differ most in"]
     for own, other in most_different(comparison, target):
-        answers = [(f"{one['reward']:.3g}", one["target"], one["answer"]) for one in (own, other)]
-        lines = [f"example {own['example_id']}: {_shown(own['question'])}"]
-        lines += [f"    {reward}  {name}: {_shown(answer)}" for reward, name, answer in answers]
+        number, *calls = calls_apart(own["calls"], other["calls"], SHOWN_LETTERS)
+        asked, *others = dict.fromkeys(call["asked"] for call in calls)
+        where = f", call {number + 1}" if number else ""
+        lines = [f"example {own['example_id']}{where}: {'' if others else _shown(asked)}"]
+        for one, call in zip((own, other), calls, strict=True):
+            lines += [f"    {one['target']} was asked: {_shown(call['asked'])}"] if others else []
+            lines.append(f"    {one['reward']:.3g}  {one['target']}: {_shown(call['said'])}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) if blocks[1:] else ""
 
 
-def _shown(text: str | None) -> str:
-    """Return the beginning and the end of a text, on one line and without control characters."""
-    return shorten(on_one_line(" ".join((text or "-").split())), SHOWN_LETTERS)
+def _shown(text: str) -> str:
+    """Return a text on one line and without control characters."""
+    return on_one_line(" ".join(text.split())) or "-"
+
+
+def calls_apart(own: Sequence[Call], other: Sequence[Call], most: int) -> tuple[int, Call, Call]:
+    """Find the first call that differs between two rollouts, or else the last; return it of both.
+
+    A rollout that has ended by then has an empty one. Texts of more than `most` letters are
+    shortened: to where they differ, or else to their beginning and end.
+    """
+    pairs = [*zip_longest(own, other, fillvalue=NO_CALL)] or [(NO_CALL, NO_CALL)]
+    number = next((at for at, (one, two) in enumerate(pairs) if one != two), len(pairs) - 1)
+    shown = [dict(call) for call in pairs[number]]
+    for key in NO_CALL:
+        texts = [call[key] or "" for call in shown]
+        alike = len([*takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))])
+        start = None if texts[0] == texts[1] else max(0, alike - most // 4)
+        for call, text in zip(shown, texts, strict=True):
+            left = "…" if start else "", "…" if len(text) > (start or 0) + most else ""
+            call[key] = shorten(text, most) if start is None else text[start:][:most].join(left)
+    return number, shown[0], shown[1]
 
 
 def aligned(names: Sequence[str], cells: Iterable[Sequence[object]]) -> str:

@@ -30,13 +30,12 @@ from prefect.runtime import flow_run
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.redaction import public
 from ratchet.tasks.checkpoints import Ledger
-from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import spent_seconds
 from ratchet.tasks.recording.views import UNREADABLE, open_views
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.progress import describe_measure
 from ratchet.tasks.reports.rollouts import MOST_FAILED, transcripts
-from ratchet.tasks.reports.tables import markdown_table, score_rows, shorten
+from ratchet.tasks.reports.tables import list_evaluations, markdown_table, shorten
 from ratchet.tasks.settings.run import Tracking
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.plan_record import read_plan
@@ -227,7 +226,7 @@ def describe_curves(run: RunFolder) -> str:
     if run.given_files():
         measures, legend = plots.draw_panels(curves, plots.LEARNT), ""
     else:
-        measures = [plots.draw_rewards(curves)[0], *plots.draw_role_rewards(curves)]
+        measures = [plots.draw_rewards(curves)[0], *plots.draw_named_rewards(curves)]
         legend = LEGEND
     moving, constant = plots.split_constant(curves)
     picture = plots.join_drawings([*measures, *plots.draw_panels(curves, moving)])
@@ -277,25 +276,22 @@ def metric_rows(run: RunFolder) -> list[dict[str, float | None]]:
 
 def describe_evaluations(run: RunFolder) -> str:
     """List every evaluation of a run, and the checkpoints that were scored."""
-    ledger, scores, saved = Ledger(run.checkpoints(POLICY)), {}, {}
+    ledger, saved = Ledger(run.checkpoints(POLICY)), {}
     for path in run.evaluations():
-        step, settings = int(path.stem[:5]), path.stem[6:]
-        for how, score in read_evaluation(path).items():
-            scores[f"{step} {how}{settings and ' by settings '}{settings}"] = score
-        if (checkpoint := ledger.find(step)) is not None:
+        if (checkpoint := ledger.find(step := int(path.stem[:5]))) is not None:
             sampler = f"`{shorten(checkpoint.sampler, LONGEST_PATH)}`"
             saved[step] = [step, sampler, "no" if checkpoint.state is None else "yes"]
-    (_, category, examples, failed, reward, interval, *spent), rows = score_rows(scores)
-    names = ["step", f"held-out {reward}", interval, examples, failed, "played", category, *spent]
-    leading = []
-    for played, category, examples, failed, reward, interval, *spent in rows:
-        step, _, how = str(played).partition(" ")
-        leading.append([step, reward, interval, examples, failed, how, category, *spent])
+    names, *rows = (
+        [step, reward, interval, examples, failed, how, category, *more]
+        for table in [list_evaluations(run.evaluations())]
+        for step, how, category, examples, failed, reward, interval, *more in (table[0], *table[1])
+    )
+    names[1] = f"held-out {names[1]}"
     weights = markdown_table(
         ["step", "weights to sample from", "can be trained on"], saved.values()
     )
     whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
-    return "\n".join([markdown_table(names, leading), weights, *([whole] if saved else [])])
+    return "\n".join([markdown_table(names, rows), weights, *([whole] if saved else [])])
 
 
 def tag_flow_run(tag: str) -> None:

@@ -152,7 +152,7 @@ def test_evaluations_lead_with_the_reward_and_shorten_the_paths_of_weights(run: 
     scores, weights, whole = describe_evaluations(run).split("\n\n")
     names, _, row = scores.splitlines()
     assert names.startswith("| step | held-out reward | 95 % interval | examples | failed | played")
-    assert row.startswith("| 4 | 0.75 | 0.26 to 1.24 | 2 | 0 | sampled | all")
+    assert row.startswith("| 4 | 0.75 | - | 2 | 0 | sampled | all")
     [shown] = [line for line in weights.splitlines() if "tinker://" in line]
     assert "…" in shown
     assert shown.index("00004-1-e0d234`") > 0

@@ -196,11 +196,11 @@ def test_the_gain_of_rewards_is_that_of_each_example(tmp_path: Path) -> None:
     recorded_evaluation(run, 5, after)
     gain = find_reward_gain(run, 0, 5)
     assert gain is not None
-    assert gain.paired
+    assert gain.examples
     assert gain.value == pytest.approx(0.25 + 0.04 / 7)
     assert gain.interval[1] - gain.interval[0] < 0.02
     run.spans("test-00005.0").unlink()
     apart = find_reward_gain(run, 0, 5)
     assert apart is not None
-    assert not apart.paired
+    assert not apart.examples
     assert apart.interval[1] - apart.interval[0] > 0.4

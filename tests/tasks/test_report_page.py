@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from ratchet.adapters.calls import POLICY
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.cli.commands import app
+from ratchet.tasks.comparison.statistics import student95
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.recording.step_log import record_metrics
@@ -287,7 +288,7 @@ def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after(
         write_json(run.evaluation(f"{step:05d}"), {"sampled": scores.model_dump(mode="json")})
     text = " ".join(PageReader(render_report([run])).text.split())
     first, _, rest = text.partition("By minutes and by tokens")
-    margin = 1.96 * (2 * 0.25**2 / 63) ** 0.5
+    margin = student95(63) * (2 * 0.25**2 / 63) ** 0.5
     ends = f"{0.5 - margin:+.2f} to {0.5 + margin:+.2f}"
     interval = f"({ends} with 95 % confidence, as if of other examples)"
     assert f"+0.50 held-out reward {interval}" in first
@@ -369,7 +370,7 @@ def test_a_constant_metric_has_its_value_in_a_sentence_and_no_panel() -> None:
 def test_no_number_of_an_axis_is_cut_off(scale: float) -> None:
     metrics = [{"entropy": scale * (1 + step / 7), "reward/mean": scale} for step in range(5)]
     along = [scale * step for step in range(6)]
-    curves = RunCurves("hello", metrics, ["policy"], along, along, [])
+    curves = RunCurves("hello", metrics, ["policy"], along, along, [], {})
     for drawing in [*draw_rewards([curves]), *draw_panels([curves])]:
         svg = ElementTree.fromstring(drawing)
         width = float(svg.attrib["viewBox"].split()[2])

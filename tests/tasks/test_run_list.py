@@ -1,6 +1,7 @@
 """The table of `ratchet runs`: what each run has become, on a line that fits the terminal."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
+from ratchet.tasks.reports.facts import read_facts
+from ratchet.tasks.reports.plots import draw_named_rewards
+from ratchet.tasks.reports.tables import list_evaluations
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.manifest import bind_run, write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -51,8 +55,13 @@ def make_run(
     return run
 
 
-def evaluate(run: RunFolder, step: int, *rewards: float) -> None:
-    scored = score_outcomes([ScoredRollout(str(k), reward) for k, reward in enumerate(rewards)])
+def evaluate(run: RunFolder, step: int, *rewards: float | None, **own: float) -> None:
+    measures = {f"measure/{name}": value for name, value in own.items()}
+    rollouts = [
+        ScoredRollout(str(k), reward, ended=True, measures=measures)
+        for k, reward in enumerate(rewards)
+    ]
+    scored = score_outcomes(rollouts)
     write_json(run.evaluation(f"{step:05d}"), {"sampled": scored.model_dump(mode="json")})
 
 
@@ -134,6 +143,7 @@ def test_runs_are_listed_for_programs(runs: Path) -> None:
         "steps": 4,
         "measure": "reward",
         "held_out": {"2": 0.5},
+        "measures": {},
         "parent": None,
         "tokens": 1500,
         "seconds": 60.0,
@@ -201,3 +211,26 @@ def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
     assert [line.split()[0] for line in listed.splitlines()[1:]] == ["damaged", "sound"]
     assert listed.splitlines()[1].split()[-3:].count("damaged") == 1
     assert said.startswith("damaged: line 1 of ")
+
+
+def test_what_an_agent_measures_itself_is_where_its_rewards_are() -> None:
+    run, judged = make_run("a", steps=4, done=2), make_run("b", steps=4, done=2)
+    evaluate(run, 0, 0.5, 0.52, right=0.14, words=7.0)
+    evaluate(run, 2, 0.8, 0.82, right=0.19, words=9.5)
+    evaluate(judged, 0, None, None, right=0.5)
+    table = runs_table(160).splitlines()
+    assert table[0].split()[:6] == ["run", "agent", "steps", "held-out", "measures", "state"]
+    assert "0.51 → 0.81  right 0.14 → 0.19, words 7.00 → 9.50  " in table[1]
+    assert "-            right 0.50  " in table[2]
+    one, _ = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
+    assert one["measures"] == {"right": {"0": 0.14, "2": 0.19}, "words": {"0": 7.0, "2": 9.5}}
+    drawn = draw_named_rewards([read_facts(run).curves()])
+    titles = [re.search(r"([^>]*), as the agent measures it", one) for one in drawn]
+    assert [title and title[1].strip() for title in titles] == ["right", "words"]
+    twice = [*run.evaluations(), *run.evaluations()]
+    names, rows = list_evaluations(twice, usage=False)
+    assert names[-2:] == ["right", "words"]
+    assert [row[:3] + row[-2:] for row in rows] == [
+        ["0", "sampled", "all", 0.14, 7.0],
+        ["2", "sampled", "all", 0.19, 9.5],
+    ]

@@ -11,8 +11,9 @@ from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.storage.dotted_keys import Json
 from ratchet.tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
-RUN_COLUMNS = ("run", "agent", "steps", "held-out", "parent", "state", "tokens", "min", "USD")
-SHORTENED_COLUMNS = ("run", "agent", "parent", "state")
+COUNTS = ("tokens", "min", "USD")
+RUN_COLUMNS = ("run", "agent", "steps", "held-out", "measures", "parent", "state", *COUNTS)
+SHORTENED_COLUMNS = ("run", "agent", "measures", "parent", "state")
 """Columns that are shortened in a narrow terminal."""
 THOUSANDS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -43,11 +44,12 @@ class RunRow:
         of = self.facts
         named = [self.name, None if of.trouble else of.agent]
         if self.trouble:
-            return [*named, None, None, None, self.state, None, None, None]
+            return [*named, None, None, None, None, self.state, None, None, None]
         return [
             *named,
             f"{of.done}/{of.steps}",
             str(of.held_out) or None,
+            of.own_gains or None,
             of.parent or None,
             self.state,
             count(of.tokens[-1]) if of.done else None,
@@ -67,7 +69,11 @@ class RunRow:
             "done": of.done,
             "steps": of.steps,
             "measure": of.held_out.measure,
-            "held_out": {str(step): value for step, value in of.held_out.by_step.items()},
+            "held_out": {f"{step}": value for step, value in of.held_out.by_step.items()},
+            "measures": {
+                name: {f"{step}": value for step, value in means.items()}
+                for name, means in of.own_measures.items()
+            },
             "parent": of.parent or None,
             "tokens": of.tokens[-1],
             "seconds": None if of.keys.get("rollouts.lag") else of.seconds,

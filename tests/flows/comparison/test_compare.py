@@ -96,6 +96,19 @@ def test_what_was_compared_is_read_and_opens_no_run_again(
     assert against.folder != compared.folder
 
 
+def test_what_a_run_has_played_is_not_played_again_for_keys_that_play_nothing(
+    run: RunFolder, recipe: Recipe
+) -> None:
+    other = ["rollouts.groups=3", "rollouts.group_size=2", "rollouts.lag=1", "evaluation.every=1"]
+    same = named_recipe("hello", [*SMALL, f"dataset.path={HELLO}", *other])
+    for name, given in (("one@2", True), ("one@2", False), ("base", True)):
+        asked = [EvalTarget.find(one, None, None, name, given) for one in (recipe, same)]
+        assert asked[0].file == asked[1].file
+        assert asked[1].tag == ""
+    apart = named_recipe("hello", [*SMALL, f"dataset.path={HELLO}", "rollouts.max_tokens=9"])
+    assert EvalTarget.find(apart, None, None, "one@2", True).tag != ""
+
+
 def test_sql_sees_each_example_as_each_target_played_it(compared: Comparison) -> None:
     with open_views([], ["comparisons"]) as views:
         rows = views.sql(

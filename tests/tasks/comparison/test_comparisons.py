@@ -1,5 +1,6 @@
 """held-out examples that several targets played → their record."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ratchet.tasks.comparison.comparisons import (
     write_comparison,
 )
 from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.reports.tables import calls_apart, describe_comparison
 from ratchet.tasks.storage.tables import write_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -65,7 +67,11 @@ def test_an_example_has_what_its_rollouts_came_to_and_what_every_attempt_has_cos
     assert (cat["tokens"], cat["cost"]) == (7.5, 0.75)
     assert (cat["question"], cat["answer"]) == ("question 1", "a cat")
     assert (rose["example_id"], rose["failed"], rose["reward"]) == (3, 1, None)
-    assert (rose["tokens"], rose["cost"], rose["answer"]) == (None, None, None)
+    assert (rose["tokens"], rose["cost"], rose["answer"], rose["calls"]) == (None, None, None, [])
+    assert cat["calls"] == [
+        {"asked": "question 1", "said": "meow"},
+        {"asked": "question 2", "said": "a cat"},
+    ]
 
 
 def target(name: str) -> ComparedTarget:
@@ -82,11 +88,12 @@ def target(name: str) -> ComparedTarget:
     )
 
 
-def played(*rewards: float | None, answer: str = "cat") -> list[dict[str, Any]]:
-    return [
-        {"example_id": place, "example": answer, "reward": reward, "tokens": 2.0, "cost": None}
-        for place, reward in enumerate(rewards)
-    ]
+def played(
+    *rewards: float | None, answer: str = "cat", said: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    of = {"example": answer, "tokens": 2.0, "cost": None}
+    of["calls"] = [{"asked": f"question {at}", "said": one} for at, one in enumerate(said)]
+    return [{"example_id": place, "reward": reward, **of} for place, reward in enumerate(rewards)]
 
 
 @pytest.fixture
@@ -116,3 +123,36 @@ def test_targets_that_played_other_examples_are_not_compared(
     with pytest.raises(UserError, match="b and a have played other examples"):
         write_comparison(asked, {"a": played(1.0), "b": played(1.0, answer="dog")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_targets_are_shown_where_they_differ_and_what_they_measure(asked: Comparison) -> None:
+    ended = "I do not know."
+    before = played(0.0, said=["look(1)", f"{'the key is in the ' * 20}box", ended])
+    after = played(1.0, said=["look(1)", f"{'the key is in the ' * 20}jar", "take(jar)", ended])
+    one, other = asked.targets
+    measured = other.model_copy(update={"measures": {"measure/right": 0.25}})
+    compared = asked.model_copy(update={"targets": (one, measured)})
+    said = describe_comparison(write_comparison(compared, {"a": before, "b": after}), 200)
+    assert said.splitlines()[0].split()[-1] == "right"
+    assert "0.25" in said.splitlines()[2]
+    (_, _, shown, _) = said.split("\n\n")
+    first, of_after, of_before = shown.splitlines()
+    assert first == "example 0, call 2: question 1"
+    assert (of_after.endswith("in the jar"), of_before.endswith("in the box")) == (True, True)
+    assert ended not in said
+
+
+CALL = {"role": "policy", "asked": "Who?", "said": "x" * 900 + "cat" + "y" * 900}
+
+
+def test_a_long_text_is_shown_around_where_it_differs() -> None:
+    dog = CALL | {"said": str(CALL["said"]).replace("cat", "dog")}
+    at, own, other = calls_apart([CALL, CALL], [CALL, dog], 160)
+    assert (at, own["asked"], other["role"]) == (1, "Who?", "policy")
+    for shown, word in ((own, "cat"), (other, "dog")):
+        assert word in str(shown["said"])
+        assert len(str(shown["said"])) <= 162
+    at, own, other = calls_apart([CALL], [CALL, dog], 160)
+    assert (at, own["said"], "dog" in str(other["said"])) == (1, "", False)
+    assert calls_apart([CALL], [CALL], 160)[0] == 0
+    assert calls_apart([], [], 160) == (0, {"asked": "", "said": ""}, {"asked": "", "said": ""})

@@ -7,6 +7,7 @@ import pytest
 
 from ratchet.tasks.comparison.statistics import (
     find_difference,
+    find_gain,
     interval_of,
     interval_of_mean,
     interval_of_ratio,
@@ -136,9 +137,33 @@ def test_the_interval_of_zeros_and_ones_is_wilsons() -> None:
     assert high == pytest.approx(0.2775, abs=1e-4)
 
 
-def test_the_interval_of_other_rewards_is_by_the_standard_error() -> None:
-    # A deviation of .25 over three examples.
-    half = 1.96 * 0.25 / math.sqrt(3)
+def test_the_interval_of_other_rewards_is_students() -> None:
+    # A deviation of .25 over three examples, which have two degrees of freedom.
+    half = student95(2) * 0.25 / math.sqrt(3)
     assert interval_of([0.75, 0.25, 0.5]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
     assert interval_of([0.75]) is None
     assert interval_of([]) is None
+
+
+@pytest.mark.parametrize("count", [3, 6, 20, 500])
+@pytest.mark.parametrize("value", [0.2, 0.6, -2.0, 2.0])
+def test_equal_scores_have_an_interval_with_a_width(value: float, count: int) -> None:
+    """About 3 in n of the examples that were not seen may have another one, of -1 to 1."""
+    for found in (interval_of([value] * count), interval_of_mean([value] * count)):
+        assert found is not None
+        assert found[0] - 1e-9 <= value <= found[1] + 1e-9
+        assert 0 < found[1] - found[0] <= 3 / count * max(2, 1 + abs(value))
+    rounded = [0.6, 3 * 0.2] * count
+    assert interval_of(rounded) == pytest.approx(interval_of([0.6] * 2 * count))
+    assert str(find_gain([0.2] * 6, [0.4] * 6, [1.0] * 6)) == (
+        "+0.20 (-0.27 to +0.51 with 95 % confidence, 6 examples)"
+    )
+    assert interval_of([0.2] * 6) == pytest.approx((0.1214, 0.5144), abs=1e-4)
+
+
+@pytest.mark.parametrize("examples", [3, 6, 12])
+def test_an_interval_of_few_scores_holds_the_truth_where_most_are_equal(examples: int) -> None:
+    """Nine of ten examples have 0.2 and one has 1, so that most small sets are all equal."""
+    drawn = np.where(np.random.default_rng(5).random((PAIRS, examples)) < 0.9, 0.2, 1.0)
+    found = [interval_of(row) or (0.0, 1.0) for row in drawn.tolist()]
+    assert np.mean([low <= 0.28 <= high for low, high in found]) >= 0.95

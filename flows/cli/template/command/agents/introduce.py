@@ -15,10 +15,7 @@ from urllib.request import Request, urlopen
 def ask(text: str) -> str:
     """Send one message to the model, and return its answer."""
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
-    asked = {
-        "model": os.environ["OPENAI_MODEL"],
-        "messages": [{"role": "user", "content": text}],
-    }
+    asked = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}
     headers = {
         "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
         "Content-Type": "application/json",
