@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from ratchet.adapters.errors import counted
-from ratchet.tasks.algorithm.advantages import is_uniform
 
 Z95 = NormalDist().inv_cdf(0.975)
 """1.96: the standard errors on either side of a mean that make its 95 % interval."""
@@ -175,7 +174,7 @@ def _interval(values: Sequence[float], least: float) -> Interval | None:
     if (count := len(values)) < 3:
         return None
     mean = fmean(values)
-    if is_uniform(values):
+    if max(values) - min(values) <= 1e-9 * max(map(abs, values)):  # but for rounding
         unseen = 1 - CERTAIN ** (1 / count)
         return mean + unseen * (min(least, mean) - mean), mean + unseen * (max(1.0, mean) - mean)
     half = student95(count - 1) * stdev(values) / sqrt(count)

@@ -53,7 +53,7 @@ GIVEN = ("given", "")
 MOST_FAILED = 3
 """Failed rollouts that are shown beside the best, the middle and the worst."""
 
-SHOWN_LETTERS = 600
+LETTERS_APART = 600
 """Letters of what was asked, and of what was said, before and after."""
 
 SHOWN_SPLITS = ("test", "train")
@@ -335,7 +335,7 @@ class BeforeAndAfter:
     @property
     def apart(self) -> tuple[int, Call, Call]:
         """Number of the first call that differs, and that call before and after."""
-        return calls_apart(self.before.calls, self.after.calls, SHOWN_LETTERS)
+        return calls_apart(self.before.calls, self.after.calls, LETTERS_APART)
 
     @property
     def change(self) -> str:
