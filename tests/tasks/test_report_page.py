@@ -40,7 +40,7 @@ from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import two_policies
 from tests.support.runs.whole_run import fixture_of
 from tests.tasks.test_journal import NOON
-from tests.tasks.test_reports import rollout, said, sealed
+from tests.tasks.test_reports import ended, rollout, said, sealed
 
 TINY = Path(__file__).parents[2] / "engine" / "tiny_chat"
 TOKENIZER = Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -470,3 +470,21 @@ def test_a_run_of_two_policies_ends_with_its_report_and_a_fork_names_its_parent(
     fork = fork_run(whole, "fork", 1, recipe, "f00d")
     text = " ".join(PageReader(render_report([fork])).text.split())
     assert "fork of whole, which gave 1 steps; changed: steps: 2 → 3" in text
+
+
+def test_a_page_folds_what_failed_and_shows_each_kind_once() -> None:
+    run = begin_run("hello")
+    words = [f"a prompt of {count} tokens is too long" for count in (17, 23, 480)]
+    rollouts = [rollout(k, ended(None, one)) for k, one in enumerate([*words, "another"])]
+    sealed(run.spans("train-00000.0"), *rollouts)
+    run.journal("train-00000.0").parent.mkdir()
+    run.journal("train-00000.0").touch()
+    page = render_report([run])
+    folded = re.findall(
+        r"<details><summary>(.*?)</summary>\s*<pre>(.*?)</pre></details>", page, re.S
+    )
+    assert len(folded) == 2
+    (long,) = (summary for summary, text in folded if "too long" in text)
+    assert "3 times" in long
+    assert "the commonest of 3 messages" in " ".join(long.split())
+    assert "TimeoutError: a prompt of" in long

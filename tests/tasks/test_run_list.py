@@ -199,8 +199,12 @@ def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> Non
     named = "train-00001-0000-00, train-00001-0000-01, train-00001-0000-02 and 2 more"
     said = "broken, 5 rollouts failed, the last error in"
     assert error == hanging(f"{said} {named}:\nTimeoutError: {LONG}")
-    run.spans("train-00001.0").write_bytes(b"what is this?")
-    assert "train-00001.0.parquet is damaged" in runs_table(100)
+    record_metrics(run.metrics, 2, {"rollouts/failed": 0})
+    assert runs_table(100) == listed.replace("2/4", "3/4"), "what was mended is not said again"
+    record_metrics(run.metrics, 3, {"rollouts/failed": 1})
+    (run.spans("train-00003.0")).write_bytes(b"what is this?")
+    run.journal("train-00003.0").touch()
+    assert "train-00003.0.parquet is damaged" in runs_table(100)
 
 
 def test_a_damaged_run_is_a_line_with_its_remedy_beside_the_others() -> None:
