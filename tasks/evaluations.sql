@@ -6,19 +6,15 @@ with
 spans as (
     select * from parquet_rows($spans)
 ),
-
 examples as (
     select
         row_number() over () - 1 as place,
         json_extract_string(json, '$.example.category') as category
-
     from json_lines($shard)
 ),
-
 rollouts as (
     select * from rollout_attempts('spans')
 ),
-
 calls as (
     select
         rollout_id,
@@ -27,28 +23,23 @@ calls as (
         gen_ai_usage_input_tokens as prompt,
         gen_ai_usage_output_tokens as sampled,
         (attributes ->> '$.cost')::double as cost
-
     from spans
     where kind = 'llm' and gen_ai_provider_name = 'other' and recalled is not true
 ),
-
 measures as (
     select
         rollout_id,
         attempt,
         map(list(role order by role), list(reward order by role)) as measures
-
     from spans
     where kind = 'credit' and starts_with(role, 'measure/')
     group by rollout_id, attempt
 ),
-
 spent as (
     select
         rollout_id,
         list({'role': role, 'calls': calls, 'priced': priced, 'prompt_tokens': prompt,
               'sampled_tokens': sampled, 'cost': cost} order by role) as spent
-
     from (
         select
             rollout_id,
@@ -58,13 +49,11 @@ spent as (
             sum(prompt)::bigint as prompt,
             sum(sampled)::bigint as sampled,
             sum(cost order by span_id) as cost
-
         from calls
         group by rollout_id, role
     )
     group by rollout_id
 )
-
 select
     rollouts.rollout_id,
     group_id,
@@ -73,7 +62,6 @@ select
     coalesce(spent, []) as spent,
     coalesce(measures, map {}) as measures,
     has_ended as ended
-
 from rollouts
 left join measures
     on rollouts.rollout_id = measures.rollout_id

@@ -4,11 +4,9 @@ with
 spans as (
     select * from parquet_rows($spans)
 ),
-
 ended as (
     select * exclude (group_id, reward) from rollout_attempts('spans') where has_ended
 ),
-
 teaching as (
     select distinct group_id
     from (
@@ -20,7 +18,6 @@ teaching as (
         having not is_uniform(min(reward), max(reward))
     )
 )
-
 select
     (select count(*) from teaching)::integer as teaching_groups,
     (

@@ -11,11 +11,9 @@ with recursive calls as (
         tools,
         attributes ->> '$.instructions' as instructions,
         prompt_token_ids
-
     from parquet_rows($spans)
     where kind = 'llm' and error_type is null
 ),
-
 origins as (
     select
         rollout_id,
@@ -23,7 +21,6 @@ origins as (
         role,
         first_call,
         first_call as call
-
     from parquet_rows($trajectories)
 
     union all
@@ -34,18 +31,15 @@ origins as (
         origins.role,
         first_call,
         kept_call
-
     from origins
     join calls using (rollout_id, attempt, role, call)
     where kept_call is not null
 )
-
 select
     messages,
     tools,
     instructions,
     prompt_token_ids
-
 from origins
 join calls using (rollout_id, attempt, role, call)
 where kept_call is null

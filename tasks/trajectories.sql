@@ -9,11 +9,9 @@ rewards as (
         rollout_id,
         attempt,
         reward
-
     from rollout_attempts('spans')
     where has_ended
 ),
-
 credits as (
     select
         rollout_id,
@@ -21,12 +19,10 @@ credits as (
         role,
         call,
         spans.reward
-
     from spans
     join rewards using (rollout_id, attempt)
     where kind = 'credit'
 ),
-
 calls as (
     select
         spans.rollout_id,
@@ -50,7 +46,6 @@ calls as (
             when kept_how in ('messages', 'text') then 'mismatch'
             else kept_how
         end as begins
-
     from spans
     join rewards using (rollout_id, attempt)
     left join credits as of_role
@@ -63,7 +58,6 @@ calls as (
         and spans.call = of_call.call
     where place is not null
 )
-
 select
     rollout_id,
     any_value(group_id) as group_id,
@@ -79,7 +73,6 @@ select
     list(new_tokens order by call)::integer[] as call_tokens,
     list(call_reward order by call) filter (where call_reward is not null) as call_rewards,
     list(place order by call) as places
-
 from calls
 group by rollout_id, attempt, role, first_call
 order by rollout_id, role, first_call

@@ -63,9 +63,7 @@ def report(
     show(str(write_report(folders, out)))
 
 
-def board(
-    port: Port = 0,
-) -> None:
+def board(port: Port = 0) -> None:
     from ratchet.flows.server.board import serve_board
 
     with serve_board(port) as address:

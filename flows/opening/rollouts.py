@@ -207,11 +207,7 @@ def _runners(
         opened = OpenRollouts(
             runner(training, partial(check_step, **limits), judged=judge.judges),
             runner(training, partial(check_rewards, **limits), judge),
-            runner(
-                evaluations,
-                check_of_held_out(recipe),
-                judged=judge.judges or examiner.judges,
-            ),
+            runner(evaluations, check_of_held_out(recipe), judged=judge.judges or examiner.judges),
             runner(evaluations, partial(check_verdicts, **limits), examiner),
             door.chat,
         )

@@ -5,11 +5,9 @@
 with spans as (
     select * from parquet_rows($spans)
 ),
-
 attempts as (
     select * from rollout_attempts('spans')
 ),
-
 calls as (
     select
         rollout_id,
@@ -22,11 +20,9 @@ calls as (
         case when recalled is not true then (attributes ->> '$.cost')::double end as cost,
         messages ->> '$[#-1].content' as question,
         spoken(reply) as answer
-
     from spans
     where kind = 'llm' and error_type is null and list_contains($roles, role)
 ),
-
 said as (
     select
         rollout_id,
@@ -34,42 +30,34 @@ said as (
         arg_min(question, call) as question,
         arg_max(answer, call) as answer,
         list({'asked': question, 'said': answer} order by started, role, call) as calls
-
     from calls
     join attempts using (rollout_id, attempt)
     group by rollout_id
 ),
-
 paid as (
     select
         rollout_id,
         sum(cost order by span_id) as cost
-
     from calls
     group by rollout_id
 ),
-
 rollouts as (
     select
         rollout_id,
         any_value(attributes ->> '$.example_id')::bigint as example_id,
         any_value(attributes ->> '$.example') as example,
         any_value(attempts.reward) as reward
-
     from spans
     join attempts using (rollout_id, attempt)
     where kind in ('reward', 'error')
     group by rollout_id
 ),
-
 compared as (
     select
         *,
         abs(reward - avg(reward) over (partition by example_id)) as apart
-
     from rollouts
 )
-
 select
     example_id,
     any_value(example) as example,
@@ -81,7 +69,6 @@ select
     arg_min(question, (coalesce(apart, 'infinity'), rollout_id)) as question,
     arg_min(answer, (coalesce(apart, 'infinity'), rollout_id)) as answer,
     coalesce(arg_min(calls, (coalesce(apart, 'infinity'), rollout_id)), []) as calls
-
 from compared
 left join said using (rollout_id)
 left join paid using (rollout_id)

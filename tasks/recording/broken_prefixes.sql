@@ -9,7 +9,6 @@ select
     kept_how as how,
     messages,
     reply
-
 from parquet_rows($spans)
 where kind = 'llm' and error_type is null and kept_how <> ''
 qualify bool_or(kept_how not in ('new', 'messages', 'text')) over (

@@ -8,7 +8,6 @@ with calls_of as (
         list({'role': role, 'asked': asked, 'said': said} order by started, call) as turns,
         bool_or(contains(lower(concat_ws(chr(10), asked, said)), lower($text))) as has_text,
         bool_or(list_contains(called, $tool)) as has_tool
-
     from (
         select
             *,
@@ -20,14 +19,12 @@ with calls_of as (
     )
     group by run, rollout_id, attempt
 )
-
 select
     run,
     rollout_id,
     reward,
     nullif(concat_ws(': ', error_type, error_message), '') as error,
     turns
-
 from rollouts
 left join calls_of using (run, rollout_id, attempt)
 where

@@ -17,7 +17,6 @@ select
     if(sampled, trajectories.logprobs[place], null) as logprob,
     -- The lists of a datum leave the first token out.
     if(datums.mask[place - 1] = 1, datums.advantages[place - 1], null) as advantage
-
 from trajectories
 cross join unnest(range(1, len(trajectories.tokens) + 1)) as places (place)
 left join datums using (run, policy, step, rollout_id, role, first_call)

@@ -4,13 +4,11 @@ with
 spans as (
     select * from parquet_rows($spans)
 ),
-
 kept as (
     select spans.*
     from spans
     join rollout_attempts('spans') using (rollout_id, attempt)
 ),
-
 calls as (
     select
         rollout_id,
@@ -25,11 +23,9 @@ calls as (
         list(kept_call) over (partition by rollout_id, role) as continued,
         coalesce(from_json(attributes -> '$.left_out_tools', '["varchar"]'), []) as left_out_tools,
         coalesce(from_json(attributes -> '$.left_out_fields', '["varchar"]'), []) as left_out_fields
-
     from kept
     where kind = 'llm' and error_type is null
 ),
-
 conversations as (
     select
         rollout_id,
@@ -46,11 +42,9 @@ conversations as (
         ) filter (where not list_contains(continued, call)) as conversations,
         list_sort(list_distinct(flatten(list(left_out_tools)))) as left_out_tools,
         list_sort(list_distinct(flatten(list(left_out_fields)))) as left_out_fields
-
     from calls
     group by rollout_id
 ),
-
 ends as (
     select
         rollout_id,
@@ -61,13 +55,11 @@ ends as (
         any_value(error_type) filter (where kind = 'reward') as rewarded_error,
         list({'role': role, 'why': error_type || ': ' || error_message} order by ended)
             filter (where kind = 'refused') as refused
-
     from kept
     where kind in ('reward', 'error', 'refused')
     group by rollout_id
     having bool_or(kind <> 'refused')
 )
-
 select
     ends.* replace (coalesce(refused, []) as refused),
     coalesce(turn_index, 0) as turn_index,
@@ -76,7 +68,6 @@ select
     coalesce(conversations, []) as conversations,
     coalesce(left_out_tools, []) as left_out_tools,
     coalesce(left_out_fields, []) as left_out_fields
-
 from ends
 left join conversations using (rollout_id)
 order by rollout_id

@@ -7,14 +7,12 @@ create temp view spans as
 
 select
     *
-
 from sealed
 
 union all by name
 
 select
     *
-
 from journalled;
 
 -- calls: one row per answered model call, of every attempt.
@@ -45,7 +43,6 @@ select
     coalesce(recalled, false) as recalled,
     policy_version,
     coalesce(run_id, run) as asked_by
-
 from spans
 where kind = 'llm' and error_type is null;
 
@@ -70,7 +67,6 @@ select
     epoch(max(ended)) - epoch(min(started)) as seconds,
     any_value(attributes ->> '$.example_id')::bigint as example_id,
     any_value(attributes -> '$.example')::json as example
-
 from spans
 join rollout_attempts('spans') as counted using (run, rollout_id, attempt)
 group by run, rollout_id, attempt;
@@ -92,7 +88,6 @@ select
     min(reward) as lowest,
     max(reward) as highest,
     is_uniform(min(reward), max(reward)) as uniform
-
 from rollouts
 group by run, split, step, group_id;
 
@@ -104,7 +99,6 @@ select
     rollout_id,
     error_type,
     error_message
-
 from rollouts
 where error_type is not null
 order by split <> 'train', step desc, rollout_id;

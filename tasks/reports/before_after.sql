@@ -8,23 +8,19 @@ dialogues as (
         rollout_id,
         attempt,
         list({'role': role, 'asked': asked, 'said': said} order by started, role, call) as calls
-
     from calls
     where split = $split and step in ($before, $after)
     group by rollout_id, attempt
 ),
-
 rewarded as (
     select
         *,
         avg(reward) over (partition by step, example_id) as mean,
         count(*) over (partition by step, example_id) as rollouts
-
     from (select * exclude (calls) from rollouts)
     join dialogues using (rollout_id, attempt)
     where split = $split and reward is not null
 ),
-
 played as (
     select
         step,
@@ -40,33 +36,27 @@ played as (
             },
             (abs(reward - mean), rollout_id)
         ) as told
-
     from rewarded
     group by step, example_id
 ),
-
 ranked as (
     select
         *,
         row_number() over (partition by step order by mean, example_id) as rank
-
     from played
 ),
-
 pairs as (
     select
         before.example_id = after.example_id as same,
         before,
         after,
         after.mean - before.mean as gain
-
     from ranked as before
     join ranked as after
         on before.step = $before
         and after.step = $after
         and (before.example_id = after.example_id or before.rank = after.rank)
 ),
-
 placed as (
     select
         *,
@@ -78,16 +68,13 @@ placed as (
         ) as from_middle,
         bool_or(same) over () as shared,
         bool_or(gain <> 0) over (partition by same) as changed
-
     from (select *, avg(gain) over (partition by same) as mean_gain from pairs)
 )
-
 select
     same,
     gain,
     before.told as before,
     after.told as after
-
 from placed
 where
     case

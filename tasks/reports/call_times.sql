@@ -5,7 +5,6 @@ select
     role,
     avg(seconds) as seconds,
     quantile_cont(seconds, 0.95) as slow_seconds
-
 from calls
 where split in ('train', 'judge') and not recalled and not list_contains($ancestors::varchar[], asked_by)
 group by role

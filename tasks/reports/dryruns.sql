@@ -15,6 +15,5 @@ select
         when 'refused' then error_type || ': ' || error_message
         else reward_name || ' ' || reward
     end as came_of_it
-
 from parquet_rows($spans)
 order by rollout_id, attempt, ended, kind

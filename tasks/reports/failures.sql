@@ -10,7 +10,6 @@ select
     messages,
     array_to_string(rollouts[:3], ', ')
     || if(len(rollouts) > 3, format(' and {} more', len(rollouts) - 3), '') as rollouts
-
 from (
     select
         kind,
@@ -19,7 +18,6 @@ from (
         count(distinct error_message) as messages,
         list(distinct rollout_id order by rollout_id) as rollouts,
         max(ended) as latest
-
     from spans
     where kind in ('error', 'refused')
     group by

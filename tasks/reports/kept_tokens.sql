@@ -5,7 +5,6 @@ select
     (sum(calls) - count(*) filter (where begins = 'new'))::bigint as turns,
     (sum(calls) - count(*))::bigint as kept,
     coalesce(histogram(begins) filter (where begins <> 'new'), map {}) as not_kept
-
 from parquet_rows($trajectories)
 where list_contains(mask, 1)
 group by role

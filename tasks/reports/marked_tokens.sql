@@ -9,7 +9,6 @@ select
     trajectories.mask,
     datums.advantage,
     datums.advantages
-
 from parquet_rows($trajectories) as trajectories
 left join datums using (rollout_id, role, first_call)
 where list_contains(trajectories.mask, 1)

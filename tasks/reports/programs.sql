@@ -10,7 +10,6 @@ select
     list_sort(
         list_distinct(flatten(list(json_extract_string(tools, '$[*].function.name'))))
     ) as tools
-
 from parquet_rows($spans)
 where kind = 'llm'
 group by role, dialect

@@ -50,8 +50,7 @@ STEP_LIMITS = {
 }
 """Errors by which frameworks end a rollout at a limit of steps, and their rewards."""
 RewardedErrors = dict[
-    Annotated[str, Field(pattern=r"^\w+$")],
-    Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None,
+    Annotated[str, Field(pattern=r"^\w+$")], Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None
 ]
 
 

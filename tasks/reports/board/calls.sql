@@ -7,7 +7,6 @@ select
     sampled_tokens,
     left(asked, $letters) as asked,
     left(said, $letters) as said
-
 from calls
 where rollout_id = $rollout and attempt = $attempt and not list_contains($told::varchar[], role)
 order by started, role, call

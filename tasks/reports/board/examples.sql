@@ -6,12 +6,10 @@ answers as (
         rollout_id,
         attempt,
         left(string_agg(said, chr(10) order by started, role, call), $letters) as said
-
     from calls
     where list_contains($roles, role)
     group by rollout_id, attempt
 ),
-
 played as (
     select
         step,
@@ -22,12 +20,10 @@ played as (
         count(error_type) as failed,
         avg(reward) as reward,
         arg_min(coalesce(said, left(error_type || ': ' || error_message, $letters)), rollout_id) as said
-
     from rollouts
     left join answers using (rollout_id, attempt)
     group by step, example_id
 ),
-
 pairs as (
     select
         after.example_id,
@@ -41,15 +37,12 @@ pairs as (
         before.said as said_before,
         after.said as said_after,
         after.reward - before.reward as gain
-
     from (select * from played where step = $after) as after
     join (select * from played where step = $before) as before using (example_id)
 )
-
 select
     *,
     count(*) over () as found
-
 from pairs
 where $change::varchar is null
     or $change = case when gain > 0 then 'better' when gain < 0 then 'worse' when gain = 0 then 'equal' end

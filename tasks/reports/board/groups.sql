@@ -5,16 +5,13 @@ examples as (
     select
         group_id,
         left(any_value(example::varchar), $letters) as example
-
     from rollouts
     group by group_id
 )
-
 select
     groups.* exclude (run),
     example,
     count(*) over () as found
-
 from groups
 left join examples using (group_id)
 where ($split::varchar is null or split = $split)

@@ -7,11 +7,9 @@ spoken as (
         attempt,
         sum(sampled_tokens)::bigint as tokens,
         bool_or(contains(lower(said), lower($said::varchar))) as says
-
     from calls
     group by rollout_id, attempt
 ),
-
 ends as (
     select
         split, step, batch, group_id, rollout_id, attempt, attempts, reward, calls, seconds,
@@ -25,15 +23,12 @@ ends as (
             else 'under way'
         end as ended,
         coalesce(says, false) as says
-
     from rollouts
     left join spoken using (rollout_id, attempt)
 )
-
 select
     * exclude (says) replace (left(error, $letters) as error),
     count(*) over () as found
-
 from ends
 where ($split::varchar is null or split = $split)
     and ($step::bigint is null or step = $step)
