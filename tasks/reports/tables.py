@@ -120,9 +120,9 @@ def _differing(comparison: Comparison, target: str) -> str:
     return "\n\n".join(blocks) if blocks[1:] else ""
 
 
-def _shown(text: str) -> str:
+def _shown(text: str | None) -> str:
     """Return a text on one line and without control characters."""
-    return on_one_line(" ".join(text.split())) or "-"
+    return on_one_line(" ".join((text or "-").split())) or "-"
 
 
 def calls_apart(own: Sequence[Call], other: Sequence[Call], most: int) -> tuple[int, Call, Call]:

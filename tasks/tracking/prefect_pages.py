@@ -291,7 +291,7 @@ def describe_evaluations(run: RunFolder) -> str:
         ["step", "weights to sample from", "can be trained on"], saved.values()
     )
     whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
-    return "\n".join([markdown_table(names, rows), weights, *([whole] if saved else [])])
+    return "\n".join([markdown_table([*map(str, names)], rows), weights, *([whole] if saved else [])])
 
 
 def tag_flow_run(tag: str) -> None:
