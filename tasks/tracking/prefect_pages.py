@@ -287,11 +287,11 @@ def describe_evaluations(run: RunFolder) -> str:
         for step, how, category, examples, failed, reward, interval, *more in (table[0], *table[1])
     )
     names[1] = f"held-out {names[1]}"
-    weights = markdown_table(
-        ["step", "weights to sample from", "can be trained on"], saved.values()
-    )
+    heads = ["step", "weights to sample from", "can be trained on"]
+    weights = markdown_table(heads, saved.values())
     whole = f"The paths are whole in `{run.checkpoints(POLICY)}`.\n"
-    return "\n".join([markdown_table([*map(str, names)], rows), weights, *([whole] if saved else [])])
+    table = markdown_table([*map(str, names)], rows)
+    return "\n".join([table, weights, *([whole] if saved else [])])
 
 
 def tag_flow_run(tag: str) -> None:
