@@ -27,13 +27,7 @@ from ratchet.durable.wire.results import (
     losses_from_json,
     sample_from_json,
 )
-from ratchet.durable.wire.tensors import (
-    Malformed,
-    encode_tensor,
-    parse,
-    read_json,
-    write_json,
-)
+from ratchet.durable.wire.tensors import Malformed, encode_tensor, parse, read_json, write_json
 from tests.support.servers.older_server import from_json, losses_to_json, sample_to_json
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)

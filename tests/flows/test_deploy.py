@@ -9,24 +9,14 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
-    temporary_settings,
-)
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from typer.testing import CliRunner
 
 from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from ratchet.flows.server.deployments import (
-    AUTOMATION,
-    FLOW_NAMES,
-    POOL,
-    POOL_TYPE,
-    warn_of_older,
-)
+from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES, POOL, POOL_TYPE, warn_of_older
 
 NIGHTLY = """
   - name: nightly

@@ -266,11 +266,7 @@ def test_each_algorithm_of_trinity_is_imported(name: str, offset: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "estimator", "placement"),
-    [
-        ("k2", "k1", "advantage"),
-        ("corrected_k3", "k1", "advantage"),
-        ("k3", "k3", "loss"),
-    ],
+    [("k2", "k1", "advantage"), ("corrected_k3", "k1", "advantage"), ("k3", "k3", "loss")],
 )
 def test_a_kl_in_trinity_s_loss_is_imported_with_its_gradient(
     name: str, estimator: str, placement: str

@@ -19,12 +19,7 @@ from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.places.filling import fill
 from ratchet.adapters.places.place import Place
 from ratchet.flows.cli.commands import app
-from ratchet.flows.cli.new_project import (
-    AGENT,
-    PROJECT_KINDS,
-    Kind,
-    write_project,
-)
+from ratchet.flows.cli.new_project import AGENT, PROJECT_KINDS, Kind, write_project
 from ratchet.flows.recipe.loading import RecipeError, named_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.settings.rollouts import PlaceOfRollouts
@@ -60,10 +55,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_recipe_s_examples_are_there(kind: Kind) -> None:
     recipe = named_recipe(kind.name)
-    train, held_out = (
-        recipe.train_split().examples(),
-        recipe.held_out_split().examples(),
-    )
+    train, held_out = (recipe.train_split().examples(), recipe.held_out_split().examples())
     assert len(train) == recipe.rollouts.groups * 8
     assert len(held_out) == recipe.evaluation.examples
     assert named_recipe("hello").agent == "hello", "an example's recipe is found as well"

@@ -125,8 +125,7 @@ def test_the_same_recipe_in_more_batches_is_the_same_run(run: RunFolder) -> None
 
 @pytest.mark.story
 @pytest.mark.parametrize(
-    ("phase", "said"),
-    [("begin", "stopped"), ("add", "stopped, update 1 of listener in doubt")],
+    ("phase", "said"), [("begin", "stopped"), ("add", "stopped, update 1 of listener in doubt")]
 )
 def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
     root: Path, run: RunFolder, phase: str, said: str

@@ -22,10 +22,7 @@ from ratchet.flows.stages import check_stages, stages
 from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.page import write_report
 from ratchet.tasks.storage.owners import last_owner
-from ratchet.tasks.storage.plan_record import (
-    child_runs,
-    read_plan,
-)
+from ratchet.tasks.storage.plan_record import child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
@@ -99,11 +96,7 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
 @pytest.mark.story
 @pytest.mark.parametrize(
     ("place", "number"),
-    [
-        ("1-texts", signal.SIGTERM),
-        ("between", signal.SIGKILL),
-        ("2-rewards", signal.SIGKILL),
-    ],
+    [("1-texts", signal.SIGTERM), ("between", signal.SIGKILL), ("2-rewards", signal.SIGKILL)],
 )
 def test_a_run_that_was_killed_in_or_between_stages_goes_on_as_if_it_had_not(
     whole: RunFolder, root: Path, number: int, place: str
@@ -140,10 +133,7 @@ def with_changes(**stages_by_name: Any) -> StagesRecipe:
         ({"rewards": {"recipe.model.start": "other@3"}}, "give start of the stage in its place"),
         ({"rewards": {"recipe.model.lora_rank": 4}}, "model.lora_rank 8, and the recipe has 4"),
         ({"pairs": {"recipe.model.base": "other/base"}}, "model.base local/tiny-chat, and the rec"),
-        (
-            {"texts": {"recipe.evaluation.every": 3}},
-            "starts at step best of stage texts",
-        ),
+        ({"texts": {"recipe.evaluation.every": 3}}, "starts at step best of stage texts"),
         ({"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints.every": 2}}, "starts at step 1"),
         (
             {"pairs": {"start": "1"}, "rewards": {"recipe.checkpoints": "{every: 1, keep: 1}"}},

@@ -103,10 +103,7 @@ def test_a_run_is_bound_to_its_recipe(trained: Path) -> None:
 
 @pytest.mark.story
 def test_a_run_whose_engine_dies_goes_on_by_itself(
-    trained: Path,
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    trained: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(runs))
     with dying_in_batch("train-00001.0"), caplog.at_level(logging.WARNING):

@@ -12,12 +12,7 @@ import pytest
 
 from tests.support.runs.small_recipe import with_faults
 from tests.support.runs.staged import VALUES
-from tests.support.servers.prefect_team import (
-    open_team,
-    read_log,
-    retry,
-    run_deployment,
-)
+from tests.support.servers.prefect_team import open_team, read_log, retry, run_deployment
 
 pytestmark = pytest.mark.story
 

@@ -212,10 +212,7 @@ def test_a_folder_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
         lambda folder: (folder / "one").write_bytes(b"x" * 2**17),
         lambda folder: write_adapter(adapter, folder),
     ):
-        with (
-            pytest.raises(OSError, match="No space"),
-            appearing_folder(out) as folder,
-        ):
+        with pytest.raises(OSError, match="No space"), appearing_folder(out) as folder:
             write(folder)
     assert list(small_disk.iterdir()) == []
     with appearing_folder(out) as folder:

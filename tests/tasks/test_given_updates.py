@@ -15,11 +15,7 @@ from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
-from ratchet.tasks.recovery.recorded_steps import (
-    RecordedSteps,
-    StepSource,
-    TrainedPolicy,
-)
+from ratchet.tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
 from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.logs import read_log

@@ -440,10 +440,7 @@ def test_datums_that_must_be_applied_again_and_are_gone_are_named(
 
 
 def test_a_client_that_the_service_forgot_is_rebuilt(
-    make_updater: MakeUpdater,
-    address: Address,
-    connection: Service,
-    undisturbed: list[bytes],
+    make_updater: MakeUpdater, address: Address, connection: Service, undisturbed: list[bytes]
 ) -> None:
     with connected(address) as passing:
         updater = make_updater()

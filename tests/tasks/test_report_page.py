@@ -30,10 +30,7 @@ from ratchet.tasks.storage.logs import append_row
 from ratchet.tasks.storage.manifest import read_manifest, write_manifest
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
-from ratchet.tasks.tracking.prefect_pages import (
-    describe_curves,
-    write_run_report,
-)
+from ratchet.tasks.tracking.prefect_pages import describe_curves, write_run_report
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
 from tests.support.runs.small_recipe import small_recipe

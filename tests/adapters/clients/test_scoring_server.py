@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ratchet.adapters.clients.scoring_server import (
-    CannotScore,
-    ScoringServer,
-    speaks_openai,
-)
+from ratchet.adapters.clients.scoring_server import CannotScore, ScoringServer, speaks_openai
 from ratchet.adapters.errors import PassingError
 from tests.support.servers.engine_server import TINY, tiny_chat_service
 from tests.support.servers.plain_server import PlainServer, plain_server

@@ -55,9 +55,6 @@ def test_an_engine_offers_all_that_is_probed_in_few_tokens(engine: Address) -> N
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_with_a_fault_is_found_out(fault: str, engine: Address) -> None:
-    with (
-        poor_server(engine.url, FAULTS[fault]) as poor,
-        service_at(poor.url, engine) as service,
-    ):
+    with poor_server(engine.url, FAULTS[fault]) as poor, service_at(poor.url, engine) as service:
         made = examine(service, engine.base_model, FOUND[fault])
     assert {one.name: one.verdict for one in made.findings} == FOUND[fault]

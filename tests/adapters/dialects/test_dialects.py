@@ -14,15 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from yaml import safe_load
 
-from ratchet.adapters.calls import (
-    Choice,
-    Completion,
-    Format,
-    Message,
-    Refused,
-    Request,
-    Sampling,
-)
+from ratchet.adapters.calls import Choice, Completion, Format, Message, Refused, Request, Sampling
 from ratchet.adapters.dialects import anthropic_messages, openai_chat, openai_responses
 from ratchet.adapters.dialects.fields import Api, rules_of
 from ratchet.adapters.dialects.google_generate import GenerateContent

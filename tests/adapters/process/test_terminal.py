@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.adapters.process.terminal import (
-    hanging,
-    on_one_line,
-    show,
-    visible,
-    write_data,
-)
+from ratchet.adapters.process.terminal import hanging, on_one_line, show, visible, write_data
 from ratchet.tasks.reports.tables import aligned, fitted, markdown_table
 from tests.support.processes import ROOT
 

@@ -17,11 +17,7 @@ from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.comparison.comparisons import Comparison, NotBetter, most_different
-from ratchet.tasks.comparison.promotions import (
-    Promotion,
-    find_promotion,
-    read_promotions,
-)
+from ratchet.tasks.comparison.promotions import Promotion, find_promotion, read_promotions
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.manifest import recipe_of, write_manifest

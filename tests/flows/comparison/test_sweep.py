@@ -44,10 +44,7 @@ PAIRS = {
 }
 CHOSEN = PAIRS | {"dataset": TEXTS["dataset"]}
 UNREFERRED = PAIRS | {"preference": {"loss": "simpo"}}
-BESIDE_START = {
-    "evaluation": {"judge": {"agent": "judge:pairs"}},
-    "roles": {"judge": "a/b"},
-}
+BESIDE_START = {"evaluation": {"judge": {"agent": "judge:pairs"}}, "roles": {"judge": "a/b"}}
 JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
 
 
@@ -123,7 +120,7 @@ def made(**values: Any) -> SweepRecipe:
 def test_names_say_the_values_and_a_grid_has_every_combination() -> None:
     recipe = made(grid={"optimizer.learning_rate": [0.001, 1e-5], "model.lora_rank": [8, 16]})
     assert [name_child("x", values) for values in recipe.values()] == [
-        *("x-lr0.001-rank8", "x-lr0.001-rank16", "x-lr1e-05-rank8", "x-lr1e-05-rank16"),
+        *("x-lr0.001-rank8", "x-lr0.001-rank16", "x-lr1e-05-rank8", "x-lr1e-05-rank16")
     ]
     both = {"checkpoints.every": 2, "evaluation.every": 3, "algorithm.loss": "ppo"}
     assert name_child("x", both) == "x-checkpoints.every2-evaluation.every3-lossppo"

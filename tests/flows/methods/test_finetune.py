@@ -209,11 +209,7 @@ def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
         "select run, rollout_id from rollouts where split = 'train' and step = {} qualify 1 = "
         "row_number() over (partition by group_id order by reward desc, rollout_id)"
     )
-    dataset = {
-        "runs": ["sampled"],
-        "query": best.format(0),
-        "held_out": best.format(1),
-    }
+    dataset = {"runs": ["sampled"], "query": best.format(0), "held_out": best.format(1)}
     recipe = changed(dataset=dataset, steps=2, batch={"examples": 4})
     summary = finetune(recipe, run="best")
     shutil.move(folder_of("sampled").path, tmp_path / "sampled")

@@ -189,10 +189,7 @@ def test_reinforcement_learning_starts_where_supervised_learning_ended(first: Ru
     [
         ({"start": "nobody@1"}, "names no run"),
         ({"start": "first@9"}, "has no checkpoint 9"),
-        (
-            {"start": "first@3"},
-            "those of first with one are 0, 2, 4, 6",
-        ),
+        ({"start": "first@3"}, "those of first with one are 0, 2, 4, 6"),
         ({"start": "first@4", "lora_rank": 4}, "model.lora_rank 8, and the recipe has 4"),
         ({"start": "first@4", "renderer": "default"}, "model.renderer auto"),
         ({"start": "tinker://a/weights/b"}, "give RUN@STEP"),

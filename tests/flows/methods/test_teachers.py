@@ -32,13 +32,7 @@ from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.two_policies import CHANGES
 from tests.support.runs.whole_run import die_and_go_on, differences, fixture_of
 from tests.support.servers.dying_engine import dying_in_update
-from tests.support.servers.engine_server import (
-    KEY,
-    TINY,
-    TINY_CHAT,
-    serving,
-    tiny_chat_service,
-)
+from tests.support.servers.engine_server import KEY, TINY, TINY_CHAT, serving, tiny_chat_service
 from tests.support.servers.plain_server import PlainServer, plain_server
 
 hello = load_agent_file("hello")

@@ -18,14 +18,7 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from ratchet.adapters.network.app_server import AppServer
 from ratchet.durable.wire.datums import BACKWARD, FORWARD, TOKENS
-from ratchet.durable.wire.results import (
-    FLOAT,
-    INTEGER,
-    LOSS,
-    NO_LOGPROB,
-    STOPPED,
-    decode_losses,
-)
+from ratchet.durable.wire.results import FLOAT, INTEGER, LOSS, NO_LOGPROB, STOPPED, decode_losses
 from ratchet.durable.wire.tensors import (
     Malformed,
     encode_tensor,
