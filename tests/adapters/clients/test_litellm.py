@@ -206,7 +206,7 @@ def test_what_a_program_sets_arrives_as_over_http(inside: Opened) -> None:
     inside.say("one two<|im_end|>")
     settings = {"temperature": 0.3, "top_p": 0.5, "top_k": 5, "seed": 3, "max_tokens": 100}
     answer = complete_here(**settings, stop=["two"], extra_body={"priority": 1})
-    assert answer.choices[0].message.content == "one"
+    assert answer.choices[0].message.content == "one "
     (span,) = inside.spans
     assert span.request.fields == {**settings, "stop": ["two"], "priority": 1}
     assert (span.request.stop, span.request.max_tokens) == (["two"], 100)
