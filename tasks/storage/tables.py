@@ -84,8 +84,8 @@ def write_parts(
     Values are read back bit for bit. DuckDB's COPY would store the lists at twice the size. Each
     part is written before the next one is asked for, and the `footer` is asked for last.
     """
-    numeric = (pa.list_(pa.int32()), pa.list_(pa.float32()))
-    split = {f"{field.name}.list.element" for field in schema if field.type in numeric}
+    numbers, lists = (pa.int32(), pa.float32()), (f for f in schema if pa.types.is_list(f.type))
+    split = {f"{one.name}.list.element" for one in lists if one.type.value_type in numbers}
     with appearing(path) as aside:
         with pq.ParquetWriter(
             aside,

@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_a_changed_file_only_if_that_is_said(
     with pytest.raises(RunError) as refused:
         check_start(made, run)
     assert str(refused.value) == (
-        f"the run {run.path} was made with other contents of {name or file}; put them back, or "
+        f"the run runs/bound was made with other contents of {name or file}; put them back, or "
         "give `ratchet resume bound --changed` to go on with what is there now"
     )
     check_start(made, run, trains=False)  # as an evaluation does

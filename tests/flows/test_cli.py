@@ -57,7 +57,7 @@ def test_an_entry_of_a_table_is_put_over_the_deployment_s_by_its_name() -> None:
         ("rollouts.temp=1", "did you mean 'rollouts.temperature'?"),
         ("rollouts.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
         ("group_size=8", "did you mean 'rollouts.group_size'?"),
-        ("optimizer.zzz=1", "no key 'optimizer.zzz'; `ratchet keys` lists them"),
+        ("optimizer.zzz=1", "did you mean 'optimizer.learning_rate'? `ratchet keys` lists them"),
         ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
         ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
         (

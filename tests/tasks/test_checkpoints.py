@@ -100,7 +100,7 @@ def test_the_best_checkpoint_has_the_highest_held_out_reward(tmp_path: Path) -> 
         best_step(run)
     scored = {"00000": 0.2, "00002": 0.7, "00004": 0.7, "00006": None, "00004.abcdef": 0.9}
     for name, mean in scored.items():
-        write_json(run.evaluation(name), {"sampled": {"finished": {"mean": mean}}})
+        write_json(run.evaluation(name), {"sampled": {"finished": {"mean": mean, "examples": 8}}})
     assert best_step(run) == 2
 
 

@@ -380,8 +380,8 @@ def test_a_path_in_the_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / folder).mkdir()
         written(tmp_path / folder / f"{folder}.jsonl", '{"a": 1}')
     assert locate_dataset("~/home.jsonl") == tmp_path / "home" / "home.jsonl"
-    assert locate_dataset("~/~.jsonl") == Path("~/~.jsonl")
-    assert locate_dataset("~nobody/x.jsonl") == Path("~nobody/x.jsonl")
+    assert locate_dataset("~/~.jsonl") == tmp_path / "~" / "~.jsonl"
+    assert locate_dataset("~nobody/x.jsonl") == tmp_path / "~nobody" / "x.jsonl"
 
 
 @given(st.text(st.characters(categories=["Ll", "Mn"]), min_size=1, max_size=6))

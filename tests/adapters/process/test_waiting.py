@@ -15,12 +15,13 @@ import pytest
 import tinker
 from tinker.types import RequestErrorCategory
 
-from ratchet.adapters.errors import EngineDied, PassingError
+from ratchet.adapters.errors import EngineDied, PassingError, UserError
 from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import (
     PatientSampler,
     Service,
+    ServiceBroken,
     ServiceFailed,
     ServiceRefused,
     TimedOut,
@@ -233,7 +234,8 @@ def test_an_error_of_the_sdk_is_translated_by_its_cause() -> None:
     poisoned = RuntimeError("A previous request failed")
     poisoned.__cause__ = failed(RequestErrorCategory.User)
     assert isinstance(translate_error(poisoned, "it"), ServiceRefused)
-    ours = ValueError("No data provided")
+    assert isinstance(translate_error(ValueError("no number"), "it"), ServiceBroken)
+    ours = UserError("no loss of the project")
     assert translate_error(ours, "it") is ours
 
 
