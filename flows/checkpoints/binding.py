@@ -70,8 +70,8 @@ class BoundCheckpoint(BaseModel, frozen=True):
 def bind_checkpoints(recipe: RunRecipe, bound: Mapping[str, Any]) -> dict[str, Any]:
     """Describe each checkpoint of another run that a recipe names, as a manifest has it.
 
-    Checkpoints in `bound` keep their description. UserError or UserError if one does
-    not exist, or does not suit the recipe.
+    Checkpoints in `bound` keep their description. UserError if one does not exist, or does not suit
+    the recipe.
     """
     model = recipe.model
     if model.names_state() and needs_engine(model.base):
