@@ -74,7 +74,7 @@ class Door(ChatApi):
 
     `backends` says who answers each role beside `policy`: a backend, or a policy by its name. A
     call at the address of `policy` is of the first role, by its name, whose calls `sent` describes
-    so. Completions, beginnings and ends go to the recorder of their batch; none leaves before.
+    so. The recorder of a batch has completions, beginnings and ends before any answer leaves.
     """
 
     def __init__(
