@@ -59,8 +59,8 @@ TRANSPORTS = ("httpx._transports.default", "httpx2._transports.default")
 RESPONSES = "httpx._client"
 """Module of the streams that refer to their response. Those of httpx2 do not."""
 
-HTTP_1 = ["http/1.1"]
-"""Protocols that a client offers, unless it asks for HTTP/2."""
+PROTOCOLS = {False: ["http/1.1"], True: ["http/1.1", "h2"]}
+"""Protocols that a client offers, without and with HTTP/2, which the Tinker SDK's asks for."""
 
 log = logging.getLogger(__name__)
 
@@ -182,13 +182,13 @@ class SharedContext(ssl.SSLContext):
 
     def set_alpn_protocols(self, alpn_protocols: object) -> None:
         """Keep the protocols: each connection sets them again, which is not safe beside threads."""
-        if alpn_protocols != HTTP_1:
+        if alpn_protocols not in PROTOCOLS.values():
             raise _refuse_change("set_alpn_protocols")
 
 
 @cache
 def share_contexts() -> None:
-    """Have the clients of httpx that give no context, certificate or HTTP/2 share one context.
+    """Have the clients of httpx that give no context or certificate share one of their protocols.
 
     `verify=` and `httpx.create_ssl_context()` give each client its own, as before.
     """
@@ -226,13 +226,13 @@ def _share(module: ModuleType) -> None:
 
 @lru_cache(maxsize=16)
 def _shared_context(
-    create: Callable[..., ssl.SSLContext], trust_env: object, _environment: tuple[object, ...]
+    create: Callable[..., ssl.SSLContext], trust_env: object, http2: bool, *_environment: object
 ) -> ssl.SSLContext | bool:
     """Create the context of clients without a context; True where the system's own is cheap."""
     context = create(trust_env=trust_env)
     if type(context) is not ssl.SSLContext:
         return True
-    context.set_alpn_protocols(HTTP_1)
+    context.set_alpn_protocols(PROTOCOLS[http2])
     context.__class__ = SharedContext
     return context
 
@@ -242,11 +242,10 @@ def _sharing(
 ) -> Callable[..., None]:
     @wraps(init)
     def init_sharing(self: object, *args: object, **options: object) -> None:
-        own = args or options.get("cert") or options.get("http2")
-        if not own and options.get("verify", True) is True:
+        if not (args or options.get("cert")) and options.get("verify", True) is True:
+            trusts, http2 = options.get("trust_env", True), bool(options.get("http2"))
             with _reading:
-                trusts = options.get("trust_env", True)
-                options["verify"] = _shared_context(create, trusts, _environment())
+                options["verify"] = _shared_context(create, trusts, http2, *_environment())
         init(self, *args, **options)
 
     return init_sharing

@@ -264,8 +264,15 @@ def test_what_a_client_gives_or_asks_for_is_its_own() -> None:
         assert context_of(one) is given
         assert context_of(two).verify_mode == ssl.CERT_NONE
     assert httpx.create_ssl_context() is not given
-    for transport in (httpx.HTTPTransport(http2=True), httpx.HTTPTransport(True)):
-        assert type(transport._pool._ssl_context) is ssl.SSLContext  # pyright: ignore
+    transports = (
+        httpx.HTTPTransport(True),
+        httpx.HTTPTransport(http2=True),
+        httpx.HTTPTransport(http2=True),
+    )
+    contexts: Any = [transport._pool._ssl_context for transport in transports]
+    assert type(contexts[0]) is ssl.SSLContext
+    with httpx.Client() as plain:
+        assert context_of(plain) is not contexts[1] is contexts[2]
 
 
 @pytest.fixture
