@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cache
 from threading import Thread
 from typing import Any, cast
 
@@ -145,5 +146,17 @@ def _ask_codec(url: str, key: str) -> Codec:
     )
 
 
+@cache
+def _transport() -> httpx.AsyncBaseTransport:
+    """Return the SDK's transport, which by itself would send keys wherever a redirect leads."""
+    from pyqwest import HTTPTransport
+    from pyqwest.httpx import AsyncPyqwestTransport
+
+    unpacking = {f"enable_{name}": False for name in ("gzip", "brotli", "zstd")}
+    return AsyncPyqwestTransport(
+        HTTPTransport(tls_include_system_certs=True, follow_redirects=False, **unpacking)
+    )
+
+
 cast(Any, _base_client).AsyncHttpxClientWrapper.send = send_bounded  # the SDK takes no client
-_base_client._default_pyqwest_transport = lambda: None  # which sends keys wherever it is led
+_base_client._default_pyqwest_transport = _transport
