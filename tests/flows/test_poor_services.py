@@ -123,6 +123,7 @@ def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
     assert "lacks end of a session" in caplog.text
 
 
+@pytest.mark.story
 @with_fault("ignores seeds")
 def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
     server: PoorServer, caplog: pytest.LogCaptureFixture
@@ -133,6 +134,7 @@ def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
     assert "does not honour seeds, which seed 0 needs" in caplog.text
 
 
+@pytest.mark.story
 @with_fault("loads no optimizer")
 @pytest.mark.usefixtures("server")
 def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had_not(
@@ -145,6 +147,7 @@ def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had
     assert equal_steps(stopped_and_resumed("stopped"), whole) == 3
 
 
+@pytest.mark.story
 @with_fault("forgets weights with their session")
 @pytest.mark.usefixtures("server")
 def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_session(
@@ -160,6 +163,7 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
     assert [(score.rollouts, score.failed) for score in again.scores.values()] == [(2, 0)]
 
 
+@pytest.mark.story
 @with_fault("rounds log-probabilities to bfloat16")
 def test_a_run_on_a_service_of_another_precision_compares_within_what_that_makes_of_weights(
     server: PoorServer, caplog: pytest.LogCaptureFixture
@@ -180,6 +184,7 @@ def stopped_and_resumed(name: str) -> RunFolder:
     return run
 
 
+@pytest.mark.story
 def test_a_service_that_breaks_the_wire_later_stops_the_run_and_is_named(
     server: PoorServer,
 ) -> None:

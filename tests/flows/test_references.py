@@ -54,6 +54,7 @@ def test_a_tokens_advantage_is_less_by_its_penalty(whole: RunFolder) -> None:
         assert np.array(row["advantages"])[sampled] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.story
 def test_a_penalty_in_the_loss_is_a_pass_of_its_own_which_a_run_that_dies_makes_again(
     prefect_server: None, no_tinker: None, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_resume_makes_its_end_again_and_trains_no_further_step(early: RunFolde
     assert early.sealed("train-00003") == []
 
 
+@pytest.mark.story
 def test_its_newest_and_its_best_checkpoint_are_evaluated_and_compared(early: RunFolder) -> None:
     newest = evaluate(RECIPE, run="early")
     assert newest.file == early.evaluation("00003")
@@ -97,6 +98,7 @@ def test_its_last_checkpoint_is_exported(early: RunFolder, tmp_path: Path) -> No
     assert f"{tmp_path / 'out'} has early@3" in call("export", "early", "--out", f"{tmp_path}/out")
 
 
+@pytest.mark.story
 def test_a_fork_goes_on_and_ends_by_its_own_evaluations(forked: RunSummary) -> None:
     assert "in 5 steps, of 6, ended early after checkpoint 2" in forked.outcome
     run = folder_of("forked")
@@ -121,6 +123,7 @@ def centred(**changes: object) -> Recipe:
     )
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(("parent", "steps"), [("early", 3), ("forked", 5)])
 def test_a_replay_ends_where_its_parent_has_ended(
     forked: RunSummary, parent: str, steps: int
@@ -136,6 +139,7 @@ def test_a_replay_ends_where_its_parent_has_ended(
     assert len(read_metrics(run.metrics)) == steps
 
 
+@pytest.mark.story
 def test_a_replay_whose_end_is_damaged_has_it_again_after_a_resume(early: RunFolder) -> None:
     replay(centred(), "early", run="damaged")
     run = folder_of("damaged")
@@ -150,6 +154,7 @@ def test_a_replay_whose_end_is_damaged_has_it_again_after_a_resume(early: RunFol
     assert len(read_metrics(run.metrics)) == 3
 
 
+@pytest.mark.story
 def test_a_replay_of_fewer_steps_has_all_of_them(early: RunFolder) -> None:
     summary = replay(centred(steps=2), "early", run="shorter")
     assert "in 2 steps" in summary.outcome
@@ -163,6 +168,7 @@ def test_a_replay_refuses_an_end_of_its_own(early: RunFolder, stop: dict[str, ob
         replay_run(early, "other", recipe.model_dump(mode="json"), recipe.fingerprint())
 
 
+@pytest.mark.story
 def test_a_sweep_measures_runs_that_end_early_and_repeats_none(root: Path) -> None:
     base = stopping({"when": ALWAYS}).model_dump(mode="json")
     rates = {"optimizer.learning_rate": [0.002, 0.01]}

@@ -109,7 +109,8 @@ def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", ["before", pytest.param("after", marks=pytest.mark.story)])
+@pytest.mark.story
+@pytest.mark.parametrize("window", ["before", "after"])
 def test_pairs_end_early_at_an_accuracy_and_keep_the_last_state(
     window: str, recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_pairs_end_early_at_an_accuracy_and_keep_the_last_state(
     assert is_complete(broken, recipe)
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
 def test_texts_end_after_evaluations_without_a_lower_loss() -> None:
     changes = {"evaluation": {"every": 1, "examples": 16}, "stop": {"patience": 2}}
@@ -147,6 +149,7 @@ def test_a_stop_without_evaluations_on_the_way_is_refused() -> None:
         Recipe.model_validate({**small_recipe().model_dump(), "stop": {"patience": 1}})
 
 
+@pytest.mark.story
 def test_the_next_stage_starts_where_an_earlier_one_ended() -> None:
     texts, *others = VALUES["stages"]
     stopped = {**texts, "recipe": {**texts["recipe"], "stop": {"patience": 1}}}

@@ -132,6 +132,7 @@ def test_lost_datums_of_both_sources_are_made_again(whole: RunFolder) -> None:
     assert {path: path.read_bytes() for path in paths} == kept
 
 
+@pytest.mark.story
 def test_a_fork_keeps_the_texts_and_may_change_their_share(whole: RunFolder) -> None:
     recipe = changed(share=0.9)
     fork_run(whole, "fork", 2, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -144,6 +145,7 @@ def test_a_fork_keeps_the_texts_and_may_change_their_share(whole: RunFolder) -> 
         fork_run(whole, "other", 2, other.model_dump(mode="json"), other.fingerprint())
 
 
+@pytest.mark.story
 def test_recorded_rollouts_are_trained_with_texts_that_another_run_has_sampled(
     whole: RunFolder,
 ) -> None:

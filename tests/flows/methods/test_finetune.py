@@ -114,6 +114,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     assert list_faults(folder_of(name), read_contents(whole)) == []
 
 
+@pytest.mark.story
 def test_a_fork_goes_on_from_a_step_with_the_same_texts(whole: RunFolder) -> None:
     recipe = changed(steps=4, optimizer={"learning_rate": 0.001})
     fork_run(whole, "fork", 2, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -237,6 +238,7 @@ MIXED = {
 }
 
 
+@pytest.mark.story
 def test_several_sources_are_learnt_by_their_shares(summary: RunSummary) -> None:
     recipe = changed(dataset={"sources": MIXED}, steps=3, evaluation={"examples": 32})
     finetune(recipe, run="mixed")
@@ -302,6 +304,7 @@ def test_a_query_that_chooses_nothing_is_refused(whole: RunFolder, query: str, w
     assert not folder_of("refused").exists()
 
 
+@pytest.mark.story
 def test_the_command_trains_and_goes_on_with_a_file_of_texts(root: Path, tmp_path: Path) -> None:
     """A recipe of texts is trained, resumed and forked by the commands of any other run.
 

@@ -151,6 +151,7 @@ def test_lost_verdicts_are_made_again(whole: RunFolder, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in lost} == kept
 
 
+@pytest.mark.story
 def test_a_judge_that_prefers_the_first_of_two_teaches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: None, no_tinker: None
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_judge_that_prefers_the_first_of_two_teaches_nothing(
     assert row["datums"] == 0
 
 
+@pytest.mark.story
 def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_fork_keeps_the_verdicts_and_a_replay_with_another_judge_asks_anew(
     assert [spent(moved), spent(kept)] == [[("judge", 48)], []], "a new name changes no cost"
 
 
+@pytest.mark.story
 def test_a_replay_asks_another_model_behind_the_judge_anew(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +209,7 @@ def refuse_once(messages: list[dict[str, Any]], example: dict[str, Any]) -> str:
     return "A"
 
 
+@pytest.mark.story
 def test_a_run_that_a_judge_has_stopped_asks_it_anew_when_it_is_continued(
     root: Path, prefect_server: None, no_tinker: None
 ) -> None:
@@ -265,6 +269,7 @@ def test_evaluations_are_scored_by_a_judge_that_training_never_asks(examined: Ru
     assert read_facts(examined).held_out.by_step[2] == end["judged"].finished.mean
 
 
+@pytest.mark.story
 def test_a_replay_asks_another_model_behind_the_judge_of_evaluations_anew(
     examined: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +296,7 @@ def test_an_evaluation_that_dies_goes_on_and_is_judged_once(
     assert differences(broken, examined) == []
 
 
+@pytest.mark.story
 def test_a_judge_is_asked_of_a_checkpoint_that_was_trained_without_it(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +312,7 @@ def test_a_judge_is_asked_of_a_checkpoint_that_was_trained_without_it(
     assert again.outcome == "held-out reward unknown sampled, 0.25 judged"
 
 
+@pytest.mark.story
 def test_a_judge_of_evaluations_that_fails_stops_the_run_and_is_asked_anew(
     root: Path, prefect_server: None, no_tinker: None
 ) -> None:
@@ -331,6 +338,7 @@ async def abstain(example: dict[str, Any], **endpoint: str) -> dict[str, float]:
     return {}
 
 
+@pytest.mark.story
 def test_an_evaluation_of_which_the_judge_scores_nothing_is_no_result(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +353,7 @@ def test_an_evaluation_of_which_the_judge_scores_nothing_is_no_result(
     assert whole.evaluations() == before
 
 
+@pytest.mark.story
 def test_a_judge_that_scores_no_rollout_abstains_and_the_run_says_that_it_trained_nothing(
     root: Path, prefect_server: None, no_tinker: None, caplog: pytest.LogCaptureFixture
 ) -> None:

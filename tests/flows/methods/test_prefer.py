@@ -150,6 +150,7 @@ def test_lost_datums_and_references_are_made_again(whole: RunFolder) -> None:
     assert {path.name: path.read_bytes() for path in run.learned(POLICY, "datums")} == kept
 
 
+@pytest.mark.story
 def test_a_fork_goes_on_by_another_loss_with_the_same_pairs(whole: RunFolder) -> None:
     recipe = changed(preference={"loss": "ipo"})
     fork_run(whole, "fork", 4, recipe.model_dump(mode="json"), recipe.fingerprint())
@@ -175,6 +176,7 @@ def test_what_reads_runs_reads_one_of_pairs(whole: RunFolder) -> None:
     assert answer_query(question, [whole], "csv").decode() == "split,pairs\ntest,16\ntrain,144\n"
 
 
+@pytest.mark.story
 def test_the_reference_is_the_start_and_not_the_base(
     root: Path, few: dict[str, Any], recorded_run: RecordedRun
 ) -> None:
@@ -187,6 +189,7 @@ def test_the_reference_is_the_start_and_not_the_base(
     assert read_metrics(beside.metrics)[0]["reference/apart"] > 0.1
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("loss", ["kto", "orpo"])
 def test_other_losses_train_pairs_as_well(
     root: Path, few: dict[str, Any], prefect_server: None, no_tinker: None, loss: str
@@ -223,6 +226,7 @@ def test_labelled_answers_are_learnt_without_pairs(
         prefer(changed(**labelled), run="compared")
 
 
+@pytest.mark.story
 def test_rollouts_are_labelled_by_a_query(played: RunFolder) -> None:
     query = """
         select run, rollout_id, case when reward is not null then reward > 0 end as label
@@ -243,6 +247,7 @@ def test_rollouts_are_labelled_by_a_query(played: RunFolder) -> None:
         prefer(changed(dataset=none, preference=kto), run="unlabelled")
 
 
+@pytest.mark.story
 def test_the_best_and_the_worst_rollout_of_a_group_are_a_pair(played: RunFolder) -> None:
     query = """
         select run, arg_max(rollout_id, (reward, rollout_id)) as chosen,
@@ -290,6 +295,7 @@ def test_a_recipe_that_cannot_be_followed_is_refused(
     assert not folder_of("refused").exists()
 
 
+@pytest.mark.story
 def test_a_policy_that_is_not_its_own_reference_stops_the_run(whole: RunFolder) -> None:
     shutil.copytree(whole.path, folder_of("apart").path)
     run = folder_of("apart")

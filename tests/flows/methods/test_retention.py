@@ -57,6 +57,7 @@ def copied(run: RunFolder, name: str) -> RunFolder:
     return folder_of(name)
 
 
+@pytest.mark.story
 def test_what_is_not_kept_is_deleted_on_the_service_and_changes_nothing(
     whole: RunFolder, few: RunFolder
 ) -> None:
@@ -67,6 +68,7 @@ def test_what_is_not_kept_is_deleted_on_the_service_and_changes_nothing(
     assert [*find_damage(few)] == []
 
 
+@pytest.mark.story
 def test_a_deleted_checkpoint_is_refused_by_its_number(few: RunFolder) -> None:
     gone = r"has checkpoint 3 no more, since checkpoints\.keep deleted it; it keeps 0, 4, 5, 6"
     with pytest.raises(UserError, match=gone):
@@ -77,12 +79,14 @@ def test_a_deleted_checkpoint_is_refused_by_its_number(few: RunFolder) -> None:
         check_start(recipe, folder_of("started"))
 
 
+@pytest.mark.story
 def test_a_fork_at_a_deleted_checkpoint_makes_it_again(whole: RunFolder, few: RunFolder) -> None:
     fork = fork_run(few, "fork-of-few", 3, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
     finetune(RECIPE, run=fork.name)
     assert read_contents(fork)["weights"] == read_contents(whole)["weights"]
 
 
+@pytest.mark.story
 def test_checkpoints_with_a_name_and_those_of_other_runs_are_kept(whole: RunFolder) -> None:
     run = copied(whole, "named")
     promote(f"{run.name}@1", "first")
@@ -91,6 +95,7 @@ def test_checkpoints_with_a_name_and_those_of_other_runs_are_kept(whole: RunFold
     assert kept(run) == [0, 1, 2, 3, 4, 5, 6]  # 2 has the state from which the fork is rebuilt
 
 
+@pytest.mark.story
 def test_a_deletion_that_failed_is_made_with_the_next(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,6 +59,7 @@ def test_held_out_examples_are_played_against_the_fixed_opponent(played: RunFold
         assert found["policy"] != BASE
 
 
+@pytest.mark.story
 def test_a_checkpoint_that_answers_a_role_is_bound_and_never_trained(played: RunFolder) -> None:
     against = "checkpoint:played@3"
     train(duel(steps=1, roles={"opponent": against}, evaluation={"examples": 4}), run="against")
@@ -80,6 +81,7 @@ EARLIER = duel(steps=5, roles={"opponent": "earlier:2"}, evaluation={"examples":
 renewed = fixture_of(EARLIER)
 
 
+@pytest.mark.story
 def test_an_opponent_is_renewed_every_few_steps_and_never_trained(renewed: RunFolder) -> None:
     sampled = dict.fromkeys(range(5), 0) | {2: 2, 3: 2, 4: 4}
     for step, opponent in sampled.items():
@@ -99,6 +101,7 @@ def test_a_run_that_dies_plays_against_the_same_opponents(
     assert differences(broken, renewed) == []
 
 
+@pytest.mark.story
 def test_a_fork_goes_on_against_the_opponents_of_its_parent(
     renewed: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_fork_goes_on_against_the_opponents_of_its_parent(
     assert read_table(forked.datums(POLICY, 4)).equals(read_table(renewed.datums(POLICY, 4)))
 
 
+@pytest.mark.story
 def test_a_rollout_against_an_earlier_checkpoint_can_be_debugged(renewed: RunFolder) -> None:
     rerun = debug_rollout(renewed, "train-00003-0001-00", sample=True, stop=False)
     assert rerun.lines()["now"] == "the same"

@@ -71,6 +71,7 @@ def test_the_run_says_where_it_comes_from(second: RunFolder) -> None:
     assert "bound to first@4" in render_report([second])
 
 
+@pytest.mark.story
 def test_a_run_goes_on_from_its_start_when_the_earlier_run_and_every_state_are_gone(
     first: RunFolder, second: RunFolder, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_run_goes_on_from_its_start_when_the_earlier_run_and_every_state_are_g
     assert differing_parts(read_contents(again), read_contents(second)) == []
 
 
+@pytest.mark.story
 def test_a_start_that_is_damaged_is_made_again_by_its_run(
     first: RunFolder, second: RunFolder
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_start_that_is_damaged_is_made_again_by_its_run(
     assert find_damaged_state(mended.engine) == []
 
 
+@pytest.mark.story
 def test_a_damaged_start_whose_run_is_gone_is_refused_by_the_file(
     second: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_damaged_start_whose_run_is_gone_is_refused_by_the_file(
     finetune(started(start="first@4"), run="alone")
 
 
+@pytest.mark.story
 def test_with_its_optimizer_a_start_continues_as_if_the_run_had_gone_on(first: RunFolder) -> None:
     kept = folder_of(finetune(started(start="first@4", start_optimizer=True), run="kept").run)
     assert read_bound(kept, "first@4").policies[POLICY].optimizer_steps == 4
@@ -153,6 +157,7 @@ def test_a_checkpoint_may_be_the_start_and_the_reference_of_one_run(first: RunFo
         bind_checkpoints(other, {})
 
 
+@pytest.mark.story
 def test_each_policy_starts_at_the_one_of_its_name_or_else_at_the_main_one(
     first: RunFolder,
 ) -> None:
@@ -170,6 +175,7 @@ def test_each_policy_starts_at_the_one_of_its_name_or_else_at_the_main_one(
     }
 
 
+@pytest.mark.story
 def test_reinforcement_learning_starts_where_supervised_learning_ended(first: RunFolder) -> None:
     near = {"coefficient": 0.1, "reference": "first@6"}
     recipe = small_recipe(model={"lora_rank": 8, "start": "first@6"}, algorithm={"kl": near})
@@ -204,6 +210,7 @@ def test_a_start_that_cannot_be_one_is_refused(
     assert not folder_of("refused").exists()
 
 
+@pytest.mark.story
 def test_an_earlier_run_that_was_made_anew_is_not_taken_for_the_one_that_was_bound(
     second: RunFolder, tmp_path: Path
 ) -> None:

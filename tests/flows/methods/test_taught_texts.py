@@ -107,6 +107,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> N
     assert list_faults(folder_of(name), read_contents(whole)) == []
 
 
+@pytest.mark.story
 def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     whole: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_teacher_is_asked_once_in_parts_whatever_stops_the_run(
     assert counted == "n\n160\n"
 
 
+@pytest.mark.story
 def test_a_teacher_reads_more_than_the_policy(whole: RunFolder, tmp_path: Path) -> None:
     rows = [
         {
@@ -187,6 +189,7 @@ def test_a_place_without_a_likely_token_is_refused_by_the_number_of_its_text(
         score_part.make(tmp_path / "part.parquet", texts, 0, Silent(), K, None)
 
 
+@pytest.mark.story
 def test_a_fork_goes_on_with_the_same_teacher_and_no_other(whole: RunFolder) -> None:
     longer = TAUGHT.model_copy(update={"steps": 7})
     fork_run(whole, "fork", 5, longer.model_dump(mode="json"), longer.fingerprint())
