@@ -6,6 +6,7 @@ The method of an update says what these datums become at the service.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, repeat
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.tinker.live_policy import Pass, ServiceLoss, UpdateRequest
 from ratchet.tasks.algorithm.divergences import DIVERGENCE
 from ratchet.tasks.algorithm.loss import Columns
-from ratchet.tasks.algorithm.losses import complete_of, loss_of, service_loss
+from ratchet.tasks.algorithm.losses import complete_of, loss_of
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.credit import Credit, assign_credit
 from ratchet.tasks.rewards import rewards_of
@@ -237,7 +238,11 @@ class Term:
     file: int = 0
 
     def service_loss(self) -> ServiceLoss:
-        return service_loss(self.loss, self.settings)
+        loss, complete = loss_of(self.loss), complete_of(self.loss, self.settings)
+        sent = {} if loss.service_loss == "cross_entropy" else complete
+        numbers = {key: float(value) for key, value in sent.items()}
+        derivative = None if loss.built_in else partial(loss.derive, complete)
+        return ServiceLoss(loss.service_loss, numbers, derivative)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import torch
 from benchmarks.peers.inputs import DISCOUNT, Call, Tokens
 from ratchet.engine.training.losses import resolve_loss
 from ratchet.tasks.algorithm.advantages import Earned, estimate_advantages
-from ratchet.tasks.algorithm.losses import find_loss, service_loss
+from ratchet.tasks.algorithm.losses import find_loss
 from ratchet.tasks.algorithm.preferences import SIDES, Pairs, Side, find_preference
 from ratchet.tasks.algorithm.settings import Settings, complete_settings
 from ratchet.tasks.credit import penalties_of, returns_to_go
+from ratchet.tasks.datums import Term
 from ratchet.tasks.settings.algorithm import Divergence
 
 
@@ -93,7 +94,7 @@ def _penalties(penalty: Divergence, trajectories: Sequence[Tokens]) -> list[np.n
 
 
 def _compute_loss(name: str, settings: Settings, tokens: Tokens) -> tuple[float, np.ndarray]:
-    row, asked = find_loss(name), service_loss(name, settings)
+    row, asked = find_loss(name), Term(name, settings).service_loss()
     complete = complete_settings(f"the loss {name}", settings, row.settings)
     columns = {
         "targets": np.zeros(len(tokens["mask"])),

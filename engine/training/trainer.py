@@ -12,6 +12,7 @@ from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights, check_shapes
 from ratchet.engine.training.losses import TrainingDatum, check_datums, resolve_loss
+from ratchet.engine.training.prefix_tree import grow_forest, pack
 from ratchet.engine.training.training_pass import GradientSums, TreeComputation
 
 
@@ -69,7 +70,8 @@ class Trainer:
         datums = check_datums(data, loss, function, self.model)
         loss_of = partial(function, config=settings)
         computation = TreeComputation(self.model, self.lora, self.sums, datums, loss_of, backward)
-        computation.run()
+        forest = grow_forest([np.asarray(datum.tokens) for datum in datums])
+        computation.run(pack(forest, computation.budget))
         return computation.outputs, {"loss:sum": sum(computation.losses)}
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:

@@ -23,7 +23,7 @@ from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Products
 from ratchet.engine.model.segments import Segment, SegmentAttention, Turn, no_turn
 from ratchet.engine.training.losses import Inputs, TrainingDatum
-from ratchet.engine.training.prefix_tree import Node, grow_forest, pack
+from ratchet.engine.training.prefix_tree import Node, pack
 
 MICROBATCH_TOKENS = 2048
 """Tokens computed at once. More tokens need more memory and are no faster on a CPU."""
@@ -223,11 +223,8 @@ class TreeComputation:
         )
         """Tokens of a lot."""
 
-    def run(self) -> None:
-        forest = grow_forest([np.asarray(datum.tokens) for datum in self.datums])
-        self._run(pack(forest, self.budget))
-
-    def _run(self, lots: list[list[Node]]) -> None:
+    def run(self, lots: list[list[Node]]) -> None:
+        """Compute lots of first nodes, and all that grows from them."""
         workers = self.model.workers
         for start in range(0, len(lots), workers.count):
             together = lots[start : start + workers.count]
@@ -241,7 +238,7 @@ class TreeComputation:
                     for nodes in together
                     for lot in pack((one for node in nodes for one in node.children), self.budget)
                 ]
-                self._run(following)
+                self.run(following)
                 if self.backward:
                     workers.compute(_Lot.backward, passes)
                     self.model.pause()

@@ -49,8 +49,6 @@ from ratchet.tasks.algorithm.settings import (
 if TYPE_CHECKING:  # they import torch, which takes seconds
     from tinker.types import LossFnType
 
-    from ratchet.adapters.tinker.live_policy import ServiceLoss
-
 POLICY_GRADIENT: Mapping[str, Input] = {
     "target_tokens": column("targets"),
     "logprobs": column("logprobs"),
@@ -377,13 +375,3 @@ def advantage_factor(name: str, settings: Settings) -> float:
 def complete_of(name: str, given: Settings) -> dict[str, float | str]:
     """Return all settings of a loss; ValueError for a given setting that it does not read."""
     return complete_settings(f"the loss {name}", given, loss_of(name).settings)
-
-
-def service_loss(name: str, settings: Settings) -> "ServiceLoss":
-    from ratchet.adapters.tinker.live_policy import ServiceLoss
-
-    loss, complete = loss_of(name), complete_of(name, settings)
-    sent = {} if loss.service_loss == "cross_entropy" else complete
-    numbers = {key: float(value) for key, value in sent.items()}
-    derivative = None if loss.built_in else partial(loss.derive, complete)
-    return ServiceLoss(loss.service_loss, numbers, derivative)

@@ -98,17 +98,13 @@ class Journal:
 
     async def append(self, span: Span) -> None:
         """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
-        written = asyncio.wrap_future(self._submit(span))
+        written = asyncio.wrap_future(self.append_soon(span))
         await asyncio.shield(written)  # a span that has been handed over stays
 
     @property
     def full(self) -> bool:
         """True while appends wait for space on the disk."""
         return self._full.is_set()
-
-    def append_soon(self, span: Span) -> None:
-        """Append a span without waiting: it reaches the disk no later than any later span."""
-        self._submit(span)
 
     def close(self) -> None:
         """Write the waiting spans, unless the disk is full, and close the file."""
@@ -117,7 +113,8 @@ class Journal:
         self._writer.shutdown()
         self._file.close()
 
-    def _submit(self, span: Span) -> Future[None]:
+    def append_soon(self, span: Span) -> Future[None]:
+        """Append a span without waiting: it reaches the disk no later than any later span."""
         check_span(span)
         key = span_identity(span)
         with self._adding:

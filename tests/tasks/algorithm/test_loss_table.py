@@ -9,8 +9,9 @@ from tinker.types import LossFnType
 
 from benchmarks.learning.algorithms import describe_advantages, describe_losses
 from ratchet.engine.training.losses import LOSSES as ENGINE_LOSSES
-from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss, service_loss
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss
 from ratchet.tasks.algorithm.settings import Option
+from ratchet.tasks.datums import Term
 from tests.support.credited import read_datums
 from tests.support.runs.small_recipe import small_recipe
 from tests.tasks.test_datums import trajectory, written
@@ -30,7 +31,7 @@ def test_the_table_has_the_inputs_settings_and_defaults_that_the_engine_reads(lo
     ours, engine = TOKEN_LOSSES[loss], ENGINE_LOSSES[loss]
     inputs = ours.inputs.keys() - {"target_tokens"}
     assert set(engine.required) <= inputs <= {*engine.required, *engine.optional}
-    assert service_loss(loss, {}).settings == engine.defaults
+    assert Term(loss, {}).service_loss().settings == engine.defaults
 
 
 @every_loss
@@ -87,4 +88,4 @@ def test_opmd_is_cross_entropy_with_constant_weights(tmp_path: Path) -> None:
             for loss, given in (("cross_entropy", {}), ("opmd", {"tau": tau}))
         )
         assert [[weight / (1 + tau) for weight in of] for of in plain] == opmd
-    assert service_loss("opmd", {"tau": 3.0}).settings == {}
+    assert Term("opmd", {"tau": 3.0}).service_loss().settings == {}

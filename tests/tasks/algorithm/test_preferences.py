@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.tinker.live_policy import ServiceLoss
-from ratchet.tasks.algorithm.losses import check_loss, service_loss
+from ratchet.tasks.algorithm.losses import check_loss
 from ratchet.tasks.algorithm.preferences import (
     PREFERENCES,
     SIDES,
@@ -17,6 +17,7 @@ from ratchet.tasks.algorithm.preferences import (
     find_preference,
 )
 from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.datums import Term
 
 LABELLED = [name for name, row in PREFERENCES.items() if row.labelled]
 SETTINGS: dict[str, Settings] = {"dpo": {"smoothing": 0.1}, "kto": {"undesirable_weight": 1.5}}
@@ -53,7 +54,7 @@ def mean_loss(name: str, tokens: PairTokens, logprobs: list[np.ndarray]) -> floa
 
 
 def derivatives_sent(name: str, tokens: PairTokens, logprobs: list[np.ndarray]) -> list[np.ndarray]:
-    loss: ServiceLoss = service_loss(name, SETTINGS.get(name, {}))
+    loss: ServiceLoss = Term(name, SETTINGS.get(name, {})).service_loss()
     assert loss.derivative is not None
     inputs = [
         {"pair": np.array([p]), "side": np.array([s]), "references": r, "weights": m}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, service_loss
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
 from ratchet.tasks.algorithm.settings import Option, Settings, complete_settings
+from ratchet.tasks.datums import Term
 
 Formula = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
@@ -129,7 +130,7 @@ def test_loss_and_derivative_are_those_of_the_formula(
 
 
 def test_a_target_that_is_not_trained_is_not_of_the_trajectory_s_ratio() -> None:
-    derivative = service_loss("topr", {}).derivative
+    derivative = Term("topr", {}).service_loss().derivative
     assert derivative is not None
     tokens = {
         "logprobs": np.array([0.0, -1.0]),
