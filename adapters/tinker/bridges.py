@@ -16,6 +16,8 @@ from typing import Any, cast
 
 import httpx
 import numpy as np
+from pyqwest import HTTPTransport
+from pyqwest.httpx import AsyncPyqwestTransport
 from tinker import _base_client
 from tinker.proto import tinker_public_pb2 as pb
 
@@ -149,13 +151,8 @@ def _ask_codec(url: str, key: str) -> Codec:
 @cache
 def _transport() -> httpx.AsyncBaseTransport:
     """Return the SDK's transport, which by itself would send keys wherever a redirect leads."""
-    from pyqwest import HTTPTransport
-    from pyqwest.httpx import AsyncPyqwestTransport
-
-    unpacking = {f"enable_{name}": False for name in ("gzip", "brotli", "zstd")}
-    return AsyncPyqwestTransport(
-        HTTPTransport(tls_include_system_certs=True, follow_redirects=False, **unpacking)
-    )
+    off = dict.fromkeys(("follow_redirects", "enable_gzip", "enable_brotli", "enable_zstd"), False)
+    return AsyncPyqwestTransport(HTTPTransport(tls_include_system_certs=True, **off))
 
 
 cast(Any, _base_client).AsyncHttpxClientWrapper.send = send_bounded  # the SDK takes no client
