@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from ratchet.adapters.process.terminal import show
-from ratchet.flows.server.prefect_startup import quiet_prefect
+from ratchet.flows.server.prefect_startup import begin_server, quiet_prefect
 
 COMMANDS = {
     "init": (
@@ -138,11 +138,16 @@ Port = Annotated[
 Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
 
 
+FLOW_COMMANDS = {"dryrun", "train", "resume", "fork", "replay", "sweep", "evaluate", "compare"}
+"""Commands that call a flow, and so need a Prefect server."""
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class LateCommand(TyperCommand):
-    """A command whose module is imported when it is run, or when its own help is asked for."""
+    """A command whose module is imported when it is run, or when its own help is asked for.
+
+    A server that it needs begins to load before that.
+    """
 
     def load(self) -> Any:
         """Return the command with its options."""
@@ -151,9 +156,12 @@ class LateCommand(TyperCommand):
         one.command(self.name, help=self.help)(self.callback())
         return get_command(one)
 
-    def make_context(self, info_name: str | None, *arguments: Any, **extra: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *of: Any, **extra: Any) -> Any:
         """Read the command's words."""
-        return self.load().make_context(info_name, *arguments, **extra)
+        if info_name in FLOW_COMMANDS and "--help" not in args:
+            quiet_prefect("--verbose" in args)  # the server reads this, too
+            begin_server()
+        return self.load().make_context(info_name, args, *of, **extra)
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -28,12 +28,7 @@ from ratchet.flows.opening.checks import accept_changes, check_start, is_complet
 from ratchet.flows.recipe.loading import changed_recipe, count_steps, named_recipe, swept_recipe
 from ratchet.flows.recipe.plan import PlanRecipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
-from ratchet.flows.server.prefect_startup import (
-    check_prefect,
-    last_said,
-    server_begun,
-    start_server,
-)
+from ratchet.flows.server.prefect_startup import check_prefect, last_said, start_server
 from ratchet.tasks.comparison.promotions import refuse_promoted
 from ratchet.tasks.recording.step_log import EQUAL_REWARDS, steps_done
 from ratchet.tasks.recording.transcripts import tell_rewarded
@@ -227,7 +222,7 @@ def train_with_bar(
     """Run the flow of a run, with a progress bar, and print its closing lines or its summary.
 
     The recipe's checks come first, since an engine of a local model puts this process offline, and
-    what is `replaced` is deleted after all checks. Prefect is imported while the servers load.
+    what is `replaced` is deleted after all checks. Prefect is imported while the engine loads.
     """
     folder = folder_of(run)
     followed = recipe.tracking.project is not None  # its tracker may be behind
@@ -235,7 +230,7 @@ def train_with_bar(
         _end(folder, None, as_json=as_json)
         return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    with server_begun(), engine_begun(recipe.model.base):
+    with engine_begun(recipe.model.base):
         check_prefect()
         delete_runs(replaced)
         with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:

@@ -1,20 +1,19 @@
 """The program of Prefect's embedded server: it loads, and then serves at the port that stdin names.
 
-A process that loads has opened nothing, so a command starts it before its last checks.
+A process that loads has opened nothing, so a command starts it first of all.
 """
 
 import gc
 import os
 import socket
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.terminal import show
 
-APP = "prefect.server.api.server:create_app"
-"""Maker of Prefect's application, as uvicorn names it."""
 LONGEST_LINE = 64
 STOP = b"\n"
 """Line by which the parent has the server end in order."""
@@ -31,8 +30,8 @@ def main() -> None:
     """
     lines = Lines()
     Thread(target=_follow_stdin, args=(lines,), daemon=True).start()
-    _load_libraries()
-    _serve(int(lines.get()), lines)
+    serve = _load(lines)
+    serve(int(lines.get()))
     os._exit(0)  # since Python would tear the libraries down
 
 
@@ -47,17 +46,14 @@ def _follow_stdin(lines: Lines) -> None:
     os._exit(0)
 
 
-def _load_libraries() -> None:
-    """Import Prefect's server; the garbage collector would look in vain through what it makes."""
+def _load(lines: Lines) -> Callable[[int], None]:
+    """Make Prefect's application, and return what serves it at a port until the next line.
+
+    The garbage collector would look in vain through what is loaded.
+    """
     gc.disable()
-    import uvicorn  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
-
-
-def _serve(port: int, lines: Lines) -> None:
     import uvicorn
+    from prefect.server.api.server import create_app
 
     class _Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -68,10 +64,12 @@ def _serve(port: int, lines: Lines) -> None:
             """Return True to stop; uvicorn calls this ten times a second."""
             return await super().on_tick(counter) or not lines.empty()
 
-    config = uvicorn.Config(
-        APP, factory=True, host=LOOPBACK, port=port, log_level="error", lifespan="on"
-    )
-    _Server(config).run()
+    app = create_app()
+    gc.freeze()
+    gc.enable()
+    return lambda port: _Server(
+        uvicorn.Config(app, host=LOOPBACK, port=port, log_level="error", lifespan="on")
+    ).run()
 
 
 if __name__ == "__main__":

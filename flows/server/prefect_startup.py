@@ -1,5 +1,6 @@
 """Start-up of Prefect: its settings, and its embedded server, begun before Prefect is needed."""
 
+import atexit
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -26,20 +27,14 @@ _started: list[EmbeddedServer] = []
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def server_begun() -> Iterator[None]:
-    """Begin to load Prefect's embedded server, which this block will start if none other is set.
+def begin_server() -> None:
+    """Begin to load Prefect's embedded server, unless the environment names another server.
 
-    It opens nothing before it is started, and a block that starts none leaves none.
+    It opens nothing before it is started, and one that is never started ends with this process.
     """
-    if os.environ.get("PREFECT_API_URL"):
-        yield
-        return
-    _begun.append(EmbeddedServer())
-    try:
-        yield
-    finally:
-        _drop_begun()
+    if not (_begun or os.environ.get("PREFECT_API_URL")):
+        atexit.register(_drop_begun)
+        _begun.append(EmbeddedServer())
 
 
 @contextmanager

@@ -9,10 +9,9 @@ import httpx
 import psutil
 import pytest
 
-from ratchet.adapters.errors import UserError
 from ratchet.flows.server import prefect_startup
 from ratchet.flows.server.embedded_server import EmbeddedServer
-from ratchet.flows.server.prefect_startup import server_begun
+from ratchet.flows.server.prefect_startup import begin_server
 from tests.support.processes import ROOT
 
 SERVING_SECONDS = 300.0
@@ -25,6 +24,21 @@ print(server.child.process.pid, flush=True)
 {starts}
 print("serving", flush=True)
 time.sleep(600)
+"""
+REFUSED = """
+import sys
+from ratchet.flows.cli import main
+from ratchet.flows.server import embedded_server
+
+class Told(embedded_server.EmbeddedServer):
+    def __init__(self):
+        assert "ratchet.flows.cli.training" not in sys.modules
+        super().__init__()
+        print(self.child.process.pid, flush=True)
+
+embedded_server.EmbeddedServer = Told
+sys.argv[1:] = ["train", "nonsense"]
+main.main()
 """
 SERVES = f"server.start(); server.wait({SERVING_SECONDS})"
 
@@ -79,21 +93,15 @@ def test_a_server_that_is_killed_serves_again_at_its_address(home: Path) -> None
 
 
 @pytest.mark.usefixtures("home")
-def test_a_command_that_is_refused_leaves_no_server() -> None:
-    begun = list[EmbeddedServer]()
-
-    @server_begun()
-    def refused() -> None:
-        begun.extend(prefect_startup._begun)
-        raise UserError("there is no such recipe")
-
-    with pytest.raises(UserError):
-        refused()
-    assert [one.child.process.poll() for one in begun] == [-signal.SIGKILL]
-    assert prefect_startup._begun == []
+def test_a_command_begins_a_server_first_and_leaves_none_if_it_is_refused() -> None:
+    command = [sys.executable, "-c", REFUSED]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "no training deployment 'nonsense'" in ended.stderr
+    assert ends(int(ended.stdout))
 
 
 def test_no_server_is_begun_where_another_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
-    with server_begun():
-        assert prefect_startup._begun == []
+    begin_server()
+    assert prefect_startup._begun == []

@@ -20,7 +20,7 @@ from prefect.settings import (
 from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.training import explain_absence
 from ratchet.flows.server.embedded_server import PROGRAM, EmbeddedServer
-from ratchet.flows.server.prefect_startup import server_begun, start_server
+from ratchet.flows.server.prefect_startup import begin_server, start_server
 
 LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
@@ -52,10 +52,10 @@ def test_a_server_that_loads_ends_when_a_profile_names_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with server_begun():
-        [loading] = [child for child in psutil.Process().children() if PROGRAM in child.cmdline()]
-        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), start_server():
-            assert not loading.is_running()
+    begin_server()
+    [loading] = [child for child in psutil.Process().children() if PROGRAM in child.cmdline()]
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), start_server():
+        assert not loading.is_running()
 
 
 @pytest.mark.parametrize(("of_the_user", "shown"), [(None, ""), ("DEBUG", "DEBUG Application")])
