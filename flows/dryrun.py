@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from ratchet.adapters.door.backends import create_backends
 from ratchet.adapters.door.roles import roles_of_policies
 from ratchet.adapters.door.stand_in import StandIn, StandInDoor, read_turns
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.adapters.tinker.bases import find_context, open_tokenizer
 from ratchet.flows.opening.checks import check_start
@@ -48,6 +49,13 @@ class DryRun(BaseModel, frozen=True):
     errors: Mapping[str, str]
     untrained: str
     report: str
+
+    def check(self) -> None:
+        """Raise UserError if rollouts failed, or if training would train nothing."""
+        if self.failed:
+            raise UserError(f"{self.failed} of {self.rollouts} rollouts failed; see above")
+        if self.untrained:
+            raise UserError(f"training would train nothing: {self.untrained}")
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """LiteLLM's provider `ratchet/<role>`, which calls the rollout that is played in this process."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from litellm.llms.custom_llm import CustomLLM, CustomLLMError
 from litellm.types.utils import ModelResponse, ModelResponseStream
 from litellm.utils import custom_llm_setup
 
 from ratchet.adapters.calls import Refused
-from ratchet.adapters.clients.current_rollout import ask_role, await_role
+from ratchet.adapters.clients.current_rollout import current_roles
+from ratchet.adapters.clients.libraries import tls
 from ratchet.adapters.clients.litellm import import_litellm
 
 PROVIDER = "ratchet"
@@ -94,3 +97,56 @@ def _delta(choice: dict[str, Any]) -> dict[str, Any]:
     calls = enumerate(delta.get("tool_calls") or ())
     tool_calls = [{"index": index, **call} for index, call in calls] or None
     return {**choice, "delta": {**delta, "tool_calls": tool_calls}}
+
+
+def ask_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask a role of the current rollout for a chat completion, and block; Refused if it has none.
+
+    A thread knows its rollout by a copy of the context, as `asyncio.to_thread` makes one.
+    """
+    with _reaching_the_door(), httpx.Client(timeout=None, verify=tls()) as http:
+        return _read(http.send(_request(role, body)))
+
+
+async def await_role(role: str, body: Mapping[str, object]) -> dict[str, object]:
+    """Ask as `ask_role` does; the door notices if the task is cancelled."""
+    with _reaching_the_door():
+        async with httpx.AsyncClient(timeout=None, verify=tls()) as http:
+            return _read(await http.send(_request(role, body)))
+
+
+def _request(role: str, body: Mapping[str, object]) -> httpx.Request:
+    """Return the request to the door; Refused where no rollout is played."""
+    roles = current_roles.get(None)
+    if roles is None:
+        text = "No rollout is being played here, so there is nobody who answers; "
+        remedy = "start the thread in contextvars.copy_context(), or ask the rollout's base URL."
+        raise Refused(404, text + remedy, code="no_rollout")
+    if role not in roles:
+        text = f"Nobody answers the role {role!r}; there is: {', '.join(roles)}."
+        raise Refused(404, text, code="no_role")
+    endpoint = roles[role]
+    headers = {
+        "authorization": f"Bearer {endpoint['api_key']}",
+        "x-stainless-retry-count": "0",  # an equal request that is being answered is no retry
+    }
+    whole = {name: value for name, value in body.items() if name != "stream"}
+    url = f"{endpoint['base_url']}/chat/completions"
+    return httpx.Request("POST", url, json=whole, headers=headers)
+
+
+def _read(response: httpx.Response) -> dict[str, object]:
+    answered = response.json()
+    if response.is_error:
+        refused = answered["error"]
+        raise Refused(response.status_code, refused["message"], code=refused["code"])
+    return answered
+
+
+@contextmanager
+def _reaching_the_door() -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as error:
+        text = f"The door could not be reached ({type(error).__name__}: {error}); try again."
+        raise Refused(503, text, code="no_door") from error

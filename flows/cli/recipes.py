@@ -14,7 +14,6 @@ from ratchet.adapters.process.terminal import show, write_data, write_json
 from ratchet.adapters.tinker.bases import has_tokenizer, is_here, open_tokenizer
 from ratchet.adapters.tinker.engines import LOCAL
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
-from ratchet.flows.cli.training import call_flow, now
 from ratchet.flows.importing.trinity import import_trinity
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.given_examples import GivenRecipe
@@ -83,6 +82,8 @@ def dryrun(
         _write_report(describe_given(recipe, examples or EXAMPLES, online=online), as_json=as_json)
         return
     assert isinstance(recipe, Recipe), "no other flow plays rollouts"
+    from ratchet.flows.cli.training import call_flow, now
+
     whole, recipe = recipe, prepare_rollouts(recipe, examples, say_, online=online)
     run = f"dryruns/{name_run(Path(name).stem, now(), str(os.getpid()))}"
     folder = folder_of(run)
@@ -104,10 +105,7 @@ def dryrun(
     if keep:
         query = ask_failures(run) if result.failed else f"ratchet sql --run {run} 'from rollouts'"
         show(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
-    if result.failed:
-        raise UserError(f"{result.failed} of {result.rollouts} rollouts failed; see above")
-    if result.untrained:
-        raise UserError(f"training would train nothing: {result.untrained}")
+    result.check()
 
 
 def _write_report(record: dict[str, object], *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from ratchet.adapters.calls import POLICY, Policy, Refused
-from ratchet.adapters.clients.current_rollout import Roles, ask_role, rollout_context
+from ratchet.adapters.clients.current_rollout import Roles, rollout_context
 from ratchet.adapters.clients.litellm import (
     SERVER_KEY,
     Reply,
@@ -20,7 +20,7 @@ from ratchet.adapters.clients.litellm import (
     complete,
     import_litellm,
 )
-from ratchet.adapters.clients.litellm_provider import provide
+from ratchet.adapters.clients.litellm_provider import ask_role, provide
 from ratchet.adapters.door.batches import SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.errors import UserError
