@@ -17,6 +17,7 @@ from ratchet.flows.opening.run import open_run
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.recording.scores import is_scored, read_evaluation
 from ratchet.tasks.reports.rollouts import list_games
+from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.tracking.prefect_pages import publish_evaluations
 
 
@@ -69,7 +70,7 @@ def evaluate(
         played = score_held_out(requested, opened.folder, runners, submitted, step, tag)
         file = opened.folder.evaluation(f"{step:05d}{tag}")
         games = {
-            how: list_games(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
+            how: durable(list_games)(opened.folder.games(p.shard.stem), p.spans, columns, threshold)
             for how, p in played.items()
         }
         result = EvaluationResult(file=file, scores=read_evaluation(file), games=games)

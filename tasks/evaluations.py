@@ -24,7 +24,6 @@ from ratchet.tasks.recording.scores import (
     headline,
     read_evaluation,
 )
-from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import is_written, verified, write_json
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
@@ -132,7 +131,6 @@ class JudgedShard:
     by: PlayedShard | None = None
 
 
-@durable
 def score_rollouts(
     path: Path,
     played: Mapping[str, PlayedShard],

@@ -7,7 +7,6 @@ were sampled, so a prompt is built from the tokens of the longest history that i
 """
 
 import asyncio
-import json
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,6 @@ from ratchet.adapters.calls import (
     Begun,
     CallId,
     Completion,
-    JsonObject,
     Message,
     Refused,
     Request,
@@ -33,6 +31,7 @@ from ratchet.adapters.dialects.instructions import extend_told, instruction_of, 
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.player_protocol import Failure
 from ratchet.adapters.rendering.chat import Chat
+from ratchet.adapters.rendering.messages import canonical_json, normalize
 from ratchet.adapters.rendering.renderer_names import NoRenderer
 
 How = Literal["messages", "text", "new", "unknown", "tools", "ended", "unbridged"]
@@ -211,37 +210,6 @@ def chain(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
         digest = sha256(digest + canonical_json(normalize(message))).digest()
         digests.append(digest)
     return digests
-
-
-def normalize(message: Message) -> list[object]:
-    """Return the same value for all ways in which clients write the same message.
-
-    Clients strip answers, write tool arguments and JSON answers anew and choose their own call ids;
-    the meaning stays the same. Messages that are not the model's must be equal to the letter.
-    """
-    content = message.get("content") or ""
-    if message["role"] == "assistant":
-        content = content.strip()
-        content = _normalize_json(content) if content.startswith(("{", "[")) else content
-    calls = [
-        [call["function"]["name"], _normalize_json(call["function"]["arguments"])]
-        for call in message.get("tool_calls") or ()
-    ]
-    return [message["role"], content, calls]
-
-
-def _normalize_json(written: str | JsonObject) -> str:
-    """Return one spelling of a JSON value; a text that is not JSON is only stripped."""
-    try:
-        value = json.loads(written) if isinstance(written, str) else written
-        return canonical_json(value).decode()
-    except (ValueError, RecursionError):  # not JSON, or too long a number or too deep for Python
-        return str(written).strip()
-
-
-def canonical_json(value: object) -> bytes:
-    """Write a JSON value in the form that is hashed."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 class Memory:

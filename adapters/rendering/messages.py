@@ -242,3 +242,34 @@ def _calls(sent: Mapping[str, Any], path: str, role: str) -> list[ToolCall]:
     if calls and role != "assistant":
         raise bad_message(f"{path}.tool_calls", f"are of the role {role}; an assistant calls.")
     return [read_call(call, f"{path}.tool_calls[{at}]") for at, call in enumerate(calls)]
+
+
+def normalize(message: Message) -> list[object]:
+    """Return the same value for all ways in which clients write the same message.
+
+    Clients strip answers, write tool arguments and JSON answers anew and choose their own call ids;
+    the meaning stays the same. Messages that are not the model's must be equal to the letter.
+    """
+    content = message.get("content") or ""
+    if message["role"] == "assistant":
+        content = content.strip()
+        content = _normalize_json(content) if content.startswith(("{", "[")) else content
+    calls = [
+        [call["function"]["name"], _normalize_json(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    return [message["role"], content, calls]
+
+
+def _normalize_json(written: str | JsonObject) -> str:
+    """Return one spelling of a JSON value; a text that is not JSON is only stripped."""
+    try:
+        value = json.loads(written) if isinstance(written, str) else written
+        return canonical_json(value).decode()
+    except (ValueError, RecursionError):  # not JSON, or too long a number or too deep for Python
+        return str(written).strip()
+
+
+def canonical_json(value: object) -> bytes:
+    """Write a JSON value in the form that is hashed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -26,6 +26,7 @@ from ratchet.tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
 from ratchet.tasks.examples.shards import ShardSize, draw_shard, read_shard
 from ratchet.tasks.judging import draw_held_out, verdicts_of
 from ratchet.tasks.recording.scores import Score, headline, is_scored
+from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.names import EXAMINER, HELD_OUT_SPLITS, shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.tracking.prefect_pages import HELD_OUT
@@ -139,7 +140,7 @@ def score_held_out(
     played = {how: PlayedShard(shard, wait(of)) for how, (shard, of) in submitted.items()}
     judged = examine(recipe, run, runners, step, played["sampled"], tag)
     file, threshold = run.evaluation(f"{step:05d}{tag}"), recipe.evaluation.threshold
-    score_rollouts(file, played, threshold, judged)
+    durable(score_rollouts)(file, played, threshold, judged)
     return played
 
 

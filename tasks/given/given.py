@@ -23,7 +23,7 @@ from ratchet.tasks.datums import DATUM_SCHEMA
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.examples.shards import shuffle_pass
 from ratchet.tasks.given.conversations import WeightedTokens, read_unpadded
-from ratchet.tasks.given.measures import HeldOutMeasure
+from ratchet.tasks.given.measures import COUNTS_KEY, HeldOutMeasure, describe_counts
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.recovery.recorded_steps import StepSource
 from ratchet.tasks.scoring import Reference
@@ -139,10 +139,6 @@ class Given(ABC):
         """Return the rows of a split, with what another policy finds, in the order of its units."""
         return self.scored.filter(pc.field("split") == split)
 
-    def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Return for each source what was counted when its units became tokens."""
-        return json.loads(read_table(self.path, []).schema.metadata[COUNTS_KEY])
-
     @cached_property
     def table(self) -> pa.Table:
         return read_table(self.path)
@@ -200,9 +196,6 @@ class Given(ABC):
 LEFT_OUT_LONG = "too long and left out"
 """Name of the count of units that are left out for their length."""
 
-COUNTS_KEY = b"counts"
-"""Key of a file's metadata: how many units each source has, and how many were lost."""
-
 
 @durable
 def bind_given(
@@ -224,11 +217,6 @@ def bind_given(
     if COUNTS_KEY in (schema.metadata or {}):
         schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
     write_table(pa.Table.from_pylist([*chain.from_iterable(rows.values())], schema=schema), path)
-
-
-def describe_counts(counts: Mapping[str, int]) -> str:
-    """Say the counts that are not 0."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def leaves_out(lengths: Lengths, length: int, who: str) -> bool:

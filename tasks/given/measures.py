@@ -1,5 +1,6 @@
 """Measures of a checkpoint on held-out units, with their intervals."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,10 @@ from pydantic import BaseModel
 
 from ratchet.tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
 from ratchet.tasks.storage.files import read_json
+from ratchet.tasks.storage.tables import read_table
+
+COUNTS_KEY = b"counts"
+"""Key of a file's metadata: how many units each source has, and how many were lost."""
 
 
 class HeldOutMeasure(BaseModel, frozen=True):
@@ -105,3 +110,13 @@ def _estimate(examples: Sequence[Sequence[SequenceLoss]]) -> tuple[float, float 
     residuals = sums - loss * weights
     spread = count / (count - 1) * float(residuals @ residuals)
     return loss, sqrt(spread) / float(weights.sum())
+
+
+def read_counts(units: Path) -> Mapping[str, Mapping[str, int]]:
+    """Return for each source what was counted when its units became tokens."""
+    return json.loads(read_table(units, []).schema.metadata[COUNTS_KEY])
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Say the counts that are not 0."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)

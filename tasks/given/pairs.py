@@ -52,10 +52,9 @@ from ratchet.tasks.given.given import (
     Unit,
     UnitRow,
     WrittenUnits,
-    describe_counts,
     leaves_out,
 )
-from ratchet.tasks.given.measures import HeldOutMeasure
+from ratchet.tasks.given.measures import HeldOutMeasure, describe_counts
 from ratchet.tasks.scoring import Reference, score_trained
 from ratchet.tasks.settings.given import Lengths
 from ratchet.tasks.storage.durability import durable

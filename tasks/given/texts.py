@@ -23,7 +23,6 @@ from ratchet.tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
 from ratchet.tasks.examples.reading import DatasetError, fill_reads
 from ratchet.tasks.given.conversations import WeightedTokens, tokenize
 from ratchet.tasks.given.given import (
-    COUNTS_KEY,
     LEFT_OUT_LONG,
     Drawing,
     Given,
@@ -31,10 +30,15 @@ from ratchet.tasks.given.given import (
     Unit,
     UnitRow,
     WrittenUnits,
-    describe_counts,
     leaves_out,
 )
-from ratchet.tasks.given.measures import HeldOutMeasure, SequenceLoss, measure_loss
+from ratchet.tasks.given.measures import (
+    COUNTS_KEY,
+    HeldOutMeasure,
+    SequenceLoss,
+    describe_counts,
+    measure_loss,
+)
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.scoring import LikeliestScorer, Reference, count_from_first, score_tokens
 from ratchet.tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from ratchet.adapters.calls import Message
-from ratchet.adapters.door.role_calls import normalize
+from ratchet.adapters.rendering.messages import normalize
 from ratchet.tasks.storage.files import verified
 from ratchet.tasks.storage.tables import query_beside, select
 

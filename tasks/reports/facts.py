@@ -15,6 +15,7 @@ from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.statistics import Gain
+from ratchet.tasks.evaluations import find_reward_gain
 from ratchet.tasks.given.measures import HeldOutMeasure, find_measured_gain, read_measure
 from ratchet.tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
 from ratchet.tasks.recording.step_log import (
@@ -347,10 +348,6 @@ class RunFacts:
     @cached_property
     def gain(self) -> Gain | None:
         """Gain of the held-out value from its first checkpoint to its last; None if unknown."""
-        from ratchet.tasks.evaluations import (
-            find_reward_gain,  # imports Prefect, which takes a second
-        )
-
         if len(steps := [*self.held_out.by_step]) < 2:
             return None
         ends = steps[0], steps[-1]

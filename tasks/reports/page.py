@@ -16,9 +16,7 @@ from markupsafe import Markup
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import visible
 from ratchet.adapters.tinker.bases import find_decoder
-from ratchet.tasks.given.given import describe_counts
-from ratchet.tasks.given.measures import HeldOutMeasure
-from ratchet.tasks.given.texts import Texts
+from ratchet.tasks.given.measures import HeldOutMeasure, describe_counts, read_counts
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.reports import plots
 from ratchet.tasks.reports.facts import (
@@ -189,7 +187,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
-    counts = Texts(run.texts).counts() if is_written(run.texts) else {}
+    counts = read_counts(run.texts) if is_written(run.texts) else {}
     with open_views([run], PAGE_VIEWS) as views:
         call_times = views.sql(CALL_TIMES_QUERY, params={"ancestors": ancestors(run)})
         marked = [

@@ -23,7 +23,6 @@ from ratchet.tasks.recording.transcripts import (
 )
 from ratchet.tasks.recording.views import Views
 from ratchet.tasks.reports.tables import Call, calls_apart
-from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import is_written, verified, write_text
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import arrays, query_beside, read_table, select
@@ -100,7 +99,6 @@ def read_games(
     return [_game(row, columns, threshold) for row in read_transcripts(spans)]
 
 
-@durable
 def list_games(
     path: Path, spans: Sequence[Path], columns: Sequence[str] = (), threshold: float = 1.0
 ) -> None:

@@ -164,7 +164,7 @@ def test_an_evaluation_is_a_file_that_reads_back(tmp_path: Path) -> None:
     rows[1] |= {"kind": "error", "reward_name": None, "reward": None}
     spans = write_table(spans_table(rows), tmp_path / "spans.parquet")
     played, path = PlayedShard(shard, [spans]), tmp_path / "evaluations" / "00010.json"
-    score_rollouts.make(path, {"greedy": played, "sampled": played}, threshold=0.5)
+    score_rollouts(path, {"greedy": played, "sampled": played}, threshold=0.5)
     scores = read_evaluation(path)
     assert scores["greedy"] == scores["sampled"] == score_spans([spans], shard, threshold=0.5)
     written = read_json(path)["sampled"]
@@ -184,7 +184,7 @@ def recorded_evaluation(run: RunFolder, step: int, rewards: Sequence[float | Non
         )
     spans = write_table(spans_table(rows), run.spans(f"{shard}.0"))
     played = PlayedShard(run.shard(shard), [spans])
-    score_rollouts.make(run.evaluation(f"{step:05d}"), {"sampled": played}, 1.0)
+    score_rollouts(run.evaluation(f"{step:05d}"), {"sampled": played}, 1.0)
 
 
 def test_the_gain_of_rewards_is_that_of_each_example(tmp_path: Path) -> None:

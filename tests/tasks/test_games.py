@@ -95,5 +95,5 @@ def test_a_refused_call_is_told_with_its_game_and_makes_none(tmp_path: Path) -> 
 
 def test_games_are_written_a_line_each(spans: Path, tmp_path: Path) -> None:
     path = tmp_path / "games.jsonl"
-    list_games.make(path, [spans])
+    list_games(path, [spans])
     assert [json.loads(line) for line in path.read_text().splitlines()] == read_games([spans])

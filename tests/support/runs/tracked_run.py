@@ -30,7 +30,7 @@ class GrowingRun:
         write_rows(shard, [row])
         spans = self._play("test", checkpoint, checkpoint / 10)
         path = self.folder.evaluation(f"{checkpoint:05d}")
-        score_rollouts.make(path, {"sampled": PlayedShard(shard, [spans])}, 1.0)
+        score_rollouts(path, {"sampled": PlayedShard(shard, [spans])}, 1.0)
 
     def step(self, step: int) -> None:
         """Record a step, whose checkpoint has a training state if it is even."""
