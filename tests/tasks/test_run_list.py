@@ -26,10 +26,13 @@ from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.tasks.test_reports import LONG, ended, rollout, sealed
 
 FINGERPRINT = "f00d"
-RECIPE = {"agent": "hello", "dataset": {"path": __file__}}
-LIST_RUNS = """
+RECIPE = {
+    "agent": "hello",
+    "dataset": {"path": __file__},
+    "model": {"base": "local/tiny-chat"},
+}
+READS = """
 import sys
-sys.argv[1:] = ["runs"]
 from ratchet.flows.cli.main import main
 try:
     main()
@@ -80,11 +83,18 @@ def test_runs_are_listed_with_their_state() -> None:
     ]
 
 
-def test_a_list_of_runs_loads_neither_prefect_nor_a_client_nor_torch(runs: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["runs"], "a hello 2/2"), (["report", "a"], "report.html"), (["keys"], "flow")],
+)
+def test_a_command_that_reads_loads_neither_prefect_nor_a_client_nor_torch(
+    words: list[str], said: str
+) -> None:
     evaluate(make_run("a", steps=2, done=2), 2, 1.0)
-    listed = subprocess.run([sys.executable, "-c", LIST_RUNS], capture_output=True, text=True)
-    assert listed.stdout.splitlines()[1].split()[:3] == ["a", "hello", "2/2"], listed.stderr
-    assert listed.stdout.splitlines()[-1] == "set()"
+    command = [sys.executable, "-c", READS, *words]
+    read = subprocess.run(command, capture_output=True, text=True)
+    assert said in " ".join(read.stdout.split()), read.stderr
+    assert read.stdout.splitlines()[-1] == "set()"
 
 
 def test_of_a_run_are_read_the_files_that_its_line_shows_each_once(
