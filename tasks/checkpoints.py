@@ -7,7 +7,7 @@ from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.tasks.storage.files import JsonRow
 from ratchet.tasks.storage.logs import follow
-from ratchet.tasks.storage.owners import Ownership
+from ratchet.tasks.storage.owners import Owner, Ownership
 
 INTENT, SAVED, DELETED, GONE = "intent", "saved", "deleted", "gone"
 
@@ -21,6 +21,11 @@ class Checkpoint:
     """Address of the weights to sample from, `tinker://…`."""
     state: str | None = None
     """Address of the weights and optimizer to train on from; None if only the sampler was saved."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Addresses of all that was saved."""
+        return [self.sampler] if self.state is None else [self.sampler, self.state]
 
 
 def policy_version(policy: str, step: int) -> str:
@@ -48,7 +53,8 @@ class _Saved:
         self.deleted: dict[int, list[Checkpoint]] = {}
         """Step → what the service has still to delete."""
         self.last_step = 0
-        self.doubtful: set[int] = set()
+        self.doubtful: dict[int, int] = {}
+        """Step → epoch of the owner that began it last, and has not noted that it is saved."""
 
     def append(self, row: JsonRow) -> None:
         step = row["step"]
@@ -56,13 +62,13 @@ class _Saved:
             saved = self.by_step.setdefault(step, self.deleted.pop(step, []))
             saved.append(Checkpoint(step, row["sampler"], row["state"]))
             self.last_step = max(self.last_step, step)
-            self.doubtful.discard(step)
+            self.doubtful.pop(step, None)
         elif row["phase"] == DELETED:
             self.deleted[step] = self.by_step.pop(step)
         elif row["phase"] == GONE:
             self.deleted[step] = []
         else:
-            self.doubtful.add(step)
+            self.doubtful[step] = row.get("epoch", 0)
 
 
 class Ledger:
@@ -130,8 +136,15 @@ class Ledger:
 
     def name(self, step: int) -> str:
         """Return the name under which the run's owner, and no other, saves checkpoint `step`."""
-        owner = None if self.ownership is None else self.ownership.owner
-        return f"{step:05d}" if owner is None else f"{step:05d}-{owner.epoch}-{owner.id}"
+        return f"{step:05d}" if self.ownership is None else _name(step, self.ownership.owner)
+
+    def unnoted(self) -> set[str]:
+        """Return the names under which earlier owners may have saved what has no line here."""
+        begun = self.log.ask(lambda known: [*known.doubtful.items()])
+        earlier = [] if self.ownership is None else self.ownership.earlier()
+        if not self.checkpoints():  # the first one has no intent
+            begun += [(0, owner.epoch) for owner in earlier]
+        return {_name(step, one) for one in earlier for step, epoch in begun if epoch == one.epoch}
 
     def begin(self, step: int) -> None:
         """Note that the update that makes checkpoint `step` is about to be submitted."""
@@ -155,3 +168,7 @@ class Ledger:
             self.ownership.check()
             epoch = {"epoch": self.ownership.owner.epoch}
         self.log.append(row | epoch)
+
+
+def _name(step: int, owner: Owner) -> str:
+    return f"{step:05d}-{owner.epoch}-{owner.id}"

@@ -48,6 +48,8 @@ UNMETERED = Unmetered()
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
+LISTED, MOST_LISTED = 100, 10_000
+"""Saved weights that are listed at once, and at most."""
 
 SessionEnd = Literal["success", "errored", "interrupted"]
 
@@ -458,6 +460,21 @@ class Service(Lifeline):
         return self.result(
             self.rest().get_weights_info_by_tinker_path(path), f"the shape of {path}"
         )
+
+    def saved(self) -> set[str]:
+        """Return the paths of the weights that the service keeps for its key."""
+        paths, rest = set[str](), self.rest()
+
+        def listed(offset: int) -> set[str]:
+            page = rest.list_user_checkpoints(LISTED, offset).result()
+            return {one.tinker_path for one in page.checkpoints}
+
+        for offset in range(0, MOST_LISTED, LISTED):
+            before = len(paths)
+            paths |= self.call("the list of saved weights", listed, offset)
+            if len(paths) == before:
+                break
+        return paths
 
     def delete(self, path: str) -> None:
         """Delete saved weights; it is no error if the service does not have them any more."""

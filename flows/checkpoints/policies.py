@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from threading import Lock
 
 from ratchet.adapters.calls import POLICY, Policy
+from ratchet.adapters.errors import listed
 from ratchet.adapters.tinker.live_policy import LoraSpec
-from ratchet.adapters.tinker.service import Service, ServiceFailed, ServiceRefused
+from ratchet.adapters.tinker.service import (
+    Service,
+    ServiceBroken,
+    ServiceFailed,
+    ServiceRefused,
+)
 from ratchet.flows.checkpoints.binding import check_state, find_start
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.recipe.service_needs import may_offer, tolerance_of
@@ -82,7 +88,7 @@ class Retention:
             ledger.delete(step)
         for step, saved in ledger.condemned().items():
             try:
-                for path in {path for one in saved for path in (one.sampler, one.state) if path}:
+                for path in {path for one in saved for path in one.paths}:
                     service.delete(path)
             except (ServiceFailed, ServiceRefused) as error:
                 log.warning("%s. Checkpoint %d is deleted with the next ones", error, step)
@@ -179,6 +185,7 @@ def open_policies(
 
     `recipes` are the recipes that have made the run's steps.
     """
+    delete_unnoted(folder, service)
     policies = []
     for name in recipe.policies():
         updater = policy_updater(recipe, recipes, folder, service, name, on_policy=on_policy)
@@ -187,6 +194,21 @@ def open_policies(
         updater.make_initial()
         policies.append(RunPolicy(updater.recorded.policy, updater))
     return RunPolicies(policies, _retention(recipe, folder))
+
+
+def delete_unnoted(run: RunFolder, service: Service) -> None:
+    """Delete what an earlier owner of a run saved, but was killed before it noted that."""
+    ledgers = [Ledger(run.checkpoints(name), run.ownership) for name in run.policies()]
+    names = set[str]().union(*(ledger.unnoted() for ledger in ledgers))
+    if not names:
+        return
+    noted = {path for own in ledgers for one in own.checkpoints() for path in one.paths}
+    try:
+        for path in service.saved() - noted:
+            if path.rpartition("/")[2] in names:
+                service.delete(path)
+    except (ServiceBroken, ServiceFailed, ServiceRefused) as error:
+        log.warning("%s. If a killed process saved %s, they stay there", error, listed(names))
 
 
 def policy_updater(

@@ -53,6 +53,12 @@ class Ownership:
                 "resume the run"
             )
 
+    def earlier(self) -> list[Owner]:
+        """List the earlier owners that had the run open here, and not a copy of it elsewhere."""
+        owners = _owners(self._log).ask(lambda rows: [Owner(**row) for row in rows])
+        here = self.owner.host, self.owner.folder
+        return [one for one in owners if (one.host, one.folder) == here and one != self.owner]
+
 
 def last_owner(log: Path) -> Owner | None:
     """Return the process that opened a run last."""

@@ -146,6 +146,11 @@ def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
     assert contents(killed) == contents(run)
     assert killed.checkpoints("policy").read_text() == before  # it was not applied again
     assert [updates_of(killed, policy, 2) for policy in POLICIES] == [2, 1]
+    ledgers = [Ledger(killed.checkpoints(policy)) for policy in POLICIES]
+    noted = {path for ledger in ledgers for one in ledger.checkpoints() for path in one.paths}
+    saved = killed.engine / "checkpoints"
+    kept = (path.relative_to(saved).with_suffix("") for path in saved.rglob("*.json"))
+    assert {f"tinker://{path}" for path in kept} == noted
 
 
 @pytest.mark.story

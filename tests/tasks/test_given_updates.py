@@ -1,8 +1,10 @@
 """Datums that no policy sampled: two updates of them are in flight, and the sampler scores some."""
 
+import shutil
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,7 @@ from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service
+from ratchet.flows.checkpoints.policies import delete_unnoted
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import DATUM_SCHEMA, UpdateMethod
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, StepSource, TrainedPolicy
@@ -45,21 +48,22 @@ class Trained:
     """A run that trains datums which no policy sampled, each time as by a new process."""
 
     def __init__(self, service: Service, address: Address, folder: Path) -> None:
-        self.service, self.address, self._run = service, address, RunFolder(folder)
+        folder.mkdir(exist_ok=True)
+        self.service, self.address, self.run = service, address, RunFolder(folder).take_over()
         lora = LoraSpec(
             address.base_model, 4, 7, train_attn=True, train_mlp=True, train_unembed=True
         )
         self._policy = TrainedPolicy(POLICY, (POLICY,), lora)
-        self.ledger = Ledger(self._run.checkpoints(POLICY))
+        self.ledger = Ledger(self.run.checkpoints(POLICY), self.run.ownership)
 
     def updater(self, tolerance: float | None = 1e-4) -> PolicyUpdater:
-        recorded = RecordedSteps(self._run, self._policy, ByStep(((0, METHOD),)), StepSource())
+        recorded = RecordedSteps(self.run, self._policy, ByStep(((0, METHOD),)), StepSource())
         made = PolicyUpdater(self.service, self.ledger, recorded, lambda _: True, None, tolerance)
         made.make_initial()
         return made
 
     def datums(self, step: int) -> Path:
-        return count_on.make(self._run.datums(POLICY, step), step)
+        return count_on.make(self.run.datums(POLICY, step), step)
 
 
 @pytest.fixture
@@ -147,3 +151,30 @@ def test_weights_that_are_gone_score_nothing(
     update = updater.update(0, [trained.datums(0)])
     assert update.at_start == {}
     assert "The first datums of step 0 are not scored" in caplog.text
+
+
+def test_a_save_without_a_line_is_deleted_by_the_next_owner_and_not_by_one_of_a_copy(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, run = trained.service, trained.run
+    before = service.saved()
+    updater = trained.updater()
+    monkeypatch.setattr(service, "saved", lambda: pytest.fail("a plain start asks for a list"))
+    delete_unnoted(run.take_over(), service)
+    monkeypatch.undo()
+    again = Trained(service, trained.address, run.path)
+    monkeypatch.setattr(Ledger, "add", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        again.updater().update(0, [trained.datums(0)])
+    monkeypatch.undo()
+    noted = before | {*updater.ledger.at(0).paths}
+    saved = service.saved()
+    assert len(saved - noted) == 2
+    copy = Path(shutil.copytree(run.path, f"{run.path}-copy"))
+    delete_unnoted(RunFolder(copy).take_over(), service)
+    nowhere = replace(service.server, url=f"{service.server.url}/nowhere")
+    delete_unnoted(run.take_over(), Service(service.client, nowhere, patience=60))
+    assert "(404). If a killed process saved 00001-" in caplog.text
+    assert service.saved() == saved
+    delete_unnoted(run.take_over(), service)
+    assert service.saved() == noted
