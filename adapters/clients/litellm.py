@@ -9,10 +9,11 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import openai
 
@@ -20,6 +21,7 @@ from ratchet.adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from ratchet.adapters.clients.libraries import keep_silent
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import check_listener, check_place
+from ratchet.adapters.network.answers import BoundedClient
 from ratchet.adapters.redaction import cut
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
@@ -31,6 +33,7 @@ LONGEST_SECONDS = 300
 BY_URL, SERVER_KEY = "hosted_vllm", "RATCHET_SERVER_KEY"
 """LiteLLM's provider of servers by URL, and the variable of their key: no provider's key is sent
 to a server that a recipe names."""
+HTTP_CLIENT = "litellm.llms.custom_httpx.http_handler"
 
 PASSED_FIELDS = (
     *("frequency_penalty", "logit_bias", "max_tokens", "parallel_tool_calls", "presence_penalty"),
@@ -45,6 +48,9 @@ QUIET = {
     "disable_hf_tokenizer_download": True,  # to count tokens that a provider did not count
 }
 """LiteLLM's own settings, as attributes of the package."""
+
+ENDS = (openai.OpenAIError, TimeoutError, LookupError)
+"""Ends of a call without an answer: LiteLLM's own errors, no end in time, and no choice."""
 
 _failed: set[tuple[str, str | None]] = set()
 """Models that have failed, each with the code of its refusal."""
@@ -74,32 +80,38 @@ async def complete(
     litellm = await asyncio.to_thread(import_litellm)
     asked = {name: fields[name] for name in PASSED_FIELDS if fields.get(name) is not None}
     try:
-        response = await litellm.acompletion(
-            **_address(model),
-            messages=[_to_provider(message) for message in messages],
-            tools=list(tools) or None,
-            timeout=LONGEST_SECONDS,
-            # Tools are the agent's own. Without this, LiteLLM looks for MCP servers among them,
-            # and from 1.103 on it fails to import beside the mcp 1.x that CrewAI needs.
-            _skip_mcp_handler=True,
-            **asked,
-        )
-    except openai.OpenAIError as error:  # all of LiteLLM's errors are kinds of it
+        async with _address(model) as address, asyncio.timeout(LONGEST_SECONDS):
+            response = await litellm.acompletion(
+                **address,
+                messages=[_to_provider(message) for message in messages],
+                tools=list(tools) or None,
+                timeout=LONGEST_SECONDS,
+                # Tools are the agent's own. Without this, LiteLLM looks for MCP servers among them,
+                # and from 1.103 on it fails to import beside the mcp 1.x that CrewAI needs.
+                _skip_mcp_handler=True,
+                **asked,
+            )
+        return _read_reply(response)
+    except ENDS as error:
         refused = _refusal(model, error)
         if (model, refused.code) not in _failed:
             _failed.add((model, refused.code))
             log.warning("%s Rollouts that ask it may fail; this is said once", refused)
         raise refused from error
-    return _read_reply(response)
 
 
-def _address(model: str) -> dict[str, str]:
-    """Return where LiteLLM finds a model."""
+@asynccontextmanager
+async def _address(model: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield where LiteLLM finds a model and, for a server, the client that asks it."""
     url, of_server, name = model.partition("#")
     if "://" not in model or not of_server:
-        return {"model": model}
+        yield {"model": model}
+        return
     key = os.environ.get(SERVER_KEY) or "none"  # without one LiteLLM would send another key
-    return {"model": f"{BY_URL}/{name}", "api_base": url, "api_key": key}
+    async with BoundedClient(url, LONGEST_SECONDS) as client:
+        asking = importlib.import_module(HTTP_CLIENT).AsyncHTTPHandler()
+        asking.client, asking.create_client = client, lambda **_: client
+        yield {"model": f"{BY_URL}/{name}", "api_base": url, "api_key": key, "client": asking}
 
 
 def check_model(role: str, model: str) -> None:
@@ -172,7 +184,7 @@ def _read_call(call: "ChatCompletionMessageToolCall") -> ToolCall:
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _refusal(model: str, error: openai.OpenAIError) -> Refused:
+def _refusal(model: str, error: Exception) -> Refused:
     """Translate an error, but leave out the text of an error about the key, which may show it."""
     status = getattr(error, "status_code", 503)
     if status in (401, 403):

@@ -3,6 +3,7 @@
 Any other becomes a refusal of the status BROKEN, which no client asks for again."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
@@ -32,7 +33,8 @@ async def send_bounded(
     try:
         for _ in range(MOST_REDIRECTS):
             request.headers["accept-encoding"] = "identity"
-            async with asyncio.timeout(writing + reading):
+            async with asyncio.timeout(writing + reading) as limit:
+                request.extensions["trace"] = partial(_bound_head, limit, reading)
                 answer = await httpx.AsyncClient.send(client, request, **how)
             try:
                 if answer.next_request is None:
@@ -47,6 +49,11 @@ async def send_bounded(
         said = f"the server gives {error}"
         told = {"detail": said, "error": {"message": said}}
         return httpx.Response(BROKEN, headers={INSTEAD: "1"}, json=told, request=request)
+
+
+async def _bound_head(limit: asyncio.Timeout, seconds: float, event: str, _: object) -> None:
+    if event.endswith("receive_response_headers.started"):  # the request is written
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def _redirected(asked: httpx.Request, following: httpx.Request) -> httpx.Request:
@@ -89,11 +96,20 @@ async def _whole(answer: httpx.Response, seconds: float) -> httpx.Response:
     return httpx.Response(answer.status_code, headers=kept, content=whole, request=answer.request)
 
 
-def ask(method: str, url: str, seconds: float, **what: Any) -> httpx.Response:
+class BoundedClient(httpx.AsyncClient):
+    """A client of the server at a URL, all of whose answers are bounded."""
+
+    def __init__(self, url: str, seconds: httpx.Timeout | float) -> None:
+        # For https certificates are read, which takes a while.
+        super().__init__(timeout=seconds, verify=url.startswith("https:"))
+
+    send = send_bounded  # pyright: ignore[reportAssignmentType]
+
+
+def ask(method: str, url: str, seconds: httpx.Timeout | float, **what: Any) -> httpx.Response:
     async def asking() -> httpx.Response:
-        verify = url.startswith("https:")  # for which certificates are read, which takes a while
-        async with httpx.AsyncClient(timeout=seconds, verify=verify) as client:
-            return await send_bounded(client, client.build_request(method, url, **what))
+        async with BoundedClient(url, seconds) as client:
+            return await client.request(method, url, **what)
 
     return call_in_thread("answer", run_event_loop, asking()).result()  # a notebook has a loop
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from ratchet.adapters.calls import POLICY, Policy, Refused
+from ratchet.adapters.clients import litellm as clients
 from ratchet.adapters.clients.current_rollout import Roles, rollout_context
 from ratchet.adapters.clients.litellm import (
     SERVER_KEY,
@@ -25,6 +26,7 @@ from ratchet.adapters.door.batches import SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.network import answers as bounds
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
@@ -40,6 +42,7 @@ from tests.support.door.opened_door import (
     Scripted,
 )
 from tests.support.door.played_batch import BATCH, PAIRS, service_without_engine, write_examples
+from tests.support.servers.hostile_server import NO_END, SHAPES, dripping, hostile, saying
 
 litellm = import_litellm()
 UNAVAILABLE = ConnectionError("the sampler is away")
@@ -94,6 +97,26 @@ def test_a_server_by_its_url_is_sent_no_key_of_another_one(
     monkeypatch.setenv(variable, opened.key)
     with pytest.raises(Refused, match="refused its API key"):
         ask_helper(f"{opened.url}#some-model")
+
+
+@pytest.mark.parametrize(
+    "name", [*NO_END, "", "[]", "null", "{}", '{"choices": []}', "HTML", "its keys", "never"]
+)
+def test_a_server_by_its_url_gives_a_whole_answer_or_is_refused_in_time_and_shows_no_key(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clients, "LONGEST_SECONDS", 3.0)
+    monkeypatch.setattr(bounds, "ANSWERING_SECONDS", 1.0)
+    monkeypatch.setattr(bounds, "LARGEST_ANSWER", 2**23)
+    monkeypatch.setenv(SERVER_KEY, "sk-0123456789abcdef0123456789")
+    asked = {**NO_END, **SHAPES, "never": dripping}.get(name) or saying(name.encode())
+    with hostile(saying(b"{}")) as other, hostile(asked) as server:
+        server.elsewhere = f"{other.url}/x"
+        with pytest.raises(Refused) as refused:
+            ask_helper(f"{server.url}/v1#m")
+        assert server.sent < 2**26
+        assert other.asked == []
+    assert "0123456789abcdef" not in f"{refused.value}{caplog.text}"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import Future
 
+import httpx
 import pytest
 
 from ratchet.adapters.clients.scoring_server import CannotScore, ScoringServer, speaks_openai
@@ -16,7 +17,14 @@ from ratchet.adapters.redaction import LONGEST_SAID
 from ratchet.adapters.tinker.bridges import ask_wire
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.service import open_session
-from tests.support.servers.hostile_server import NO_END, SHAPES, HostileServer, hostile, saying
+from tests.support.servers.hostile_server import (
+    NO_END,
+    SHAPES,
+    HostileServer,
+    dripping,
+    hostile,
+    saying,
+)
 
 KEY = "tml-0123456789abcdef0123456789abcdef"
 WITH_KEYS = {"x-api-key": KEY, "authorization": f"Bearer {KEY}"}
@@ -55,6 +63,12 @@ def test_an_answer_out_of_bounds_ends_in_time_and_memory(name: str, other: Hosti
         assert bool(said_instead(answer)) == ("refusal" not in name)
         assert len(server.asked) <= answers.MOST_REDIRECTS
     assert other.asked == []
+
+
+def test_a_head_that_has_no_end_ends_as_one_that_never_comes() -> None:
+    never = httpx.Timeout(1, write=1e6)
+    with hostile(dripping) as server, pytest.raises(httpx.ReadTimeout):
+        ask("POST", f"{server.url}/a", never, json={})
 
 
 def test_a_redirect_is_followed_on_the_same_server_alone(other: HostileServer) -> None:

@@ -67,6 +67,14 @@ def endless(part: bytes, status: str = "200 OK", pause: float = 0.0) -> "Answer"
     return answer
 
 
+async def dripping(_: HostileServer) -> Parts:
+    """Begin an answer whose head goes on for as long as somebody reads it."""
+    yield b"HTTP/1.1 200 OK\r\nx-a: "
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        yield b"a"
+
+
 async def _elsewhere(server: HostileServer) -> Parts:
     yield head(
         "307 Temporary Redirect", more=f"location: {server.elsewhere}\r\ncontent-length: 0\r\n"
