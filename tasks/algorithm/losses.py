@@ -317,30 +317,45 @@ def check_loss(name: str, settings: Settings) -> None:
         noted = NotedSettings(settings)
         row.weighted(*_trial(-1.0, 2.0), noted)
         noted.refuse_ignored(f"the loss {name}")
-    _check_signs(name, row.weighted, complete)
+    for advantage in (-1.0, 2.0):
+        _check_derivative(name, row.weighted, complete, advantage)
 
 
-def _check_signs(name: str, weighted: weighted_losses.WeightedLoss, settings: Settings) -> None:
-    """Refuse (OwnFunctionError) a derivative of another sign than the differences of its loss.
+def _check_derivative(
+    name: str, weighted: weighted_losses.WeightedLoss, settings: Settings, advantage: float
+) -> None:
+    """Refuse (OwnFunctionError) a derivative of another sign or size than its loss has.
 
-    They are compared where tokens are almost certain: a factor of log p that has no derivative, as
-    in `dft`, changes the differences too, but hardly there.
+    A factor that has no derivative, as in `phi`, changes the loss's differences too. So the loss
+    may also be log p by such a factor, or have its differences by -log q instead.
     """
-    _, tokens = _trial(-1.0, 2.0)
-    tokens = {**tokens, "logprobs": (sampled := np.array([-0.01, -0.01, -0.02, -0.02]))}
-    log_p, away = sampled[::-1].copy(), np.eye(len(sampled)) * 1e-4
+    log_p, sampled = np.array([[-0.011, -0.029, -0.7, -0.4], [-0.01, -0.03, -0.701, -0.399]])
 
-    def total(at: np.ndarray) -> float:
-        return float(weighted(at, tokens, settings)[0].sum())
+    def weigh(p: np.ndarray, q: np.ndarray) -> weighted_losses.LossAndDerivative:
+        given = np.full_like(p, advantage)
+        tokens = {"logprobs": q.copy(), "weights": np.ones_like(p), "advantages": given}
+        return weighted(p.copy(), tokens, settings)
 
-    slopes = np.array([total(log_p + to) - total(log_p - to) for to in away]) / 2e-4
-    derivative = weighted(log_p.copy(), tokens, settings)[1]
-    for token in np.flatnonzero((slopes * derivative < 0) & (abs(slopes) > 1e-3)):
+    loss, derivative = weigh(log_p, sampled)
+    slopes = _differences(lambda p: float(weigh(p, sampled)[0].sum()), log_p)
+    by_q = _differences(lambda q: float(weigh(log_p, q)[0].sum()), sampled)
+    off = [
+        (abs(derivative - right) > 0.4 * np.maximum(abs(derivative), abs(right)))
+        & (abs(slopes) > 1e-3)
+        for right in (slopes, loss / log_p, -by_q)
+    ]
+    if np.all(np.any(off, axis=1)):
+        told, right = derivative[off[0]][0], slopes[off[0]][0]
         raise OwnFunctionError(
-            f"the loss {name} returns the derivative {derivative[token]:.3g} where its loss has "
-            f"{slopes[token]:.3g} by differences: one of them has the wrong sign, and training "
-            "would undo what is rewarded; mend it"
+            f"the loss {name} returns the derivative {told:.3g} where its loss has {right:.3g} by "
+            f"differences: one of them has the wrong {'sign' if told * right < 0 else 'size'}, and "
+            "training would not do what the loss says; mend it"
         )
+
+
+def _differences(function: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+    steps = np.eye(len(at)) * 1e-4
+    return np.array([function(at + step) - function(at - step) for step in steps]) / 2e-4
 
 
 def is_regularized(name: str, settings: Settings) -> bool:

@@ -130,7 +130,8 @@ def test_a_process_that_has_imported_a_source_refuses_it_once_it_is_edited() -> 
         ({"loss": "my_losses:endless"}, "a derivative that is not finite"),
         ({"loss": "my_losses:turned"}, r"returns no two arrays of real numbers"),
         ({"loss": "my_losses:leaves"}, r"the loss my_losses:leaves\S* raises SystemExit\(3\)"),
-        ({"loss": "my_losses:climbs"}, "one of them has the wrong sign, and training would undo"),
+        ({"loss": "my_losses:climbs"}, "one of them has the wrong sign, and training would"),
+        ({"loss": "my_losses:twice"}, r"derivative 2 where its loss has 0.999 .* wrong size"),
         ({"loss": "my_losses:climbing", "loss_settings": {"dual_clip": 2}}, "the wrong sign"),
         ({"advantage": "my_losses:leave"}, r"the advantage my_losses:leave\S* raises SystemExit"),
         ({"advantage": "my_losses:imagined"}, "raises TypeError"),
@@ -161,6 +162,7 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
         "def climbs(log_p, tokens, settings):\n"
         "    weighed = np.exp(log_p - tokens['logprobs']) * tokens['advantages']\n"
         "    return -weighed, weighed\n"
+        "def twice(*given): return climbs(*given)[0], 2 * climbs(*given)[0]\n"
         "from dataclasses import replace\n"
         "from ratchet.tasks.algorithm.losses import TOKEN_LOSSES\n"
         "bounded = TOKEN_LOSSES['dual_clip']\n"
@@ -173,13 +175,62 @@ def test_what_is_no_loss_or_advantage_is_refused_as_the_recipe_is_read(
         recipe(**algorithm)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TOKEN_LOSSES.items() if row.weighted])
-def test_the_losses_of_the_table_have_the_signs_of_their_differences(name: str) -> None:
+OTHER_SETTINGS = {
+    "topr": ({"ratio": "trajectory"},),
+    "rec": (
+        *({"weight": "ratio", "regularizer": one} for one in ("none", "k2", "forward_kl")),
+        *({"weight": "advantage", "clip": one} for one in ("one_side", "two_side", "ring")),
+    ),
+    "dro": ({"beta": 5},),
+    "sapo": ({"tau_positive": 20},),
+}
+HONEST = """
+import numpy as np
+from dataclasses import replace
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES
+mine = TOKEN_LOSSES.get({name!r})
+def of_sequence(log_p, tokens, settings):
+    loss = -np.exp((log_p - tokens["logprobs"]).mean()) * tokens["advantages"]
+    return loss, loss
+def by_a_factor(log_p, tokens, settings):
+    loss = -np.exp(2 * log_p - tokens["logprobs"]) * tokens["advantages"]
+    return loss, loss
+if mine:
+    def turn(*given):
+        loss, derivative = TOKEN_LOSSES[{name!r}].weighted(*given)
+        return loss, {factor} * derivative
+    mine = replace(mine, weighted=turn)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        (name, settings)
+        for name, row in TOKEN_LOSSES.items()
+        if row.weighted
+        for settings in ({}, *OTHER_SETTINGS.get(name, ()))
+    ],
+)
+def test_the_losses_of_the_table_have_the_derivatives_that_they_return(
+    name: str, settings: dict[str, Any]
+) -> None:
     """Also those with a factor that has no derivative, whose differences are others."""
-    write(
-        f"from ratchet.tasks.algorithm.losses import TOKEN_LOSSES\nmine = TOKEN_LOSSES[{name!r}]\n"
-    )
-    assert recipe(loss="my_losses:mine").algorithm.loss.startswith("my_losses:mine@")
+    write(HONEST.format(name=name, factor=1))
+    given = {"loss": "my_losses:mine", "loss_settings": settings}
+    assert recipe(**given).algorithm.loss.startswith("my_losses:mine@")
+    for factor in (-1, 0.5, 2):
+        modules._read.clear()
+        sys.modules.pop(own_module().__name__)
+        write(HONEST.format(name=name, factor=factor))
+        with pytest.raises(OwnFunctionError, match=f"wrong {'sign' if factor < 0 else 'size'}"):
+            recipe(**given)
+
+
+@pytest.mark.parametrize("name", ["of_sequence", "by_a_factor"])
+def test_a_loss_whose_differences_are_not_its_derivative_may_be_honest(name: str) -> None:
+    write(HONEST.format(name=None, factor=1))
+    assert recipe(loss=f"my_losses:{name}").algorithm.loss.startswith(f"my_losses:{name}@")
 
 
 def test_a_row_of_the_tables_may_be_written_in_the_project() -> None:
