@@ -21,7 +21,7 @@ from ratchet.adapters.calls import Message, Refused, Tool, ToolCall, Usage
 from ratchet.adapters.clients.libraries import keep_silent
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import check_listener, check_place
-from ratchet.adapters.network.answers import BoundedClient
+from ratchet.adapters.network.answers import bounded_client
 from ratchet.adapters.redaction import cut
 
 if TYPE_CHECKING:  # LiteLLM is an extra and takes seconds to import
@@ -108,9 +108,9 @@ async def _address(model: str) -> AsyncIterator[dict[str, Any]]:
         yield {"model": model}
         return
     key = os.environ.get(SERVER_KEY) or "none"  # without one LiteLLM would send another key
-    async with BoundedClient(url, LONGEST_SECONDS) as client:
-        asking = importlib.import_module(HTTP_CLIENT).AsyncHTTPHandler()
-        asking.client, asking.create_client = client, lambda **_: client
+    asking = importlib.import_module(HTTP_CLIENT).AsyncHTTPHandler()
+    async with bounded_client(url, LONGEST_SECONDS) as asking.client:
+        asking.create_client = lambda **_: asking.client  # to try again
         yield {"model": f"{BY_URL}/{name}", "api_base": url, "api_key": key, "client": asking}
 
 

@@ -4,7 +4,7 @@ Any other becomes a refusal of the status BROKEN, which no client asks for again
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -96,19 +96,16 @@ async def _whole(answer: httpx.Response, seconds: float) -> httpx.Response:
     return httpx.Response(answer.status_code, headers=kept, content=whole, request=answer.request)
 
 
-class BoundedClient(httpx.AsyncClient):
-    """A client of the server at a URL, all of whose answers are bounded."""
-
-    def __init__(self, url: str, seconds: httpx.Timeout | float) -> None:
-        # For https certificates are read, which takes a while.
-        super().__init__(timeout=seconds, verify=url.startswith("https:"))
-
-    send = send_bounded  # pyright: ignore[reportAssignmentType]
+def bounded_client(url: str, seconds: httpx.Timeout | float) -> httpx.AsyncClient:
+    verify = url.startswith("https:")  # for which certificates are read, which takes a while
+    client = httpx.AsyncClient(timeout=seconds, verify=verify)
+    cast(Any, client).send = partial(send_bounded, client)
+    return client
 
 
 def ask(method: str, url: str, seconds: httpx.Timeout | float, **what: Any) -> httpx.Response:
     async def asking() -> httpx.Response:
-        async with BoundedClient(url, seconds) as client:
+        async with bounded_client(url, seconds) as client:
             return await client.request(method, url, **what)
 
     return call_in_thread("answer", run_event_loop, asking()).result()  # a notebook has a loop

@@ -48,8 +48,7 @@ UNMETERED = Unmetered()
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
-LISTED, MOST_LISTED = 100, 10_000
-"""Saved weights that are listed at once, and at most."""
+MOST_LISTED = 10_000
 
 SessionEnd = Literal["success", "errored", "interrupted"]
 
@@ -463,17 +462,15 @@ class Service(Lifeline):
 
     def saved(self) -> set[str]:
         """Return the paths of the weights that the service keeps for its key."""
-        paths, rest = set[str](), self.rest()
+        rest, paths = self.rest(), set[str]()
 
-        def listed(offset: int) -> set[str]:
-            page = rest.list_user_checkpoints(LISTED, offset).result()
-            return {one.tinker_path for one in page.checkpoints}
+        def list_more() -> bool:
+            page = rest.list_user_checkpoints(100, before := len(paths)).result().checkpoints
+            paths.update(one.tinker_path for one in page)
+            return before < len(paths) < MOST_LISTED
 
-        for offset in range(0, MOST_LISTED, LISTED):
-            before = len(paths)
-            paths |= self.call("the list of saved weights", listed, offset)
-            if len(paths) == before:
-                break
+        while self.call("the list of saved weights", list_more):
+            pass
         return paths
 
     def delete(self, path: str) -> None:

@@ -453,6 +453,12 @@ def test_odd_headers_are_no_fault_of_the_door(opened: Opened, name: str, value: 
     assert said.status_code == (401 if name == "authorization" else 200)
 
 
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+def test_a_bearer_is_one_in_any_letters(opened: Opened, scheme: str) -> None:
+    headers = {"authorization": f"{scheme} {opened.key}"}
+    assert httpx.get(f"{opened.url}/models", headers=headers).status_code == 200
+
+
 def test_no_key_is_not_called_a_wrong_key(opened: Opened) -> None:
     for headers, said in (
         ({"my-key": opened.key}, "There is no API key; send it in one of the headers auth"),
