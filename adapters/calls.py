@@ -125,7 +125,6 @@ class CallId:
 
     @property
     def response_id(self) -> str:
-        """Id of the answer."""
         return f"chatcmpl-{self.name('answer')}"
 
     def name_tool_calls(self, message: Message) -> Message:

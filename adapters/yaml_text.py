@@ -96,7 +96,6 @@ def read_yaml(text: str, *, older: bool = False) -> Json:
 
 
 def write_yaml(value: Json) -> str:
-    """Write a value of JSON, in the order of its keys."""
     return yaml.dump(
         value, Dumper=_Dumper, default_flow_style=False, width=float("inf"), sort_keys=False
     )

@@ -118,7 +118,6 @@ def _describe_model(opened: _Open, recipe: Recipe) -> Played:
 
 @contextmanager
 def _played_by_model(recipe: Recipe, run: str) -> Iterator[_Open]:
-    """Open a dry run that the recipe's model plays."""
     with (
         open_run(recipe, run) as opened,
         open_rollouts(opened, recipe) as runners,

@@ -137,7 +137,6 @@ def refuse_left_out(run: str, names: Collection[str]) -> None:
 
 
 def has_finished(child: PlannedRun) -> bool:
-    """Return whether a run of a plan has all it is to have."""
     return is_complete(folder_of(child.name), child.recipe)
 
 

@@ -34,7 +34,6 @@ def policy_version(policy: str, step: int) -> str:
 
 
 def sampled_step(version: str) -> int:
-    """Return the step of a `policy_version`."""
     return int(version.rpartition("@")[2])
 
 

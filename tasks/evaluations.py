@@ -74,7 +74,6 @@ def score_verdicts(judged: "JudgedShard", threshold: float) -> Score:
 
 
 def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
-    """Return the end of each rollout of a shard, by its id."""
     files = [verified(path) for path in spans]
     return {
         row["rollout_id"]: ScoredRollout(
@@ -90,7 +89,6 @@ def _outcomes(spans: Sequence[Path], shard: Path) -> dict[str, ScoredRollout]:
 
 
 def score_outcomes(outcomes: Sequence[ScoredRollout], threshold: float = 1.0) -> Score:
-    """Score rollouts, as a whole and by category."""
     categories: dict[str, list[ScoredRollout]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.category is not None:
@@ -174,7 +172,6 @@ def _sampled_means(run: RunFolder, step: int) -> dict[str, float]:
 
 
 def _by_name(rollouts: Iterable[Mapping[str, T]], joined: Callable[[list[T]], T]) -> dict[str, T]:
-    """Join what rollouts have under each name."""
     by_name: dict[str, list[T]] = defaultdict(list)
     for named in rollouts:
         for name, value in named.items():

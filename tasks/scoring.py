@@ -201,7 +201,6 @@ def compute_references(
 
 
 def _examples(table: pa.Table, shards: Sequence[Path]) -> list[Mapping[str, Any]]:
-    """Return the example of each trajectory, by its group."""
     named = {
         group_name(shard.stem, index): row["example"]
         for shard in shards
@@ -213,7 +212,6 @@ def _examples(table: pa.Table, shards: Sequence[Path]) -> list[Mapping[str, Any]
 def _names(
     table: pa.Table, references: References, examples: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Name the reference of each trajectory, by its example."""
     if references.by is None:
         [name] = references.policies
         return [name] * table.num_rows

@@ -127,13 +127,11 @@ class Bench:
         *,
         forward_only: bool = False,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Submit a forward pass, or one with its gradient."""
         self._count(Work(trained=sum(datum.model_input.length for datum in datums)))
         run = client.forward if forward_only else client.forward_backward
         return run([*datums], loss, dict(config) if config else None)
 
     def step(self, client: TrainingClient, **changed: float) -> None:
-        """Take an optimizer step."""
         params = AdamParams(**{"learning_rate": STEP, "eps": 1e-8, **changed})
         self.wait(client.optim_step(params), "optim_step")
 

@@ -372,7 +372,6 @@ def name_chosen(chosen: Fields) -> str:
 
 
 def read_call(item: Fields) -> ToolCall:
-    """Read an item that is a call of any tool."""
     kind, name = str(item.get("type")), item.get("name")
     arguments, text, call_id = item.get("arguments"), item.get(INPUT), item.get("call_id")
     if (built_in := kind.removesuffix(OF_CALL)) in CONTENTS:

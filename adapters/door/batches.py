@@ -91,9 +91,7 @@ class BatchRecorder(CallRecorder, Protocol):
         """Return the next attempt's number, and the rollouts that have not ended. It may block."""
         ...
 
-    async def ended(self, end: RolloutEnd) -> None:
-        """Record an end durably."""
-        ...
+    async def ended(self, end: RolloutEnd) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,6 @@ class Door(ChatApi):
             batch.record_refusal(attempt, request.path_params["role"], refused, started)
 
     def find_answer(self, role: str, batch: OpenBatch, attempt: Attempt) -> Answer:
-        """Return what answers a role in an attempt at a rollout."""
         sampled_by = batch.sampled_by
         backend = sampled_by.roles.get(role, self.roles[role])
         if not isinstance(backend, str):

@@ -36,9 +36,7 @@ class BatchRefused(UserError):
 class PlayersDoor(Protocol):
     """The door for one batch. Each method raises BatchRefused for a refusal."""
 
-    async def begin(self) -> BegunBatch:
-        """Begin the next attempt at the batch."""
-        ...
+    async def begin(self) -> BegunBatch: ...
 
     async def waited(self, rollout_id: str, attempt: int) -> WaitedTime:
         """Ask for how long the agent of a rollout attempt could get no answer."""

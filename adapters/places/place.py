@@ -130,5 +130,4 @@ class Place(Record):
 
 
 def names_column(text: str) -> bool:
-    """Return whether a column of the example is filled in."""
     return any(name.startswith(COLUMN) for name in NAMED.findall(text))

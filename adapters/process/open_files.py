@@ -105,7 +105,6 @@ def check_files(error: BaseException) -> None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and all that it comes from."""
     left, seen = [error], set[int]()
     while left:
         cause = left.pop()

@@ -133,7 +133,6 @@ def _exchange(asked: AskedAnswer, written: list[int], old: str, new: str) -> lis
 
 
 def without_thought(message: Message) -> Message:
-    """Return a message without its reasoning."""
     kept = {key: value for key, value in message.items() if key != "reasoning_content"}
     return cast(Message, kept)
 
@@ -284,7 +283,6 @@ class _Written:
 
 
 def _pieces(message: Message, reasoning: bool) -> Iterator[tuple[str, Spellings]]:
-    """Yield the texts of a message by what they are."""
     thought, _, said = message["content"].rpartition("</think>")
     thought = thought.replace("<think>", "") if message["role"] == "assistant" else ""
     said = said if message["role"] == "assistant" else message["content"]

@@ -226,7 +226,6 @@ class KeptEncodings(_OverTokenizer):
         return found
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Encode a text."""
         return self(text, add_special_tokens=add_special_tokens)["input_ids"]
 
     def __call__(self, text: Any, **options: Any) -> Mapping[str, Any]:
@@ -267,7 +266,6 @@ def _added_tokens(tokenizer: object) -> dict[int, tuple[str, bool]]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a value, its keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -280,7 +278,6 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Change all texts in a value."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

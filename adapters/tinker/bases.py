@@ -185,7 +185,6 @@ def find_decoder(base_model: str) -> Decode | None:
 
 
 def has_tokenizer(base_model: str) -> bool:
-    """Tell whether the tokenizer of a base model is on this machine."""
     return base_model.startswith(LOCAL) or _find_file(base_model) is not None
 
 

@@ -107,7 +107,6 @@ def save_network(network: "Network", folder: Path, dtype: Dtype = "float32") -> 
 
 
 def save_generation(network: "Network", folder: Path) -> None:
-    """Write the settings by which a network generates alone."""
     settings: Any = network.generation_config
     settings.save_pretrained(folder)
 

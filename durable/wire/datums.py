@@ -14,7 +14,6 @@ TOKENS = np.dtype(np.int32)
 
 
 def decode_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
-    """Return the settings of a loss."""
     config: dict[str, float | str] = {
         name: value.text if value.WhichOneof("value") == "text" else value.number
         for name, value in message.loss_fn_config_v2.items()

@@ -64,7 +64,6 @@ def choose_tokens(
 def _divide_by_temperature(
     logits: torch.Tensor, temperature: np.ndarray, rows: np.ndarray
 ) -> torch.Tensor:
-    """Select rows of the logits and divide each by its temperature."""
     if not rows.all():
         logits = logits.index_select(0, torch.from_numpy(np.flatnonzero(rows)).to(logits.device))
     if (temperature[rows] == 1).all():
@@ -332,7 +331,6 @@ class Decoder:
 
     @torch.no_grad()
     def _draw(self, part: Part) -> Drawn:
-        """Draw a token for each completion of a part."""
         caches = (self.cache, self.reader.entries)
         row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()

@@ -84,7 +84,6 @@ class Pool:
         return movers, holes
 
     def clear(self) -> None:
-        """Free all entries."""
         self.count = 0
         self._give_back()
 

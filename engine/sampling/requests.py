@@ -256,7 +256,6 @@ class SlotTable:
         self.entry[slots] = pool.take(len(slots))
 
     def release_entries(self, slots: np.ndarray, cache: Cache) -> None:
-        """Free the cache entries of the slots that have one."""
         for capacity in np.unique(self.capacity[slots]).tolist():
             if capacity:
                 self._release(cache.pools[capacity], slots[self.capacity[slots] == capacity])

@@ -167,7 +167,6 @@ class CheckpointRecord(StoredRecord):
 
     @property
     def digests(self) -> frozenset[tuple[str, str]]:
-        """Each file with its digest."""
         return frozenset(self.sha256.items())
 
     def damaged(self, folder: Path) -> list[Path]:

@@ -310,7 +310,6 @@ class _Lot:
                 yield node, number, targets[node.start : node.stop].reshape(node.length, -1)
 
     def _targets(self, attention: SegmentAttention) -> Iterable[torch.Tensor]:
-        """Return the row of each target, and the targets."""
         members = [(attention.rows[node], targets) for node, _, targets in self._members()]
         rows = [np.repeat(np.arange(first, first + len(of)), of.shape[1]) for first, of in members]
         columns = (np.concatenate(rows), np.concatenate([of.reshape(-1) for _, of in members]))

@@ -186,7 +186,6 @@ def check_state(model: Model, service: "Service") -> None:
 def open_teacher(
     recipe: RunRecipe, folder: RunFolder, service: "Service"
 ) -> Iterator["PatientSampler | ScoringServer"]:
-    """Yield the one teacher of a recipe."""
     teachers = recipe.teachers()
     [model] = teachers.models.values()
     with ExitStack() as opened:

@@ -56,7 +56,6 @@ class CheckpointName:
 
     @property
     def folder(self) -> RunFolder:
-        """Folder of the run."""
         return folder_of(self.run)
 
     @property

@@ -150,7 +150,6 @@ class LateCommand(TyperCommand):
     """
 
     def load(self) -> Any:
-        """Return the command with its options."""
         assert self.callback is not None
         one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         one.command(self.name, help=self.help)(self.callback())

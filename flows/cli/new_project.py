@@ -67,7 +67,6 @@ class Kind:
 
     @classmethod
     def read(cls, folder: Path) -> "Kind":
-        """Read the kind that a folder has."""
         return cls(folder, **read_yaml((folder / FACTS).read_text(encoding="utf-8")))
 
     def files(self) -> dict[Path, str]:

@@ -347,7 +347,6 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
 
 
 def _find_flow(run: RunFolder, name: str) -> "Callable[..., RunSummary]":
-    """Return the flow of a run, by the name that its recipe has of it."""
     from ratchet.flows.stages import FLOWS
 
     parent = parent_of(run) if run.exists() else None

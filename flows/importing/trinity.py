@@ -409,7 +409,6 @@ SETTINGS = {"beta": ("beta", 0.1), "label_smoothing": ("smoothing", 0.0)}
 
 
 def flow_of(algorithm: str) -> str:
-    """Return the flow that trains by an algorithm of Trinity."""
     return GIVEN_FLOWS.get(algorithm, "train")
 
 

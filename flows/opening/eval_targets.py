@@ -57,7 +57,6 @@ class EvalTarget:
 
     @property
     def file(self) -> Path:
-        """File of the scores."""
         return folder_of(self.run).evaluation(f"{self.checkpoint:05d}{self.tag}")
 
     @cached_property

@@ -215,7 +215,6 @@ class RunSummary(BaseModel, frozen=True):
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
-    """Summarize a run by its files."""
     recipe, facts = read_recipe(run), read_facts(run)
     values, replayed = facts.held_out, facts.is_replay
     before, after = (values.by_step.get(step) for step in (0, facts.done))

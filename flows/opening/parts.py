@@ -129,10 +129,8 @@ def open_readers(
 
 
 def judges(run: RunFolder, recipe: Recipe, runner: RolloutRunner) -> tuple[JudgePart, ...]:
-    """Return the judge of a recipe, if it has one."""
     return (JudgePart(run, recipe, runner),) if recipe.judge.judges else ()
 
 
 def measure_parts(parts: Sequence[StepPart], step: int, spans: Sequence[Path]) -> Metrics:
-    """Measure what the parts added to a step."""
     return {name: value for part in parts for name, value in part.metrics(step, spans).items()}

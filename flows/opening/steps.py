@@ -165,7 +165,6 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
 
 
 def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
-    """Draw the examples that a training step plays."""
     rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
     return draw_shard(path, recipe.train_split(), recipe.seed, step, size)

@@ -85,7 +85,6 @@ class GivenDataset(HeldOutOrigin, Lengths):
         return {ALONE: self}
 
     def shares(self) -> Shares:
-        """List the sources with the share of each."""
         return WHOLE
 
 

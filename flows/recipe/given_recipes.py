@@ -249,7 +249,6 @@ class PreferenceMethod(Section):
         )
 
     def row(self) -> Preference:
-        """Return the row of the loss in its table."""
         return find_preference(self.loss)
 
     def names_checkpoint(self) -> bool:

@@ -413,7 +413,6 @@ def _kind_of(values: Mapping[str, Any], kind: type[R] = FlowRecipe) -> type[R]:
 
 
 def _kinds(kind: type[R]) -> dict[str, type[R]]:
-    """Map each flow to the recipes of a kind."""
     named: dict[str, type[R]] = {}
     for further in kind.__subclasses__():
         named |= _kinds(further)

@@ -59,7 +59,6 @@ class PlannedRun:
 
     @property
     def flow(self) -> str:
-        """Flow that trains it."""
         return self.recipe.flow if self.replayed is None else "replay"
 
     @property
@@ -331,7 +330,6 @@ class SweepRecipe(PlanRecipe):
         return self.at_once > 1
 
     def values(self) -> list[Values]:
-        """List the values of each run, in order."""
         combined = product(*self.grid.values()) if self.grid else ()
         return [*self.listed, *(dict(zip(self.grid, one, strict=True)) for one in combined)]
 
@@ -366,7 +364,6 @@ def name_child(run: str, values: Values) -> str:
 
 
 def as_overrides(values: Values) -> list[str]:
-    """Return values as `--set` has them."""
     return [f"{key}={_written(value)}" for key, value in values.items()]
 
 

@@ -106,7 +106,6 @@ class Recipe(RunRecipe):
 
     @property
     def answerers(self) -> dict[str, str]:
-        """Who answers each role."""
         return answerers(self.model_dump(include={"roles"})["roles"])
 
     def sent_calls(self) -> list[CallsOf]:
@@ -350,7 +349,6 @@ class Recipe(RunRecipe):
         return self.dataset.holds_out()
 
     def train_split(self) -> Source:
-        """Return the examples that are trained on."""
         return self.sources()[TRAIN]
 
     def held_out_split(self) -> Source:

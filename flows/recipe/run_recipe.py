@@ -232,7 +232,6 @@ class RunRecipe(FlowRecipe, ABC):
         return True
 
     def sampling(self) -> Sampling:
-        """Return the sampling with which a checkpoint is served."""
         return Rollouts(max_tokens=MOST_TOKENS).sampling()
 
     def measures(self) -> list[str]:

@@ -89,12 +89,10 @@ class Unmet:
         return f"it {does} {TITLES[found.name]}, which {self.need.key} needs ({came})"
 
     def describe(self) -> str:
-        """Return the fact with its remedy."""
         return f"{self.fact()}; {self.need.remedy}"
 
 
 def needs(recipe: RunRecipe) -> list[ServiceNeed]:
-    """List what a run of a recipe needs of its service."""
     return [*_always(recipe), *_of_training(recipe), *_of_scores(recipe)]
 
 

@@ -98,7 +98,6 @@ class EmbeddedServer:
         self.child.end(SERVER_CLOSING_SECONDS)
 
     def command(self) -> list[str]:
-        """Return the words of the command of the process."""
         return [sys.executable, "-P", "-m", PROGRAM]
 
     def _load(self) -> ChildProcess:

@@ -67,7 +67,6 @@ class Loss(ABC):
         return None
 
     def trained(self, datum: Columns) -> int:
-        """Count the tokens of a datum that are trained."""
         return int(datum["mask"].sum())
 
 

@@ -174,7 +174,6 @@ def _compare(
 def _pairs(
     rows: Sequence[ExampleRow], others: Sequence[ExampleRow]
 ) -> list[tuple[ExampleRow, ExampleRow]]:
-    """Pair the examples for which both have a reward."""
     return [
         (own, other)
         for own, other in zip(rows, others, strict=True)

@@ -157,7 +157,6 @@ _Files = tuple[tuple[Path, int, int], ...]
 
 
 def _files_to_divide(dataset: Path, division: Division) -> _Files | None:
-    """List the files whose rows are divided, if they are."""
     if not dataset.is_dir():
         rows = _read_file(dataset)
         splits = any(row.get(SPLIT) is not None for row in rows)

@@ -148,7 +148,6 @@ def put_before(row: Mapping[str, Any], said: Sequence[Said]) -> list[Said]:
 
 
 def list_given(row: Mapping[str, Any]) -> str:
-    """List the columns of a row that have a value."""
     given = [name for name, value in row.items() if value is not None]
     return listed(given, MOST_NAMED) or "nothing"
 
@@ -338,7 +337,6 @@ class WeightedTokens:
     """Messages behind the last answer, which are in no sequence."""
 
     def trained(self) -> list[int]:
-        """List the tokens that are trained."""
         pairs = zip(self.tokens, self.weights, strict=True)
         return [token for token, weight in pairs if weight > 0]
 

@@ -60,7 +60,6 @@ class Unit:
     labelled: bool = False
 
     def sequences(self) -> list[WeightedTokens]:
-        """List the sequences of all sides."""
         return [one for side in self.sides.values() for one in side]
 
 
@@ -150,7 +149,6 @@ class Given(ABC):
 
     @property
     def drawn(self) -> pa.Schema:
-        """Schema of the datums."""
         return DATUM_SCHEMA
 
     def names(self, rows: pa.Table) -> list[tuple[str, int]]:

@@ -102,7 +102,6 @@ def _sum(example: Sequence[SequenceLoss]) -> tuple[float, float]:
 
 
 def _estimate(examples: Sequence[Sequence[SequenceLoss]]) -> tuple[float, float | None]:
-    """Estimate the loss by the sequences of each example, and its standard error."""
     sums, weights = np.array([_sum(own) for own in examples]).T
     loss, count = float(sums.sum() / weights.sum()), len(examples)
     if count < 2:

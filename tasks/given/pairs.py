@@ -495,6 +495,5 @@ class ComparedExamples(Source):
 
 
 def _conversations(read: Sides) -> list[list[Message]]:
-    """Return the conversation of each side."""
     prompt, sides = read
     return [[one.message for one in (*prompt, *side)] for side in sides]

@@ -326,12 +326,10 @@ def score_part(
 
 
 def name_sequence(row: Mapping[str, Any]) -> str:
-    """Return the name that a sequence has as a rollout of the datums."""
     return f"{name_text(row)}.{row['part']}"
 
 
 def name_text(row: Mapping[str, Any]) -> str:
-    """Return the name that a text has as a group of the datums."""
     source = row["source"]
     return f"{row['example_id']}" if source == ALONE else f"{source}/{row['example_id']}"
 

@@ -43,7 +43,6 @@ def read_metrics_from(path: Path, step: int) -> list[Metrics]:
 
 
 def steps_done(path: Path) -> int:
-    """Count the steps that have ended."""
     return _log(path).ask(len)
 
 

@@ -149,7 +149,6 @@ def _answered(spans: pa.Table) -> np.ndarray:
 
 
 def _bytes_of(column: pa.ChunkedArray) -> Iterator[bytes]:
-    """Yield the bytes of each list."""
     for chunk in column.chunks:
         data = chunk.values.to_numpy().view(np.uint8).data
         for start, end in pairwise((chunk.offsets.to_numpy() * BYTES).tolist()):

@@ -190,14 +190,12 @@ class RecordedSteps:
 
 
 def datum_files(run: RunFolder, policy: str, step: int, method: UpdateMethod) -> list[Path]:
-    """List the files of the datums that a method trains a policy on."""
     return [run.datums(policy, step), run.expert(policy, step)][: method.files]
 
 
 def count_optimizer_steps(
     run: RunFolder, policy: str, start: Start | None, methods: ByStep[UpdateMethod], before: int
 ) -> int | None:
-    """Count the optimizer steps of a policy before a step, with the steps of its start."""
     earlier = start.optimizer_steps if start and start.with_optimizer else 0
     for step in range(before):
         method = methods.at(step)

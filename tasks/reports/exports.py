@@ -71,7 +71,6 @@ class Parity:
 
 
 def sequences_of(tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of the texts that are scored."""
     return [tokenizer.encode(text, add_special_tokens=False) for text in PARITY_TEXTS]
 
 
@@ -96,7 +95,6 @@ class Exported:
 
     @property
     def contents(self) -> str:
-        """What the folder is."""
         if self.form == "peft":
             return f"a LoRA of rank {self.rank} in PEFT's form"
         return f"a model with a LoRA of rank {self.rank} merged in"
@@ -131,7 +129,6 @@ class Exported:
 
 
 def render_card(run: RunFolder, step: int, exported: Exported) -> str:
-    """Return the model card of a checkpoint of a run."""
     manifest = read_manifest(run)
     recipe, licence, held_out = manifest["recipe"], exported.licence, read_facts(run).held_out
     curve = [[at, value] for at, value in held_out.by_step.items()]

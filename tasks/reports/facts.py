@@ -208,7 +208,6 @@ class RunFacts:
 
     @cached_property
     def keys(self) -> Mapping[str, Json]:
-        """Key of the recipe → its value."""
         return flatten(self.recipe)
 
     @property
@@ -247,7 +246,6 @@ class RunFacts:
 
     @cached_property
     def metrics(self) -> Sequence[Metrics]:
-        """Metrics of the steps that are done."""
         return read_metrics(self.run.metrics)
 
     @property

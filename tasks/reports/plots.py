@@ -89,7 +89,6 @@ class Panel:
     logarithmic: bool = False
 
     def values(self, rows: Sequence[StepMetrics]) -> dict[int, float]:
-        """Return the value of each step that has one."""
         return {
             step: row[self.metric] / divisor
             for step, row in enumerate(rows)
@@ -285,7 +284,6 @@ def _series(
 def _panel(
     title: str, size: tuple[float, float] = SIZE
 ) -> Iterator[tuple[Axes, Callable[[], str]]]:
-    """Yield the axes of a panel, and the function that writes it."""
     with mpl.rc_context(STYLE):
         figure, (wide, high) = Figure(size), size
         inner = (wide - LEFT - RIGHT) / wide, (high - ABOVE - BELOW) / high

@@ -68,7 +68,6 @@ class Progress:
     failure: str = ""
 
     def __str__(self) -> str:
-        """Say it in a line."""
         return ", ".join(filter(None, [self.doing, self.pace, self.measure, self.held_out]))
 
     @property

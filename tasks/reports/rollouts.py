@@ -337,7 +337,6 @@ class BeforeAndAfter:
 
     @property
     def change(self) -> str:
-        """Change of its reward, in words."""
         if not self.same:
             return "two examples of like rank, since the steps share none"
         if not self.gain:

@@ -374,7 +374,6 @@ class AskedRole(Section):
     """What its calls say."""
 
     def calls(self, role: str) -> CallsOf:
-        """Return what the calls of the role say."""
         return CallsOf(role, self.when.model, self.when.system, self.when.path)
 
 

@@ -175,7 +175,6 @@ class Budget(Section):
     """Tokens of prompts, cached or not, of answers and of training, together."""
 
     def limits(self) -> dict[str, float]:
-        """Return the limits that are given, by their names."""
         return {name: limit for name, limit in self if limit is not None}
 
 

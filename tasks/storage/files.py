@@ -94,7 +94,6 @@ def write_bytes(path: Path, data: bytes) -> Path:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of a run."""
     return path.read_bytes()
 
 

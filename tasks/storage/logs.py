@@ -126,7 +126,6 @@ def _write_on(path: Path, line: bytes, torn: int, *, synced: bool) -> None:
 
 
 def line_of(row: Mapping[str, object]) -> bytes:
-    """Return the line of a row."""
     line = json.dumps({**row, LINE_SEAL: LINE_BLANK}, allow_nan=False)
     return _with_crc(line.encode()) + b"\n"
 
@@ -136,7 +135,6 @@ def _is_intact(line: bytes) -> bool:
 
 
 def _with_crc(line: bytes) -> bytes:
-    """Return a line with its CRC-32 before its end."""
     begin = line[: -len(LINE_BLANK + '"}')]
     crc = zlib.crc32(begin + f'{LINE_BLANK}"}}'.encode())
     return begin + f'{crc:08x}"}}'.encode()

@@ -118,7 +118,6 @@ def readable_runs() -> list[RunFolder]:
 
 
 def compared_files() -> list[Path]:
-    """List the tables of all comparisons, by name."""
     return sorted(runs_root().glob(f"comparisons/*/{COMPARED}"))
 
 

@@ -189,7 +189,6 @@ class RunFolder:
         return self.path / "text_teachers" / f"{part:05d}.parquet"
 
     def kept_place(self, rollout: str) -> Path | None:
-        """Return the place of a rollout, if it is kept."""
         return next((place for place in self.kept_places() if place.name == rollout), None)
 
     def kept_places(self) -> list[Path]:
@@ -209,7 +208,6 @@ class RunFolder:
         return self._batches(shard, self.journal)
 
     def batches_of(self, step: int) -> list[str]:
-        """List the batches that a step is made of."""
         return self.journalled(shard_name("train", step))
 
     def sealed(self, shard: str) -> list[Path]:
@@ -223,7 +221,6 @@ class RunFolder:
         return [self.spans(batch) for batch in sorted(sealed)], journals
 
     def begun_batches(self) -> set[str]:
-        """Return the names of all batches that have a journal."""
         return _stems(self.journal("any"))
 
     def sealed_batches(self) -> set[str]:

@@ -164,7 +164,6 @@ def publish_tag(tag: str) -> None:
 
 
 def write_run_report(run: RunFolder) -> None:
-    """Write the report of a run into its folder."""
     from ratchet.tasks.reports.page import (
         write_report,  # matplotlib loads slowly, and only for this
     )

@@ -132,7 +132,6 @@ def _row(rollout: Transcript) -> Row:
 
 
 def _cut(row: Row) -> Row:
-    """Cut the long texts of a row."""
     return {
         column: f"{value[:LONGEST_TEXT]}…"
         if isinstance(value, str) and len(value) > LONGEST_TEXT

@@ -70,7 +70,6 @@ class RunTracking:
             follower.wake()
 
     def _from_step(self, first: int) -> Iterator[RecordedStep]:
-        """Yield the recorded steps from a number on."""
         whole, done = self._whole, steps_done(self._run.metrics)
         last = done + self._lag + 1 if whole and done == self._run.steps_of(self._steps) else done
         for number in range(first, last):

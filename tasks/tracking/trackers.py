@@ -157,7 +157,6 @@ class WandbTracker(Tracker):
 
 
 def offline_folders(folder: Path, run_id: str = "*") -> list[Path]:
-    """List the offline folders of a run, the oldest first."""
     return sorted(folder.glob(f"wandb/offline-run-*-{run_id}"))
 
 

@@ -65,7 +65,6 @@ class RunSelection(FromQuery):
     run: list[str] = Field(default=[], max_length=COLOURS)
 
     def fits(self, run: RunFacts, differences: Sequence[tuple[str, str]]) -> bool:
-        """Return whether a run is asked for."""
         if self.runs is not None and not fnmatchcase(run.name, self.runs):
             return False
         keys = {} if run.trouble else run.keys

@@ -135,7 +135,6 @@ def search_groups(run: RunFolder, search: GroupSearch) -> list[ViewRow]:
 
 
 def list_splits(run: RunFolder) -> list[str]:
-    """List the splits from which a run has played rollouts."""
     return sorted({parse_batch(name).split for name in run.sealed_batches() | run.begun_batches()})
 
 
