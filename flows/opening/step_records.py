@@ -23,6 +23,7 @@ from ratchet.tasks.settings.run import MEASURED, Stop
 from ratchet.tasks.spending.ledger import WARNED_AT, measure_budget
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import REPLAY, parent_of
+from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.updates import read_update
 
@@ -99,10 +100,10 @@ def _tell_untrained(run: OpenRun, step: int, metrics: Metrics) -> None:
     failed, rewarded = (int(metrics.get(f"rollouts/{end}", 0)) for end in ("failed", "ok"))
     if failed:
         log.warning(
-            "in step %d %d of %d rollouts failed, and train nothing. To see why: `%s`",
-            step,
+            "%d of the %d rollouts of %s failed, and train nothing. To see why: `%s`",
             failed,
             failed + rewarded,
+            shard_name("train", step),
             ask_failures(run.folder.name),
         )
     if metrics.get("judge/abstained") == 1:

@@ -1,7 +1,7 @@
 -- At most three rows: of the examples that checkpoint $before and checkpoint $after played, the two
--- whose mean reward rose most and the one whose fell most, or the first if none changed. Training
--- steps that share no example have one row, of two examples of like rank. Each side is told by that
--- of its rollouts whose reward is nearest to the example's mean.
+-- whose mean reward rose most and the one whose fell most, or the first with other words if none
+-- changed. Training steps that share no example have one row, of two examples of like rank. Each
+-- side is told by that of its rollouts whose reward is nearest to the example's mean.
 with
 dialogues as (
     select
@@ -48,6 +48,7 @@ ranked as (
 pairs as (
     select
         before.example_id = after.example_id as same,
+        before.told.calls = after.told.calls as alike,
         before,
         after,
         after.mean - before.mean as gain
@@ -60,7 +61,7 @@ pairs as (
 placed as (
     select
         *,
-        row_number() over (partition by same order by gain desc, before.example_id) as from_best,
+        row_number() over (partition by same order by gain desc, alike, before.example_id) as from_best,
         row_number() over (partition by same order by gain, before.example_id) as from_worst,
         row_number() over (
             partition by same

@@ -135,16 +135,17 @@ def draw_rewards(runs: Sequence[RunCurves], scales: Iterable[str] = SCALES) -> l
 
 
 def draw_named_rewards(runs: Sequence[RunCurves]) -> list[str]:
-    """Draw the mean reward of each role that the agent rewards by name, and what it measures."""
-    found = [re.fullmatch(r"reward/([^/]*)/[^/]*", name) for name in metric_names(runs)]
-    panels = [Panel(f"reward of the role {name[1]}", name[0]) for name in found if name]
-    own = [*(name for run in runs for name in run.measures), *metric_names(runs)]
-    panels += [
+    """Draw the mean reward of each role, if the agent names several, and what it measures."""
+    own = (name for run in runs for name in run.measures)
+    names = dict.fromkeys([*own, *metric_names(runs)])
+    roles = [name for name in names if re.fullmatch(r"reward/[^/]*/[^/]*", name)]
+    panels = [Panel(f"reward of the role {name.split('/')[1]}", name) for name in roles]
+    measured = [
         Panel(f"{name.removeprefix(MEASURE)}, as the agent measures it", name)
-        for name in dict.fromkeys(own)
+        for name in names
         if name.startswith(MEASURE)
     ]
-    return draw_panels(runs, panels)
+    return draw_panels(runs, [*panels, *measured] if panels[1:] else measured)
 
 
 def draw_panels(runs: Sequence[RunCurves], panels: Sequence[Panel] = PANELS) -> list[str]:

@@ -87,15 +87,13 @@ def describe_comparison(comparison: Comparison, width: int) -> str:
     rows: list[list[object]] = []
     measures = sorted({name for one in comparison.targets for name in one.measures})
     for one in comparison.targets:
-        row: list[object] = [one.target, one.reward]
+        compared: list[object] = [None] * 6
         if (by := one.difference) is not None:
             interval = " to ".join(f"{end:+.3f}" for end in by.interval or ()) or None
             mean = None if by.mean is None else f"{by.mean:+.3f}"
-            row += [mean, interval, by.p_value, by.won, by.lost, by.tied]
-        else:
-            row += [None] * 6
-        own = map(one.measures.get, measures)
-        rows.append([*row, one.failed or None, one.tokens, one.cost, *own])
+            compared = [mean, interval, by.p_value, by.won, by.lost, by.tied]
+        own = one.failed or None, one.tokens, one.cost, *map(one.measures.get, measures)
+        rows.append([one.target, one.reward, *compared, *own])
     names = [*TARGET_COLUMNS, *(name.removeprefix(MEASURE) for name in measures)]
     parts = [fitted(names, rows, width, ["target"])]
     parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]

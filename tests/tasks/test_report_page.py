@@ -277,8 +277,8 @@ def test_scores_and_costs_are_told() -> None:
 
 def test_the_page_begins_with_the_gain_the_curve_and_a_rollout_before_and_after() -> None:
     run = record_run("hello")
-    record_examples(run, 0, {0: 0.0}, f"Before {HOSTILE}")
-    record_examples(run, 1, {0: 1.0}, "Certainly after")
+    record_examples(run, 0, {0: 0.0}, {0: f"Before {HOSTILE}"})
+    record_examples(run, 1, {0: 1.0}, {0: "Certainly after"})
     for step, reward in ((0, 0.25), (1, 0.75)):
         rewards = (reward - 0.25, reward + 0.25)
         scores = score_outcomes([ScoredRollout(str(k), rewards[k % 2]) for k in range(64)])
@@ -302,7 +302,8 @@ def test_the_examples_that_changed_most_are_shown_for_the_better_and_for_the_wor
     run = record_run("hello")
     rewards = {0: (1.0, 1.0), 1: (0.0, 0.25), 2: (0.0, 1.0), 3: (0.5, 0.25), 4: (0.25, 1.0)}
     for step in (0, 1):
-        record_examples(run, step, {place: of[step] for place, of in rewards.items()})
+        words = dict.fromkeys(rewards, f"By {step}")
+        record_examples(run, step, {place: of[step] for place, of in rewards.items()}, words)
     text = " ".join(PageReader(render_report([run])).text.split())
     told = re.findall(r"(Its reward \w+ by [\d.]+) Before: reward \S+ at checkpoint 0, (\S+)", text)
     assert told == [
@@ -312,16 +313,28 @@ def test_the_examples_that_changed_most_are_shown_for_the_better_and_for_the_wor
     ]
 
 
-def test_where_no_reward_changed_the_first_example_is_shown() -> None:
+@pytest.mark.parametrize(
+    ("second", "shown"),
+    [
+        (
+            "Yes",
+            "All that was asked and answered is equal; shown is the last call. Before: reward 0.5",
+        ),
+        ("No", "Before: reward 1"),
+    ],
+)
+def test_where_no_reward_changed_the_first_example_with_other_words_is_shown(
+    second: str, shown: str
+) -> None:
     run = record_run("hello")
-    for step in (0, 1):
-        record_examples(run, step, {0: 0.5, 1: 1.0})
+    for step, word in enumerate(("Yes", second)):
+        record_examples(run, step, {0: 0.5, 1: 1.0}, {1: word})
     text = " ".join(PageReader(render_report([run])).text.split())
-    assert "Its reward is as it was Before: reward 0.5 at checkpoint 0, test-00000-0000-00" in text
+    assert f"Its reward is as it was {shown} at checkpoint 0, test-00000-" in text
 
 
 def record_examples(
-    run: RunFolder, step: int, rewards: dict[int, float], answer: str = "Yes"
+    run: RunFolder, step: int, rewards: dict[int, float], answers: Mapping[int, str] = {}
 ) -> None:
     """Record a rollout of each held-out example by a checkpoint."""
     rollouts: list[list[dict]] = []
@@ -329,7 +342,8 @@ def record_examples(
         group = f"test-{step:05d}-{place:04d}"
         of = {"rollout_id": f"{group}-00", "group_id": group, "attempt": 0, "step": step}
         attributes = {"example_id": place, "example": {"question": str(place)}}
-        rollouts.append([of | answered(answer), of | rewarded(reward) | {"attributes": attributes}])
+        played = answered(answers.get(place, "Yes"))
+        rollouts.append([of | played, of | rewarded(reward) | {"attributes": attributes}])
     sealed(run.spans(f"test-{step:05d}.0"), *rollouts)
     run.journal(f"test-{step:05d}.0").touch()
 

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.process.terminal import hanging
 from ratchet.flows.cli.commands import app
+from ratchet.flows.cli.training import _closing_lines
+from ratchet.flows.opening.flow_runs import summarize_run
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
@@ -27,9 +29,11 @@ from tests.tasks.test_reports import LONG, ended, rollout, sealed
 
 FINGERPRINT = "f00d"
 RECIPE = {
+    "flow": "train",
     "agent": "hello",
     "dataset": {"path": __file__},
     "model": {"base": "local/tiny-chat"},
+    "optimizer": {"learning_rate": 0.1},
 }
 READS = """
 import sys
@@ -54,7 +58,8 @@ def make_run(
     write_manifest(run, RECIPE | {"steps": steps}, FINGERPRINT, {"parent": parent})
     for step in range(done):
         spent = {"tokens/sampled": 750, "seconds/sampling": 25.0, "seconds/training": 5.0}
-        record_metrics(run.metrics, step, {"reward/mean": step / 4, **spent})
+        rewards = {"reward/mean": step / 4, "reward/policy/mean": step / 4}
+        record_metrics(run.metrics, step, rewards | spent)
     return run
 
 
@@ -238,6 +243,8 @@ def test_what_an_agent_measures_itself_is_where_its_rewards_are() -> None:
     assert "-            right 0.50  " in table[2]
     one, _ = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
     assert one["measures"] == {"right": {"0": 0.14, "2": 0.19}, "words": {"0": 7.0, "2": 9.5}}
+    said = _closing_lines(summarize_run(run), run, "1 s").splitlines()
+    assert "measure right 0.14 → 0.19, words 7.00 → 9.50" in said
     drawn = draw_named_rewards([read_facts(run).curves()])
     titles = [re.search(r"([^>]*), as the agent measures it", one) for one in drawn]
     assert [title and title[1].strip() for title in titles] == ["right", "words"]
