@@ -26,8 +26,8 @@ Measured = Mapping[str, float]
 """Number of a checkpoint, or name of a stage → what is held out after it."""
 
 
-def train_by(example: str, settings: Sequence[str], seed: int) -> Measured:
-    """Train an example by settings and a seed; return what it has held out."""
+def train_by(example: str, settings: Sequence[str], seed: int, sums: Sequence[str]) -> Measured:
+    """Train an example by settings and a seed; return what it has held out, and sums of metrics."""
     recipe = named_recipe(example, settings, FlowRecipe)
     run = name_run(example, *settings, str(seed))
     if isinstance(recipe, StagesRecipe):
@@ -35,7 +35,9 @@ def train_by(example: str, settings: Sequence[str], seed: int) -> Measured:
         results = read_plan(folder_of(run)).results
         return {one.stage: one.measured for one in results if one.measured is not None}
     FLOWS[recipe.flow](named_recipe(example, [*settings, f"seed={seed}"], RunRecipe), run=run)
-    return {str(step): value for step, value in read_facts(folder_of(run)).held_out.by_step.items()}
+    facts = read_facts(folder_of(run))
+    held_out = {str(step): value for step, value in facts.held_out.by_step.items()}
+    return held_out | {name: facts.sum(name) for name in sums}
 
 
 def describe(example: str, measured: Mapping[str, Sequence[Measured]]) -> str:
@@ -59,6 +61,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--vary", default="", help="KEY=VALUE,VALUE: a line of the table for each")
     options.add_argument("--set", action="append", default=[], help="a key of every recipe")
+    options.add_argument("--sum", action="append", default=[], help="a metric: a column of its sum")
     options.add_argument("--folder", type=Path, default=Path("runs/by_seeds"))
     arguments = options.parse_args()
     os.environ["RATCHET_RUNS"] = str(arguments.folder)
@@ -67,7 +70,7 @@ def main() -> None:
     varied = {f"`{value}`": [f"{key}={value}"] for value in values.split(",")} if key else {"": []}
     measured = {
         value: [
-            train_by(arguments.example, [*own, *arguments.set], seed)
+            train_by(arguments.example, [*own, *arguments.set], seed, arguments.sum)
             for seed in range(arguments.seeds)
         ]
         for value, own in varied.items()

@@ -13,7 +13,7 @@ from tests.support.processes import ROOT
 OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 ALONE = ("--seeds", "1", "--steps", "1")
-BY_SEED = ("--seeds", "1", "--set", "steps=1")
+BY_SEED = ("--seeds", "1", "--set", "steps=1", "--folder", "d")
 METHODS = ("--folder", "m", "--picture", "m.svg")
 FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
@@ -53,7 +53,7 @@ SHORT = {
         "| pairs |",
     ),
     "learning.by_seeds": (
-        (*("hello-duel", "--vary", "roles.opponent=earlier:4"), *BY_SEED, *FEW, "--folder", "d"),
+        (*("hello-duel", "--vary", "roles.opponent=earlier:4", "--sum", "datums"), *BY_SEED, *FEW),
         "| `earlier:4` |",
     ),
     "servers.bridge_cost": (
