@@ -1,9 +1,10 @@
 """The libraries by which agents call models, and what happens at the import of each library.
 
 They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic build a
-response model's validator at its first use, without a lock: a thread that uses it meanwhile raises
-a PydanticUserError. A client reads the certificates when it is created, in tens of milliseconds. A
-response of httpx and its stream refer to each other, which only the garbage collector finds.
+response model's validator at its first use, without a lock: threads that do so together raise an
+AttributeError or a PydanticUserError. A client reads the certificates when it is created, in tens
+of milliseconds. A response of httpx and its stream refer to each other, which only the garbage
+collector finds.
 """
 
 import atexit
@@ -19,12 +20,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile, mkdtemp
-from threading import Lock
+from threading import Lock, RLock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # every command imports this module
-    from pydantic import BaseModel
+from typing import Any
 
 SILENT = {
     "ANONYMIZED_TELEMETRY": "False",  # chromadb, which CrewAI imports
@@ -64,6 +62,7 @@ PROTOCOLS = {False: ["http/1.1"], True: ["http/1.1", "h2"]}
 
 log = logging.getLogger(__name__)
 
+_building = RLock()
 _reading = Lock()
 """Held while a context is looked up, since threads that miss it together would each read it."""
 
@@ -115,21 +114,20 @@ def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
 
 
 @cache
-def build_client_models() -> None:
-    """Have the models of each client built when they are defined, before any thread uses them."""
+def lock_client_models() -> None:
+    """Have one thread at a time build a model of a client, which the others wait for."""
     for name in CLIENTS:
-        when_imported(name, _build)
+        when_imported(name, _lock)
 
 
-def _build(module: ModuleType) -> None:
-    module.BaseModel.model_config["defer_build"] = False
-    _rebuild_descendants(module.BaseModel)
+def _lock(module: ModuleType) -> None:
+    rebuild = module.BaseModel.model_rebuild.__func__
 
+    def rebuild_alone(model: object, *, _parent_namespace_depth: int = 2, **how: Any) -> object:
+        with _building:
+            return rebuild(model, _parent_namespace_depth=_parent_namespace_depth + 1, **how)
 
-def _rebuild_descendants(base: "type[BaseModel]") -> None:
-    for model in base.__subclasses__():
-        model.model_rebuild()
-        _rebuild_descendants(model)
+    module.BaseModel.model_rebuild = classmethod(rebuild_alone)
 
 
 @dataclass(frozen=True, eq=False)

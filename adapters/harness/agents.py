@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from ratchet.adapters.calls import Example
 from ratchet.adapters.clients.current_rollout import Endpoint, Roles, rollout_context
 from ratchet.adapters.clients.libraries import (
-    build_client_models,
     keep_silent,
+    lock_client_models,
     release_responses,
     share_contexts,
 )
@@ -84,7 +84,7 @@ def load_agent(name: str, roles: Collection[str] = (), *, placed: bool = False) 
     agent cannot know of them.
     """
     keep_silent()  # before the agent imports a framework that reads the settings
-    build_client_models()
+    lock_client_models()
     share_contexts()
     release_responses()
     function = _find_function(name)

@@ -7,9 +7,9 @@ import subprocess
 
 import openai  # noqa: F401
 
-from ratchet.adapters.clients.libraries import build_client_models
+from ratchet.adapters.clients.libraries import lock_client_models
 from tests.support import processes
 
-build_client_models()
+lock_client_models()
 processes.server(processes.WarmEngine.modules, ())
 subprocess.Popen = processes.WarmEngine  # type: ignore[misc]
