@@ -141,12 +141,6 @@ def test_each_loss_gets_exactly_the_inputs_that_tinker_reads(tmp_path: Path, los
     assert datum.model_input.to_ints() == [10, 11]
 
 
-def test_datums_of_an_unknown_loss_are_refused_with_the_known_ones(tmp_path: Path) -> None:
-    path = written(tmp_path, trajectory(0, 1.0, [0, 1]), trajectory(1, 0.0, [0, 1]))
-    with pytest.raises(ValueError, match=r"no loss 'grpo' \(there is: importance_"):
-        read_datums(path, "grpo")
-
-
 def test_a_token_sampled_from_nothing_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match="rollout train-00000-0000-00 sampled its first token"):
         build(table(trajectory(0, 1.0, [1, 1]), trajectory(1, 0.0, [0, 1])), CENTRED)

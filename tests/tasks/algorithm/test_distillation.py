@@ -60,41 +60,6 @@ def test_a_derivative_is_that_of_the_loss_by_each_log_probability(name: str) -> 
 
 
 @pytest.mark.parametrize("name", DISTILLATIONS)
-def test_cross_entropy_weighted_by_it_has_the_gradient_of_the_divergence(name: str) -> None:
-    """The service's gradient by a logit: -Σ w (1[token] - p), with w the negative derivative."""
-    slopes = DISTILLATIONS[name].function(chosen(LOGITS), LOG_Q)[1]
-    weights = np.zeros_like(LOGITS)
-    np.put_along_axis(weights, TOP, -slopes, 1)
-    gradient = weights.sum(-1, keepdims=True) * np.exp(log_softmax(LOGITS)) - weights
-    for place in np.ndindex(LOGITS.shape):
-        moved = [LOGITS.copy(), LOGITS.copy()]
-        moved[0][place] += STEP
-        moved[1][place] -= STEP
-        above, below = (
-            by_definition(name, *of_tail(chosen(one), LOG_Q)).sum() for one in moved
-        )  # fmt: skip
-        assert gradient[place] == pytest.approx((above - below) / (2 * STEP), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", DISTILLATIONS)
-def test_a_loss_is_at_most_the_divergence_over_the_vocabulary_and_grows_to_it(name: str) -> None:
-    order, log_p = np.argsort(-TEACHER, axis=1), log_softmax(LOGITS)
-    losses = []
-    for k in range(1, VOCABULARY):
-        top = order[:, :k]
-        cells = (np.take_along_axis(one, top, 1) for one in (log_p, TEACHER))
-        losses.append(DISTILLATIONS[name].function(*cells)[0])
-    assert (np.diff(losses, axis=0) >= -1e-12).all()
-    assert losses[-1] == pytest.approx(by_definition(name, log_p, TEACHER), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", DISTILLATIONS)
-def test_a_policy_that_is_its_teacher_has_no_loss_and_is_not_moved(name: str) -> None:
-    loss, slope = DISTILLATIONS[name].function(LOG_Q, LOG_Q)
-    assert np.abs([*loss, *slope.ravel()]).max() < 1e-12
-
-
-@pytest.mark.parametrize("name", DISTILLATIONS)
 def test_a_cell_without_a_token_has_no_part_whatever_the_policy_gives_token_0(name: str) -> None:
     log_p = np.concatenate([chosen(LOGITS), np.full((POSITIONS, 1), -0.7)], 1)
     log_q = np.concatenate([LOG_Q, np.full((POSITIONS, 1), NO_TOKEN)], 1)

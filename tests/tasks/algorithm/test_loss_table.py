@@ -35,14 +35,6 @@ def test_the_table_has_the_inputs_settings_and_defaults_that_the_engine_reads(lo
 
 
 @every_loss
-def test_every_loss_reads_its_inputs_from_datums(tmp_path: Path, loss: str) -> None:
-    path = written(tmp_path, trajectory(0, 1.0, [0, 0, 1]), trajectory(1, 0.0, [0, 1]))
-    datums = read_datums(path, loss)
-    assert len(datums) == 2
-    assert all(datum.loss_fn_inputs.keys() == TOKEN_LOSSES[loss].inputs.keys() for datum in datums)
-
-
-@every_loss
 def test_a_recipe_takes_every_loss_with_the_settings_that_it_reads(loss: str) -> None:
     known = TOKEN_LOSSES[loss].settings
     settings = {
