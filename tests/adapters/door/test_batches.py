@@ -202,18 +202,6 @@ def test_a_call_that_is_being_answered_is_recorded_before_the_next_attempt_begin
     assert [kind for kind, *_ in batch.recorder.log] == ["plan", "call", "plan"]
 
 
-def test_what_an_earlier_attempt_recorded_is_answered_again(batch: BatchClient) -> None:
-    batch.begin()
-    batch.call(0)
-    batch.recorder.remember(batch.rollouts[0], batch.recorder.completions)
-    batch.begin()
-    batch.call(1)
-    first, again = batch.recorder.completions
-    assert (first.recalled, again.recalled) == (False, True)
-    assert (again.id.attempt, again.response_token_ids) == (1, first.response_token_ids)
-    assert len(batch.sampler.asked) == 1
-
-
 Step = tuple[str, int, float]
 """What a player does, with which rollout, and after how many seconds."""
 

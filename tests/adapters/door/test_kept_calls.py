@@ -182,16 +182,6 @@ def test_an_answer_keeps_its_tokens_when_a_later_one_was_edited() -> None:
     assert CHAT.text(prompt.token_ids).count("<|im_end|>") == 5
 
 
-def test_the_longest_known_history_wins() -> None:
-    kept, tokens = known([*letters("Hi"), END], assistant("Hi"))
-    second = [*ASK, assistant("Hi"), *ASK]
-    longer = [*kept.prompt(second, ()).token_ids, *letters("Yes"), END]
-    kept.remember(answered_call(second, (), assistant("Yes"), longer[:-4], longer[-4:], 1))
-    prompt = kept.prompt([*second, assistant("Yes"), *ASK], ())
-    assert (prompt.kept_call, prompt.kept_tokens) == (1, len(longer))
-    assert prompt.token_ids[: len(tokens)] == tokens
-
-
 def test_tool_arguments_match_by_value_and_ids_do_not_matter() -> None:
     def calling(arguments: str, name: str) -> Message:
         function: FunctionCall = {"name": "look", "arguments": arguments}

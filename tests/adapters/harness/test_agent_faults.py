@@ -64,13 +64,6 @@ async def fails_unless_it_says_otherwise(
 told: list[tuple[str, str]] = []
 
 
-async def exits(example: Any, *, base_url: str, api_key: str, model: str) -> float:
-    if first_of_its_group(base_url):
-        sys.exit(3)
-    await ask(base_url, api_key)
-    return 1.0
-
-
 class GraphRecursionError(RecursionError):
     """Limit of steps, as LangGraph raises it."""
 
@@ -82,13 +75,6 @@ async def loops(example: Any, *, base_url: str, api_key: str, model: str) -> flo
         raise GraphRecursionError("Recursion limit of 3 reached")
     if "-01/" in base_url:
         raise KeyError("city")
-    return 1.0
-
-
-async def cancels(example: Any, *, base_url: str, api_key: str, model: str) -> float:
-    if first_of_its_group(base_url):
-        raise asyncio.CancelledError
-    await ask(base_url, api_key)
     return 1.0
 
 
@@ -128,12 +114,6 @@ def process_state() -> tuple[Any, ...]:
 
 
 found: list[tuple[Any, ...]] = []
-
-
-def exits_plainly(example: Any, *, base_url: str, **_: str) -> float:
-    if first_of_its_group(base_url):
-        sys.exit("no")
-    return 1.0
 
 
 async def exits_in_a_task(example: Any, *, base_url: str, api_key: str, model: str) -> float:
@@ -243,11 +223,8 @@ def outcomes(spans: Spans) -> list[tuple[str, str | None, float | None]]:
     return [(r["rollout_id"][-2:], r.get("error_type"), r.get("reward")) for r in ends(spans)]
 
 
-@pytest.mark.parametrize(
-    "agent", [exits, cancels, exits_plainly, exits_in_a_task], ids=lambda a: a.__name__
-)
-def test_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any, agent: Any) -> None:
-    assert outcomes(played(agent)) == [("00", "AgentExit", None), ("01", None, 1.0)]
+def test_a_task_of_an_agent_that_ends_the_program_ends_only_its_rollout(played: Any) -> None:
+    assert outcomes(played(exits_in_a_task)) == [("00", "AgentExit", None), ("01", None, 1.0)]
 
 
 def test_what_an_agent_s_module_keeps_serves_every_batch(stage: Stage, tmp_path: Path) -> None:
@@ -303,11 +280,6 @@ def test_rollouts_that_are_cut_off_end_what_they_began(
     with pytest.raises(BatchRefused, match="the disk is gone"):
         played(begins_tasks)
     assert not [warning.message for warning in recwarn if warning.category is RuntimeWarning]
-
-
-def test_the_row_says_how_the_agent_wanted_to_leave(played: Any) -> None:
-    messages = [span["error_message"] for span in played(exits) if span["kind"] == "error"]
-    assert messages == ["the agent raised SystemExit: 3"]
 
 
 def test_a_limit_of_steps_is_the_policy_s_reward_and_is_trained(
