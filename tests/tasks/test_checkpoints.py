@@ -7,7 +7,7 @@ import pytest
 from ratchet.adapters.errors import UserError
 from ratchet.flows.checkpoints.names import best_step, read_step
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
-from ratchet.tasks.storage.files import Damaged, write_json
+from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 
@@ -19,11 +19,6 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger.add(Checkpoint(2, "tinker://r/s/2", "tinker://r/w/2"))
     ledger.add(Checkpoint(3, "tinker://r/s/3"))
     return ledger
-
-
-def test_resuming_reads_the_last_line(ledger: Ledger) -> None:
-    assert ledger.last_step() == 3
-    assert ledger.at(3).sampler == "tinker://r/s/3"
 
 
 @pytest.mark.parametrize(("step", "saved"), [(0, 0), (1, 0), (2, 2), (3, 2)])
@@ -57,15 +52,6 @@ def test_a_deleted_checkpoint_is_none_until_it_is_made_again(ledger: Ledger) -> 
     assert not ledger.is_deleted(2)
 
 
-def test_a_torn_line_is_cut_and_written_over(ledger: Ledger, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoints.jsonl"
-    path.write_bytes(path.read_bytes()[:-10])
-    assert ledger.last_step() == 2
-
-    ledger.add(Checkpoint(3, "tinker://again/s/3"))
-    assert [checkpoint.step for checkpoint in ledger.checkpoints()] == [0, 1, 2, 3]
-
-
 def test_an_update_that_was_begun_and_not_saved_is_in_doubt(ledger: Ledger) -> None:
     assert ledger.in_doubt() is None
     ledger.begin(4)
@@ -84,14 +70,6 @@ def test_states_are_tried_from_the_newest_and_the_last_made_first(ledger: Ledger
     ledger.add(Checkpoint(2, "tinker://again/s/2", "tinker://again/w/2"))
     tried = [checkpoint.state for checkpoint in ledger.states(3)]
     assert tried == ["tinker://again/w/2"] * 2 + ["tinker://r/w/2", "tinker://r/w/0"]
-
-
-@pytest.mark.parametrize("line", ["{", "[]", "7", '{"step": 4}', '{"step": 4, "phase": "lost"}'])
-def test_a_damaged_line_is_named(ledger: Ledger, tmp_path: Path, line: str) -> None:
-    with (tmp_path / "checkpoints.jsonl").open("a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(Damaged, match=r"line 5 of .*checkpoints\.jsonl is damaged"):
-        ledger.last_step()
 
 
 def test_the_best_checkpoint_has_the_highest_held_out_reward(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ratchet.tasks.examples.reading import DatasetError, Example, Source, read_examples
+from ratchet.tasks.examples.reading import DatasetError, Example, read_examples
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -35,28 +35,6 @@ def test_an_example_is_named_by_its_row_in_the_file_not_in_the_split(tmp_path: P
     assert numbers(read_examples(dataset, "train")) == [0, 2]
     assert read_examples(dataset, "test", ["question", "answer"]) == [
         {"example_id": 1, "example": {"question": "2+2", "answer": 4, "split": "test"}}
-    ]
-
-
-def test_csv_values_stay_the_strings_they_are(tmp_path: Path) -> None:
-    dataset = tmp_path / "hello.csv"
-    dataset.write_text('task,note,split\n007,"yes, ""sir""",train\n,2024-01-01,train\n')
-    assert [row["example"] for row in read_examples(dataset, "train")] == [
-        {"task": "007", "note": 'yes, "sir"', "split": "train"},
-        {"task": None, "note": "2024-01-01", "split": "train"},
-    ]
-
-
-def test_jsonl_values_keep_their_types_and_nesting(tmp_path: Path) -> None:
-    row = {"when": "2024-01-01", "x": 1.5, "tags": ["é", None], "split": "train"}
-    assert read_examples(jsonl(tmp_path / "a.jsonl", row), "train")[0]["example"] == row
-
-
-def test_parquet_is_a_dataset_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"n": [1, 2], "l": [[1], []], "split": ["train", "test"]}), path)
-    assert read_examples(path, "test", ["n"]) == [
-        {"example_id": 1, "example": {"n": 2, "l": [], "split": "test"}}
     ]
 
 
@@ -101,14 +79,6 @@ def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> N
         read_examples(tmp_path / "a.xlsx", "train")
     with pytest.raises(DatasetError, match=r"row 0 of .*list\.jsonl is no JSON object: \[1\]"):
         read_examples(jsonl(tmp_path / "list.jsonl", [1]), "train")
-    (tmp_path / "torn.jsonl").write_text('{"split": "train"}\n{"split":')
-    with pytest.raises(DatasetError, match=r"row 1 of .*torn\.jsonl is no JSON"):
-        read_examples(tmp_path / "torn.jsonl", "train")
-
-
-def test_a_source_is_a_split_with_the_columns_that_are_read_of_it(tmp_path: Path) -> None:
-    dataset = jsonl(tmp_path / "a.jsonl", {"n": 1, "split": "train"}, {"n": 2, "split": "test"})
-    assert numbers(Source(dataset, "test", ("n",)).examples()) == [1]
 
 
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:

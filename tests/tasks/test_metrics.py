@@ -1,6 +1,5 @@
 """A step → one flat row of numbers."""
 
-import json
 import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -268,16 +267,6 @@ def test_a_step_is_recorded_once(tmp_path: Path) -> None:
     record_metrics(path, 1, {"reward/mean": 0.75})
     record_metrics(path, 1, {"reward/mean": 9.0})
     assert read_metrics(path) == [{"step": 0, "reward/mean": 0.5}, {"step": 1, "reward/mean": 0.75}]
-
-
-def test_a_line_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    record_metrics(path, 0, {"reward/mean": 0.5})
-    with path.open("a") as file:
-        file.write('{"step": 1, "rew')
-    assert [row["step"] for row in read_metrics(path)] == [0]
-    record_metrics(path, 1, {"reward/mean": 0.75})
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
 
 
 def test_a_number_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:

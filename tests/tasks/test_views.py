@@ -59,12 +59,6 @@ def test_a_sealed_batch_and_one_that_is_not_give_the_same_rows(run: RunFolder) -
     ], "superseded attempts are there, and of what was begun what was lost"
 
 
-def test_a_sealed_batch_is_not_counted_twice(run: RunFolder) -> None:
-    with open_views([run], ["spans"]) as connection:
-        counts = connection.execute("select step, count(*) from spans group by 1 order by 1")
-        assert counts.fetchall() == [(0, 4), (1, 4)]
-
-
 @pytest.mark.parametrize("folder", ["journal", "spans"])
 def test_one_kind_of_file_is_enough(run: RunFolder, folder: str) -> None:
     for path in (run.path / ({"journal", "spans"} - {folder}).pop()).iterdir():
