@@ -9,11 +9,9 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.loading import RecipeError, named_recipe, recipe_options
-from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.run_folder import RunError
 from tests.support.processes import run
 
@@ -50,35 +48,6 @@ def test_an_entry_of_a_table_is_put_over_the_deployment_s_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("optimiser.learning_rate=1", "no key 'optimiser.learning_rate'; did you mean 'optimizer."),
-        ("optimizer.lr=1", "no key 'optimizer.lr'; did you mean 'optimizer.learning_rate'?"),
-        ("rollouts.temp=1", "did you mean 'rollouts.temperature'?"),
-        ("rollouts.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
-        ("group_size=8", "did you mean 'rollouts.group_size'?"),
-        ("optimizer.zzz=1", "did you mean 'optimizer.learning_rate'? `ratchet keys` lists them"),
-        ("rollouts.groups=many", "recipe.rollouts.groups: Input should be a valid integer"),
-        ("rollouts.groups=0", "greater than or equal to 1 (got '0')"),
-        (
-            "algorithm.loss=grpo",
-            "no loss 'grpo' (there is: importance_sampling, ppo, cispo, dro, gspo, cross_entropy",
-        ),
-        ("steps", "write it as section.key=value"),
-    ],
-)
-def test_a_mistaken_value_is_answered_clearly(override: str, said: str) -> None:
-    with pytest.raises(RecipeError) as raised:
-        named_recipe("hello", [override])
-    assert said in str(raised.value)
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"no training deployment 'helo'.*arithmetic, .*hello"):
-        named_recipe("helo")
-
-
-@pytest.mark.parametrize(
     ("of", "said"),
     [
         (["finetun"], "there is no flow or section finetun; the flows are "),
@@ -107,19 +76,6 @@ def test_the_keys_of_a_section_are_listed_alone() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     said = ratchet("--version")
     assert (said.returncode, said.stdout) == (0, f"ratchet {version('ratchet-rl')}\n")
-
-
-def test_a_run_of_an_older_format_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    write_json(tmp_path / "old" / "manifest.json", {"format": 1, "recipe": {"agent": "hello"}})
-    said = CliRunner().invoke(app, ["resume", "old"])
-    assert isinstance(said.exception, RunError)
-    assert "was written in format 1" in str(said.exception)
-    listed = CliRunner().invoke(app, ["runs"]).output
-    assert listed.splitlines()[1].split() == ["old", "unreadable"]
-    assert "was written in format 1" in listed
 
 
 @pytest.mark.parametrize("command", ["resume nowhere", "fork nowhere --at 1", "replay nowhere"])

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 
 from ratchet.adapters.calls import POLICY, Policy, Sampling
 from ratchet.adapters.door.door import OpenDoor
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.project.modules import load_agent_file
-from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import app
 from ratchet.flows.evaluate import evaluate
 from ratchet.flows.opening.eval_targets import EvalTarget
@@ -25,7 +23,7 @@ from ratchet.tasks.reports.board.runs import runs_table
 from ratchet.tasks.reports.rollouts import read_games
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.files import write_text
-from ratchet.tasks.storage.run_folder import RunError, RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.stand_in import CHAT, END, StandIn, letters
 from tests.support.runs.small_recipe import small_recipe
 
@@ -127,19 +125,8 @@ def test_an_evaluation_of_which_every_game_failed_is_no_result_and_is_played_aga
     assert "failed" not in evaluated.outcome
 
 
-def test_an_evaluation_of_which_some_games_failed_says_how_many(
-    runs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (runs / "broken").write_text("test-00000-0001")
-    evaluated = evaluate(mended(seed=3), model="base")
-    assert evaluated.outcome.endswith("; 1 rollout failed, sampled")
-    assert "1 of the 4 rollouts of test-00000 failed, and the evaluation is of the" in caplog.text
-    again = evaluate(mended(seed=3), model="base")
-    assert again.scores == evaluated.scores, "it is a result, and is not played again"
-
-
 def test_failed_games_are_played_again_as_if_they_had_not_failed_and_no_other_is(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = mended(seed=4)
     sound = evaluate(recipe, model="base")
@@ -150,6 +137,8 @@ def test_failed_games_are_played_again_as_if_they_had_not_failed_and_no_other_is
     (runs / "broken").write_text("test-00000-0001 test-00000-0002")
     some = evaluate(recipe, model="base")
     assert some.scores["sampled"].failed == 2
+    assert some.outcome.endswith("; 2 rollouts failed, sampled")
+    assert "2 of the 4 rollouts of test-00000 failed, and the evaluation is of the" in caplog.text
     journal = folder.journal("test-00000.0")
     before = read_journal(journal)
     (runs / "broken").write_text("test-00000-0002")
@@ -243,20 +232,6 @@ def test_a_training_goes_on_after_an_evaluation_of_which_every_game_failed(
     sound = evaluate(recipe, model="base").scores
     assert evaluate(recipe, run="one", checkpoint=0, redo_failed=True).scores == sound
     assert train(recipe, run="one").before == sound["sampled"].finished.mean
-
-
-@pytest.mark.usefixtures("runs")
-def test_who_is_evaluated_is_said_in_one_way() -> None:
-    recipe = small_recipe()
-    with pytest.raises(UserError, match="--model RUN@STEP is a run's checkpoint"):
-        EvalTarget.find(recipe, "one", None, "base")
-    with pytest.raises(RunError, match="there is no run at"):
-        EvalTarget.find(recipe, None, None, "none@3")
-    with pytest.raises(RunError, match="'hello'; evaluate the untrained model by --model base"):
-        EvalTarget.find(recipe, None, None, None)
-    with pytest.raises(RunError, match="RUN@STEP does, such as one@10"):
-        CheckpointName.parse("one@last")
-    assert CheckpointName.parse("one@3") == CheckpointName("one", "", 3)
 
 
 def test_the_base_model_is_checkpoint_0_of_a_run_of_its_own() -> None:

@@ -17,7 +17,7 @@ from ratchet.tasks.recording.scores import read_evaluation
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.facts import describe_origin
 from ratchet.tasks.rollouts import Play, RolloutHost
-from ratchet.tasks.storage.manifest import lineage, write_manifest
+from ratchet.tasks.storage.manifest import lineage
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from tests.flows.test_train import final_weights, without_clocks
 from tests.support.runs.recorded import RecordedRun
@@ -170,11 +170,6 @@ def test_a_fork_of_a_checkpoint_that_nobody_scored_names_the_last_that_was(
     assert describe_origin(parent) == ""
 
 
-def test_a_fork_does_not_take_the_place_of_a_run(parent: RunFolder) -> None:
-    with pytest.raises(RunError, match="give another --run"):
-        fork(parent, "parent", 1)
-
-
 @pytest.mark.story
 def test_a_replay_by_the_same_algorithm_gives_the_same_weights_and_samples_nothing(
     root: Path, parent: RunFolder, sampled: list[str]
@@ -208,7 +203,7 @@ def test_a_replay_by_another_algorithm_trains_and_reports_how_far_it_drifts(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": 4}, "has recorded 3 of 4 steps: give --set steps=3"),
+        ({"steps": 4}, r"has recorded 3 of 4 steps: give --set steps=3$"),
         ({"seed": 1}, "seed: 0 → 1: nothing is sampled, so it would be ignored"),
     ],
 )
@@ -217,21 +212,5 @@ def test_a_replay_refuses_what_it_would_ignore(
 ) -> None:
     values = {"steps": 3, "checkpoints": {"every": 2}} | changes
     recipe = small_recipe(**values)
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=said):
         replay_run(parent, "no", recipe.model_dump(mode="json"), recipe.fingerprint())
-    assert said in str(raised.value)
-
-
-def test_a_replay_of_more_steps_than_a_finished_run_has_is_not_told_to_resume_it(
-    parent: RunFolder,
-) -> None:
-    recipe = small_recipe(steps=4, checkpoints={"every": 2})
-    with pytest.raises(RunError, match=r"has recorded 3 of 4 steps: give --set steps=3$"):
-        replay_run(parent, "more", recipe.model_dump(mode="json"), recipe.fingerprint())
-
-
-def test_a_replay_of_a_run_that_has_just_begun_waits_for_its_steps(tmp_path: Path) -> None:
-    begun = RunFolder(tmp_path / "begun")
-    write_manifest(begun, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
-    with pytest.raises(RunError, match=r"has recorded 0 of 3 steps: let it go on with `ratchet re"):
-        replay_run(begun, "more", RECIPE.model_dump(mode="json"), RECIPE.fingerprint())

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from benchmarks.learning.algorithms import describe_presets
 from ratchet.flows.recipe.loading import changed_recipe, named_recipe
@@ -53,13 +52,6 @@ def test_a_recipe_with_a_preset_is_the_recipe_of_its_values(name: str) -> None:
     values = plain.model_dump(exclude_unset=True)
     spelt_out = Recipe.model_validate(merge_values(values, PRESETS[name].values))
     assert spelt_out.fingerprint() == recipe.fingerprint()
-
-
-def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValidationError, match=r"no preset 'grop' \(there is: grpo, .*; did you mean 'grpo'"
-    ):
-        small_recipe(algorithm={"preset": "grop"})
 
 
 def test_what_the_recipe_gives_wins_over_its_preset() -> None:

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.errors import UserError
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.recording.step_log import read_metrics
-from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import arrays, read_table
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.whole_run import die, die_and_go_on, differences, fixture_of, train_whole
@@ -84,19 +83,3 @@ def test_a_checkpoint_of_another_run_stays_the_reference_when_that_run_is_gone(
     assert read_table(broken.references(POLICY, 0)) == first
     divergence = [step["kl_reference_v2"] for step in read_metrics(broken.metrics)]
     assert divergence[0] > 1e-4, "the reference has been trained, and the policy has not"
-
-
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        ("nobody@1", "names no run"),
-        ("whole@9", "has no checkpoint 9"),
-        ("a b", "cannot name a run"),
-    ],
-)
-def test_a_reference_that_is_not_there_is_refused_before_anything_starts(
-    whole: RunFolder, reference: str, said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        train(kept_near(reference), run="refused")
-    assert not folder_of("refused").path.exists()

@@ -65,14 +65,11 @@ def nothing(project: Path) -> None:
 
 
 NAMES: dict[str, tuple[Spoil, str, str]] = {
-    "no shipped model": (nothing, "local/large", "there is no base model local/large; give local"),
-    "no folder": (nothing, "no/such/folder", "there is no base model no/such/folder; give local"),
     "no name": (nothing, '""', 'there is no base model ""; give local/tiny-chat'),
     "misspelt": (nothing, "smolm2-135m", "did you mean 'smollm2-135m'?"),
     "not fetched": (nothing, "smollm2-135m", "smollm2-135m has not been fetched ("),
     "fetched, damaged": (damage_fetched, "smollm2-135m", "is not as it was fetched ("),
     "a file": (nothing, "fine.csv", "there is no base model fine.csv; give local/tiny-chat"),
-    "no GGUF file": (nothing, "none.gguf", "there is no GGUF file none.gguf; check the path"),
 }
 """Bases that are no model's folder, and what is said of them."""
 

@@ -66,21 +66,6 @@ def test_a_row_without_a_split_is_not_left_out_silently(tmp_path: Path) -> None:
         read_examples(dataset, "train")
 
 
-def test_an_empty_split_is_named_with_the_splits_there_are(tmp_path: Path) -> None:
-    dataset = jsonl(tmp_path / "a.jsonl", {"split": "train"}, {"split": "dev"})
-    with pytest.raises(DatasetError, match=r"whose split is 'test' \(found: dev, train\)"):
-        read_examples(dataset, "test")
-
-
-def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"nowhere\.csv does not exist"):
-        read_examples(tmp_path / "nowhere.csv", "train")
-    with pytest.raises(DatasetError, match=r"a\.xlsx is not .*: give a \.csv, \.jsonl, "):
-        read_examples(tmp_path / "a.xlsx", "train")
-    with pytest.raises(DatasetError, match=r"row 0 of .*list\.jsonl is no JSON object: \[1\]"):
-        read_examples(jsonl(tmp_path / "list.jsonl", [1]), "train")
-
-
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     dataset = jsonl(tmp_path / "a.jsonl", {"n": 1, "split": "train"})
     assert values(dataset, "train") == [1]

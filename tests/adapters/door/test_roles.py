@@ -16,7 +16,6 @@ from ratchet.adapters.door.batches import SampledBy
 from ratchet.adapters.door.door import Door
 from ratchet.adapters.door.role_calls import KeptCalls, Memory
 from ratchet.adapters.door.roles import CallsOf, check_role
-from ratchet.adapters.errors import UserError
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import PlaySettings
 from ratchet.tasks.metrics import StepFiles, measure_step
@@ -378,20 +377,6 @@ def test_a_function_may_call_tools_and_their_ids_are_given() -> None:
 def test_a_role_that_nobody_can_answer_is_refused(role: str, who: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_role(role, who)
-
-
-@pytest.mark.parametrize(
-    ("name", "lacks"),
-    [
-        ("tests.no_such:f", "tests.no_such cannot be imported"),
-        ("tests.adapters.door.test_roles:f", "has no function 'f'"),
-    ],
-)
-def test_a_function_that_is_not_there_is_refused_before_anything_runs(
-    name: str, lacks: str
-) -> None:
-    with pytest.raises(UserError, match=lacks):
-        create_backends({"judge": f"function:{name}"}, run_seed=0)
 
 
 SENT = (CallsOf("title", system="You write titles*"), CallsOf("judge", model="small-*"))

@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.clients.current_rollout import Endpoint
-from ratchet.adapters.harness.agents import AgentError, load_agent
+from ratchet.adapters.harness.agents import load_agent
 from ratchet.adapters.rewards import Reward
 
 ENDPOINTS = {POLICY: Endpoint(base_url="http://127.0.0.1:1/v1", api_key="key", model="policy")}
@@ -49,15 +49,3 @@ def test_a_function_with_the_parameter_roles_gets_every_role_s_endpoint(
     assert sys.modules["telling_agent"].seen == [
         ("policy", {"policy": ENDPOINTS[POLICY], "guesser": guesser})
     ]
-
-
-def test_an_agent_without_the_parameter_roles_is_refused_if_the_recipe_has_roles() -> None:
-    with pytest.raises(
-        AgentError, match="has the roles guesser, and the agent hello takes no roles"
-    ):
-        load_agent("hello", roles=["guesser"])
-
-
-def test_a_module_without_the_function_is_refused() -> None:
-    with pytest.raises(AgentError, match=r"agents/hello\.py has no function 'run'"):
-        load_agent("hello:run")

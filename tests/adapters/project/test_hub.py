@@ -143,9 +143,3 @@ def stand_in_hub(name: str, files: dict[str, bytes]) -> Iterator[tuple[str, list
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", asked
         server.shutdown()
-
-
-@pytest.mark.parametrize("name", ["hub:gsm8k", "hub:openai/gsm8k/main@"])
-def test_a_name_that_is_none_of_the_hub_s_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="names no dataset of the hub: write it as hub:OWNER/NAME"):
-        locate_dataset(name)

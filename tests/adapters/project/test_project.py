@@ -133,12 +133,6 @@ def test_a_recipe_can_name_a_function_of_the_working_folder(project: Path) -> No
     assert reward("docs.example:play") == 0.25
 
 
-def test_an_unknown_agent_s_error_lists_those_of_the_working_folder_too(project: Path) -> None:
-    (project / "agents" / "riddles.py").write_text(PAYS.format(1))
-    with pytest.raises(AgentError, match=r"no agent 'ridles'; there are: .*hello, .*riddles, "):
-        load_agent_file("ridles")
-
-
 def test_a_missing_import_of_an_agent_s_file_is_not_a_missing_agent(project: Path) -> None:
     (project / "agents" / "lacking.py").write_text("import no_such_library\n")
     for _ in range(2):

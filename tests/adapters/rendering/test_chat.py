@@ -5,7 +5,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ratchet.adapters.calls import Message
 from ratchet.adapters.rendering.chat import Chat
-from ratchet.adapters.rendering.renderer_names import NoRenderer
 
 TINY = Path(__file__).parents[3] / "engine" / "tiny_chat"
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
@@ -109,11 +108,6 @@ def test_spelling_returns_the_exact_bytes_of_a_partial_character(chat: Chat) -> 
 def test_the_context_defaults_to_the_tokenizer_s(tokenizer: PreTrainedTokenizerFast) -> None:
     assert Chat(tokenizer).context == tokenizer.model_max_length
     assert Chat(tokenizer, context=100).context == 100
-
-
-def test_an_unknown_renderer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(NoRenderer, match="qwen9"):
-        Chat(tokenizer, renderer="qwen9")
 
 
 def test_an_answer_without_reasoning_has_no_empty_thought_to_train(

@@ -155,11 +155,6 @@ def test_every_call_gets_a_finite_advantage(name: str, groups) -> None:
     assert all(abs(value) < inf for of in made.values() for value in of)
 
 
-def test_an_unknown_advantage_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no advantage 'vtrace'.*centred, standardized, stand"):
-        estimate_advantages({}, "vtrace", {})
-
-
 @pytest.mark.parametrize("reward", [nan, inf, -inf])
 def test_a_reward_that_is_no_finite_number_is_refused_by_name(reward: float) -> None:
     with pytest.raises(ValueError, match=r"rollout r1 has the reward"):

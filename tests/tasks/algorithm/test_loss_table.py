@@ -9,7 +9,7 @@ from tinker.types import LossFnType
 
 from benchmarks.learning.algorithms import describe_advantages, describe_losses
 from ratchet.engine.training.losses import LOSSES as ENGINE_LOSSES
-from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss, find_loss
+from ratchet.tasks.algorithm.losses import TOKEN_LOSSES, check_loss
 from ratchet.tasks.algorithm.settings import Option
 from ratchet.tasks.datums import Term
 from tests.support.credited import read_datums
@@ -62,14 +62,6 @@ def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
     said = Path("docs/algorithms.md").read_text(encoding="utf-8")
     for table in (describe_losses(), describe_advantages()):
         assert table.partition("\n\n")[2] in said
-
-
-@pytest.mark.parametrize("name", ["grpo", ""])
-def test_an_unknown_loss_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"no loss '{name}' \(there is: importance_sampling, ppo"):
-        find_loss(name)
-    with pytest.raises(ValidationError, match="there is: importance_sampling, ppo"):
-        small_recipe(algorithm={"loss": name})
 
 
 def test_opmd_is_cross_entropy_with_constant_weights(tmp_path: Path) -> None:
