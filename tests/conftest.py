@@ -15,6 +15,7 @@ from ratchet.durable.process import collect_garbage
 if TYPE_CHECKING:
     from ratchet.adapters.door.door import Door
     from tests.support.door.opened_door import Opened
+    from tests.support.door.played_batch import Stage
 
 # Read when the packages are imported: nothing leaves this machine, and ids are found in the cache.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -90,6 +91,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RATCHET_RUNS", str(root))
         yield root
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of this test's runs."""
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Stage]":
+    """Open an engine on which the module's tests play batches."""
+    from tests.support.door.played_batch import open_stage
+
+    with open_stage(tmp_path_factory.mktemp("state")) as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")

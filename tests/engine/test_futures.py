@@ -59,22 +59,6 @@ async def test_an_answer_that_is_kept_is_nothing_for_the_garbage_collector_to_lo
     assert len(gc.get_objects()) < before + 100
 
 
-async def test_work_of_one_key_begins_once() -> None:
-    futures, begun = Futures(), []
-
-    async def work() -> Response:
-        begun.append(1)
-        return json_answer({})
-
-    first = futures.submit(work, key=("model", 1))
-    again = futures.submit(work, key=("model", 1))
-    other = futures.submit(work, key=("model", 2))
-    await content(futures, first)
-    await content(futures, other)
-    assert first == again != other
-    assert len(begun) == 2
-
-
 async def test_poll_returns_none_after_its_timeout() -> None:
     futures = Futures()
     never = asyncio.Event()
@@ -104,11 +88,6 @@ async def test_failures_name_the_user_or_the_server(caplog: pytest.LogCaptureFix
     assert [bool(r.exc_info) for r in caplog.records if r.name.startswith("ratchet.engine")] == [
         True
     ]
-
-
-async def test_unknown_request_raises_gone() -> None:
-    with pytest.raises(Gone, match="submit the request again"):
-        await Futures().answer("nothing")
 
 
 async def test_finished_requests_and_their_keys_are_dropped_after_a_while() -> None:

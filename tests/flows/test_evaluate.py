@@ -49,12 +49,6 @@ class CutOff(Exception):
     """Failure of the journal in the middle of an evaluation."""
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
-
-
 def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,10 +134,6 @@ def inputs(run: TaskRun, parameter: str) -> set[UUID]:
     return {given.id for given in run.task_inputs[parameter] if given.input_type == "task_run"}
 
 
-def test_a_flow_run_is_named_after_its_run(flow_run: FlowRun) -> None:
-    assert flow_run.name == "linked"
-
-
 def test_the_last_state_of_a_training_says_its_gain(flow_run: FlowRun, summary: RunSummary) -> None:
     assert flow_run.state is not None
     assert flow_run.state.message == summary.outcome

@@ -33,12 +33,6 @@ def trained(root: Path, recorded_run: RecordedRun) -> Path:
     return recorded_run(small_recipe(), "one").path
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
-
-
 def final_weights(run: Path) -> dict[str, str]:
     """Return the SHA-256 of the LoRA and of the optimizer's state of the last checkpoint."""
     last = json.loads((run / "checkpoints.jsonl").read_text().splitlines()[-1])

@@ -5,7 +5,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from tests.support.door.door_batches import ListRecorder
 from tests.support.door.opened_door import open_door, opened_batch
-from tests.support.door.played_batch import BATCH, PAIRS, Stage, open_stage, write_examples
+from tests.support.door.played_batch import BATCH, PAIRS, Stage, write_examples
 from tests.support.processes import wait_until
 from tests.tasks.test_journal import append_now, call
 from tests.tasks.test_recorded import EXAMPLE, talks
@@ -159,12 +159,6 @@ def test_an_answer_waits_at_the_door_until_it_is_on_disk(
     first, second = read_journal(path)
     assert second["gen_ai_response_id"] == answer.id != first["gen_ai_response_id"]
     assert SAID.format(path) in caplog.messages
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with open_stage(tmp_path_factory.mktemp("state")) as stage:
-        yield stage
 
 
 def test_the_time_of_a_rollout_does_not_run_while_the_disk_is_full(

@@ -31,10 +31,7 @@ RECIPE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def make_run(name: str, **changes: Any) -> RunFolder:
@@ -53,10 +50,10 @@ def make_run_of_format(name: str, number: int) -> RunFolder:
     return run
 
 
-def test_the_manifest_says_what_the_run_depends_on(root: Path) -> None:
+def test_the_manifest_says_what_the_run_depends_on(runs: Path) -> None:
     run = make_run("one")
     manifest = read_manifest(run)
-    assert run.path == root / "one"
+    assert run.path == runs / "one"
     assert recipe_of(run) == RECIPE
     assert (manifest["fingerprint"], manifest["format"]) == ("f00d", FORMAT)
     assert manifest["versions"]["tinker"] == "0.38.0"
@@ -102,10 +99,10 @@ def test_a_run_of_another_format_is_listed_with_what_to_do() -> None:
     assert "continue it with the version that wrote it" in explanation
 
 
-def test_the_newest_run_may_be_beside_runs_of_another_format(root: Path) -> None:
+def test_the_newest_run_may_be_beside_runs_of_another_format(runs: Path) -> None:
     make_run("new")
     make_run_of_format("old", 1)
-    foreign = root / "foreign" / "manifest.json"
+    foreign = runs / "foreign" / "manifest.json"
     foreign.parent.mkdir()
     foreign.write_text("{}")
     assert latest_run("hello", {}).name == "new"

@@ -31,10 +31,7 @@ with bind_run(sys.argv[1], recipe.model_dump(mode="json"), recipe.fingerprint())
 """
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A call that was answered is answered again: nothing that was sampled is sampled twice."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, write_datums
-from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, open_stage, write_examples
+from tests.support.door.played_batch import BATCH, PAIRS, SHARD, Stage, write_examples
 from tests.tasks.test_journal import ended
 
 EXAMPLE = {"turns": ["one", "two", "three"]}
@@ -60,12 +60,6 @@ async def talks_between_refusals(example: dict[str, Any], **endpoint: str) -> fl
             with pytest.raises(BadRequestError):
                 await client.chat.completions.create(model=endpoint["model"], **fields)
     return await talks(example, **endpoint)
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with open_stage(tmp_path_factory.mktemp("state")) as stage:
-        yield stage
 
 
 @pytest.fixture(scope="module")

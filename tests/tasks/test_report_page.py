@@ -141,18 +141,6 @@ def record_run(name: str, **changes: Any) -> RunFolder:
     return run
 
 
-def test_what_models_and_users_wrote_is_shown_and_never_run() -> None:
-    names = [f"<b>&${name}" for name in "ab"]
-    page = render_report([record_run(name) for name in names])
-    read = PageReader(page)
-    assert {tag for tag, _ in read.elements}.isdisjoint({"script", "img", "iframe", "object"})
-    shown = "".join(text for _, text in read.pieces)
-    assert shown.count(f"Good {HOSTILE}") == 2, "token by token"
-    assert f"Judged {HOSTILE}" in read.text
-    assert names[0] in read.text
-    assert not any(name.startswith("on") for _, found in read.elements for name in found)
-
-
 def test_the_run_that_a_sweep_has_chosen_is_named_so_and_drawn_by_thicker_lines(
     tmp_path: Path,
 ) -> None:

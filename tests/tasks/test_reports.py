@@ -160,11 +160,6 @@ def test_a_transcript_says_which_calls_were_refused_and_why(tmp_path: Path) -> N
     assert str(failure) == f"train-00000-0000-00, a call that was refused:\n{told}"
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-
-
 @pytest.mark.usefixtures("runs")
 def test_the_query_after_a_failure_lists_the_failed_rollouts_with_their_errors() -> None:
     run = folder_of("broken")

@@ -1,7 +1,6 @@
 """A rollout ends as a row: with its reward, or with the error that it failed with."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.storage.names import ShardBatch
-from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends
 from tests.support.servers.engine_server import TINY
 
 EXAMPLES = ({"name": "a"}, {"name": "b"})
@@ -42,12 +41,6 @@ async def asks_at_length(example: dict[str, Any], **where: str) -> float:
 
 async def raises(example: dict[str, Any], **_: str) -> float:
     raise KeyError(example["name"])
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with open_stage(tmp_path_factory.mktemp("state")) as stage:
-        yield stage
 
 
 @pytest.fixture

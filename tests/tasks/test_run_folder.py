@@ -18,16 +18,12 @@ from ratchet.tasks.storage.run_folder import (
     runs_root,
 )
 
-
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 @pytest.fixture
-def run(root: Path) -> RunFolder:
-    (root / "one").mkdir()
+def run(runs: Path) -> RunFolder:
+    (runs / "one").mkdir()
     return folder_of("one")
 
 
@@ -75,8 +71,8 @@ def test_any_agent_can_name_a_run() -> None:
         "evaluations/x",
     ],
 )
-def test_a_run_is_named_by_letters_digits_and_three_signs(root: Path, name: str) -> None:
-    assert folder_of(name).path == root / name
+def test_a_run_is_named_by_letters_digits_and_three_signs(runs: Path, name: str) -> None:
+    assert folder_of(name).path == runs / name
 
 
 ODD = {
@@ -145,12 +141,12 @@ def test_each_policy_has_files_of_its_own(run: RunFolder) -> None:
     assert set(run.learning_files(2)) == {*datums.values(), run.update("fox", 2)}
 
 
-def test_a_deleted_run_leaves_nothing(root: Path, run: RunFolder) -> None:
+def test_a_deleted_run_leaves_nothing(runs: Path, run: RunFolder) -> None:
     touch(run.datums("policy", 0))
     with run.locked(), pytest.raises(RunError, match="is open in process"):
         run.delete()
     run.delete()
-    assert list(root.iterdir()) == []
+    assert list(runs.iterdir()) == []
 
 
 def test_the_shard_names_its_batches(run: RunFolder) -> None:

@@ -45,10 +45,7 @@ finally:
 """
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def make_run(

@@ -34,7 +34,7 @@ from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from ratchet.tasks.trajectories import assemble_trajectories
 from tests.support.credited import credited, rewards_by_group, write_datums
-from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends, open_stage
+from tests.support.door.played_batch import BATCH, SHARD, Spans, Stage, ends
 from tests.support.processes import wait_until
 
 
@@ -192,12 +192,6 @@ async def forks_and_both_exit(example: Any, **_: str) -> float:
 
 
 children: list[int] = []
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with open_stage(tmp_path_factory.mktemp("state")) as stage:
-        yield stage
 
 
 @pytest.fixture
