@@ -95,9 +95,12 @@ def make_run(name: str, *changes: str) -> None:
 
 
 def start_no_process(patch: pytest.MonkeyPatch) -> None:
+    """Refuse every process but the server that a command begins, which tests have already."""
+
     def refuse_to_start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
+    patch.setattr("ratchet.flows.cli.commands.begin_server", lambda: None)
     patch.setattr(subprocess, "Popen", refuse_to_start)
 
 
