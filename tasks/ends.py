@@ -21,6 +21,10 @@ END_COLUMNS = ("rollout_id", "shard", "kind", "role", "error_type", "error_messa
 log = logging.getLogger(__name__)
 
 
+Check = Callable[[Sequence[Path]], str | None]
+"""Raises StepStopped for the sealed batches of a shard, or returns a warning if there is one."""
+
+
 class StepStopped(UserError):
     """Stop at a step, or an evaluation, whose rollouts have too few rewards."""
 
@@ -109,22 +113,17 @@ def check_step(spans: Sequence[Path], most_failed: float) -> None:
         )
 
 
-def check_held_out(spans: Sequence[Path], roles: Collection[str], *, goes_on: bool) -> None:
-    """Raise StepStopped if held-out rollouts have nothing to score; say how many failed.
+def check_held_out(spans: Sequence[Path], roles: Collection[str], *, goes_on: bool) -> str | None:
+    """Raise StepStopped if held-out rollouts have nothing to score; return how many failed.
 
     Rollouts have nothing to score if all have failed, unless a training `goes_on` without a score,
     or if no call was answered of the `roles` whose answers are scored.
     """
     ends = Ends.of(spans)
     if not ends.called.isdisjoint(roles) or (goes_on and not ends.ended):
-        if ends.errors:
-            log.warning(
-                "%s, and the evaluation is of the others, if any. %s Mend the agent: `ratchet "
-                "evaluate` of this checkpoint with --redo-failed plays these again",
-                ends.failed,
-                ends.commonest,
-            )
-        return
+        remedy = "`ratchet evaluate` of this checkpoint with --redo-failed plays these again"
+        said = f"{ends.failed}, and the evaluation is of the others, if any. {ends.commonest}"
+        return f"{said} Mend the agent: {remedy}" if ends.errors else None
     unasked = "have ended, and none has a call of the evaluated model that was answered"
     fact = f"the rollouts of {ends.shard} {unasked}" if ends.ended else ends.failed
     commonest = f" {ends.commonest[:-1]}." if ends.errors else ""
@@ -134,7 +133,7 @@ def check_held_out(spans: Sequence[Path], roles: Collection[str], *, goes_on: bo
     )
 
 
-def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]], None]) -> None:
+def reopen_stopped(run: RunFolder, shard: str, check: Check) -> None:
     """Have the batches of a shard played anew if this check had stopped the run at its step."""
     batches = run.journalled(shard)
     spans = [run.spans(batch) for batch in batches]
@@ -142,8 +141,8 @@ def reopen_stopped(run: RunFolder, shard: str, check: Callable[[Sequence[Path]],
         return
     try:
         check(spans)
-    except StepStopped as stopped:
-        log.warning("%s", stopped)
+    except StepStopped:
+        log.warning("%s, at which the run had stopped, is played anew", shard)
         for batch in batches:
             run.set_aside(batch)
 

@@ -1,7 +1,7 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from ratchet.adapters.tinker.service import Lifeline
 from ratchet.flows.checkpoints.binding import open_checkpoints
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
-from ratchet.tasks.ends import check_held_out, check_rewards, check_step, reopen_stopped
+from ratchet.tasks.ends import Check, check_held_out, check_rewards, check_step, reopen_stopped
 from ratchet.tasks.judging import check_verdicts
 from ratchet.tasks.rollouts import Play, RolloutHost, collect_rollouts
 from ratchet.tasks.settings.rollouts import Judge, Rollouts
@@ -76,7 +76,7 @@ class RolloutRunner:
     tasks: ThreadPoolTaskRunner[Path]
     play: Play
     policies: Callable[[int], Mapping[str, Policy]]
-    check: Callable[[Sequence[Path]], None]
+    check: Check
 
     def submit_shard(
         self, shard: Path, checkpoint: int, groups: GroupSettings, number: int = 0
@@ -104,7 +104,8 @@ class RolloutRunner:
     def wait_for(self, batches: Iterable[Spans]) -> list[Path]:
         """Wait until all batches of a shard have ended, and check them."""
         spans = wait_for_batches(batches)
-        self.check(spans)
+        if warning := self.check(spans):
+            log.warning("%s", warning)
         return spans
 
 
@@ -195,7 +196,7 @@ def _runners(
 
         def runner(
             tasks: ThreadPoolTaskRunner[Path],
-            check: Callable[[Sequence[Path]], None],
+            check: Check,
             by: Judge | None = None,
             *,
             judged: bool = False,
@@ -219,7 +220,7 @@ def _runners(
             raise
 
 
-def check_of_held_out(recipe: Recipe, *, goes_on: bool = False) -> Callable[[Sequence[Path]], None]:
+def check_of_held_out(recipe: Recipe, *, goes_on: bool = False) -> Check:
     """Return the check of held-out rollouts, which have answers of the roles that are trained."""
     roles = {role for of_policy in recipe.policies().values() for role in of_policy}
     return partial(check_held_out, roles=roles, goes_on=goes_on)

@@ -209,6 +209,20 @@ def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_
     assert evaluate(recipe, model="base").scores == scores
 
 
+def test_a_run_that_goes_on_tells_no_error_that_is_mended_and_another_once(
+    runs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = mended(steps=1)
+    (runs / "broken").write_text("test-00000 train-00000")
+    with pytest.raises(StepStopped):
+        train(recipe, run="one")
+    (runs / "broken").unlink()
+    caplog.clear()
+    train(recipe, run="one")
+    assert "train-00000, at which the run had stopped, is played anew" in caplog.text
+    assert re.findall(r"(\S+) failed|has expired", caplog.text) == ["test-00000", ""]
+
+
 def test_a_training_goes_on_after_an_evaluation_of_which_every_game_failed(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
