@@ -72,7 +72,8 @@ SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deplo
 	$(foreach form,run_speed durability door.load engine.speed engine.product_types engine.shared_prefixes servers.bridge_cost,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
 
 PROPERTIES := tests/tasks/test_journal.py tests/tasks/test_checksums.py tests/tasks/test_dataset_files.py \
-	tests/tasks/storage/test_logs.py tests/engine/test_engine_refusals.py tests/adapters/door/test_kept_calls.py
+	tests/tasks/storage/test_logs.py tests/engine/test_engine_refusals.py tests/engine/test_prompt_cache.py \
+	tests/adapters/door/test_kept_calls.py tests/adapters/door/test_batches.py tests/adapters/dialects/test_dialects.py
 
 stories: $(READY) ## run the long stories: kills, deployments, clusters, pretraining, 1,000 rollouts
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 1800 -m story

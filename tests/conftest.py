@@ -34,7 +34,7 @@ pytest_plugins = [
 # same examples each time, as Hypothesis's own profile for it does. `make stories` draws more.
 settings.register_profile(
     "untimed",
-    max_examples=int(os.environ.get("EXAMPLES", "50")),
+    max_examples=int(os.environ.get("EXAMPLES", "25")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,

@@ -340,7 +340,7 @@ def test_no_route_answers_5xx_to_any_body(
     assert response.status_code < 500
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_nearly_valid_request_makes_the_engine_fail(
     http: httpx.Client,

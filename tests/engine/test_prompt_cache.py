@@ -4,7 +4,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, MistralConfig
 
@@ -172,7 +172,6 @@ def test_buckets_contain_their_lengths_and_waste_at_most_a_quarter() -> None:
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=70), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(stored=PROMPTS, asked=PROMPTS)
 def test_the_longest_known_beginning_is_found_with_its_keys(
     stored: list[list[int]], asked: list[list[int]]

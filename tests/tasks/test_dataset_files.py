@@ -18,7 +18,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.project.hub import locate_dataset
@@ -76,7 +76,6 @@ def is_read_or_refused(path: Path) -> bool:
         return len(str(error)) <= LONGEST_MESSAGE
 
 
-@settings(max_examples=60)
 @given(ROWS)
 def test_rows_of_json_come_back_as_they_were(
     place: Callable[[str], Path], rows: list[dict[str, Any]]
@@ -90,7 +89,6 @@ def test_rows_of_json_come_back_as_they_were(
     assert read_rows(written(place(".json"), lines)) == rows
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -116,7 +114,6 @@ def test_rows_of_parquet_come_back_as_they_were(
     assert read_rows(path) == read_rows(other) == rows
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1))
 def test_cells_of_a_csv_come_back_as_they_were(
     place: Callable[[str], Path], rows: list[tuple[str, str]]
@@ -140,7 +137,6 @@ def test_any_bytes_are_rows_or_a_refusal(
         assert is_read_or_refused(path)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_a_parquet_with_changed_bytes_is_rows_or_a_refusal(
     place: Callable[[str], Path], drawn: st.DataObject

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tinker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.algorithm.advantages import Aggregation
@@ -150,7 +150,6 @@ float32 = st.floats(-30, 0, width=32)
 sequence = st.lists(st.tuples(st.integers(0, 2**31 - 1), float32, st.integers(0, 1)), min_size=1)
 
 
-@settings(max_examples=40)
 @given(sequences=st.lists(sequence, min_size=2, max_size=5), rewards=st.data())
 def test_datums_come_back_from_the_file_bit_by_bit(tmp_path_factory, sequences, rewards) -> None:
     folder, credit = tmp_path_factory.mktemp("datums"), credited("standardized")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.storage.files import Damaged, read_json, read_rows, write_json, write_rows
@@ -30,7 +30,6 @@ def write_log(path: Path) -> None:
         append_row(path, row)
 
 
-@settings(max_examples=40)
 @given(value=OBJECTS, rows=st.lists(OBJECTS, min_size=1))
 def test_what_was_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory,

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.examples.reading import Example, Source
@@ -86,7 +86,6 @@ def test_a_shard_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert json.loads(path.read_text().removesuffix("\n"))["example_id"] == 0
 
 
-@settings(max_examples=50)
 @given(step=st.integers(0, 3), size=st.integers(1, 12), count=st.integers(1, 15))
 def test_a_shard_is_split_into_contiguous_batches_of_nearly_one_size(
     tmp_path_factory: pytest.TempPathFactory, source: Source, step: int, size: int, count: int

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.storage.tables import arrays, select, write_table
@@ -62,7 +62,6 @@ ODD = st.text(st.sampled_from("ab=*?[]{}!~%'\"$- .é,;:\n"), min_size=1, max_siz
 """Names of folders with what DuckDB, a shell or an address takes for more than a name."""
 
 
-@settings(max_examples=60)
 @given(ODD.filter(lambda name: name not in (".", "..")), st.booleans())
 def test_a_path_is_that_of_one_file_whatever_it_is_called(name: str, relative: bool) -> None:
     with TemporaryDirectory() as place, chdir(place):

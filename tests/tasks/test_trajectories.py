@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.recording.spans import spans_table
@@ -185,7 +185,6 @@ tokens = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 turn = st.tuples(tokens, tokens, st.booleans(), st.sampled_from(["policy", "judge"]))
 
 
-@settings(max_examples=40)
 @given(turns=st.lists(turn, min_size=1, max_size=8))
 def test_merging_keeps_every_sampled_token_once_and_aligned(tmp_path_factory, turns) -> None:
     """A small vocabulary, so that tokens are kept, or not, by chance."""

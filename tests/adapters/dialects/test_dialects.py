@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -164,7 +164,6 @@ def calls_in(value: Any) -> list[tuple[Any, Any, Any]]:
     return calls_in([*value.values()]) if isinstance(value, dict) else []
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(RAW) | JSON.map(json.dumps),
     arguments=st.sampled_from(RAW) | JSON.map(json.dumps),

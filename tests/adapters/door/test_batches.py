@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.calls import POLICY, Completion, Policy
@@ -226,7 +226,6 @@ def play_steps(batch: BatchClient, steps: Sequence[Step]) -> list[tuple[str, int
     return statuses
 
 
-@settings(max_examples=60)
 @given(players=st.tuples(STEPS, STEPS), recording=MILLISECONDS, closing=st.integers(0, 60))
 def test_every_rollout_ends_once_and_only_the_latest_attempt_records(
     open_door: Door, players: tuple[list[Step], list[Step]], recording: float, closing: int

@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
@@ -90,7 +90,6 @@ def test_following_finds_what_reading_anew_finds_whatever_becomes_of_a_log(
     assert found(lambda: log.ask(Rows)) == found(lambda: read_log(path))
 
 
-@settings(max_examples=50, deadline=None)
 @given(torn=st.integers(0, 30), looks=st.booleans())
 def test_a_row_that_is_appended_takes_the_place_of_a_torn_line(
     tmp_path_factory: pytest.TempPathFactory, torn: int, looks: bool
