@@ -61,6 +61,7 @@ select
     any_value(attempts) as attempts,
     any_value(counted.reward) as reward,
     any_value(has_ended) as ended,
+    any_value(error_type) filter (where kind = 'reward') as rewarded_error,
     any_value(error_type) filter (where kind = 'error') as error_type,
     any_value(error_message) filter (where kind = 'error') as error_message,
     count(*) filter (where kind = 'llm' and error_type is null) as calls,

@@ -280,14 +280,20 @@ def test_two_rollouts_of_a_group_are_beside_each_other_with_their_tokens(board: 
     assert re.findall(r"<h2>(.*?)</h2>", one) == ["train-00000-0000-01"]
 
 
-def test_a_rollout_that_failed_or_is_under_way_shows_what_there_is(board: TestClient) -> None:
+def test_a_rollout_without_an_own_reward_or_under_way_shows_what_there_is(
+    board: TestClient,
+) -> None:
     run = begin_run("hello")
-    line = answered("I was cut")
-    sealed(run.spans("train-00000.0"), rollout(0, line, failed("out of memory")), rollout(1, line))
-    text = shown(board, "/runs/hello/groups/train-00000-0000")
+    line, limit = answered("I was cut"), rewarded(0.0) | {"error_type": "TurnLimit"}
+    rollouts = rollout(0, line, failed("out of memory")), rollout(1, line), rollout(2, line, limit)
+    sealed(run.spans("train-00000.0"), *rollouts)
+    group = "/runs/hello/groups/train-00000-0000"
+    text = shown(board, f"{group}?left=train-00000-0000-00&right=train-00000-0000-01")
     assert "ValueError: out of memory" in text
     assert "under way, " in text
     assert text.count("I was cut") == 2
+    ended = shown(board, f"{group}?left=train-00000-0000-02")
+    assert re.search(r"reward 0, for TurnLimit, \d+ tokens? in 1 call, ", ended)
 
 
 def test_held_out_examples_are_shown_before_and_after(board: TestClient) -> None:

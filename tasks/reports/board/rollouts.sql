@@ -12,8 +12,8 @@ spoken as (
 ),
 ends as (
     select
-        split, step, batch, group_id, rollout_id, attempt, attempts, reward, calls, seconds,
-        coalesce(tokens, 0) as tokens,
+        split, step, batch, group_id, rollout_id, attempt, attempts, reward, rewarded_error, calls,
+        seconds, coalesce(tokens, 0) as tokens,
         error_type || ': ' || error_message as error,
         left(example::varchar, $letters) as example,
         case
