@@ -183,7 +183,7 @@ def _list_spans(spans: Sequence[Path]) -> str:
     left = len(rows) - len(shown)
     more = f"\n… and {left} more; `--keep` leaves all of them for `ratchet sql`" if left else ""
     below = [hanging(str(one)) for one in read_failures(spans)]
-    table = fitted([*rows[0]], shown, min(terminal_width(), WIDTH), [*rows[0]][-1:])
+    table = fitted([*rows[0]], shown, min(terminal_width(), WIDTH), ["role", "came_of_it"])
     return "\n\n".join([table + more, *below])
 
 

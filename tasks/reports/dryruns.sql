@@ -1,8 +1,8 @@
 -- One row per span of a batch, in the order in which things happened in each rollout.
 select
     rollout_id as rollout,
-    kind,
-    role,
+    if(starts_with(role, 'measure/'), 'measure', kind) as kind,
+    regexp_replace(role, '^measure/', '') as role,
     call,
     gen_ai_usage_input_tokens as prompt,
     kept_tokens as kept,
@@ -13,7 +13,7 @@ select
         when 'llm' then spoken(reply)
         when 'error' then error_type || ': ' || error_message
         when 'refused' then error_type || ': ' || error_message
-        else reward_name || ' ' || reward
+        else concat(reward_name || ' ', reward, ', for ' || error_type)
     end as came_of_it
-from parquet_rows($spans)
-order by rollout_id, attempt, ended, kind
+from parquet_rows($spans) as spans
+order by rollout_id, attempt, ended, spans.kind, spans.role

@@ -105,12 +105,18 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 100
 
 
-def test_a_dry_run_says_which_errors_are_rewards(tmp_path: Path) -> None:
+def test_a_dry_run_says_which_errors_are_rewards_and_what_an_agent_measures(tmp_path: Path) -> None:
     limit = {"error_type": "MaxTurnsExceeded", "error_message": "Max turns (3) exceeded"}
-    rollouts = [rollout(0, ended(0.0) | EXAMPLE | limit), rollout(1, CALL, ended(-1.0) | EXAMPLE)]
+    own = ended(0.5) | {"kind": "credit", "role": "measure/is short", "reward_name": "role"}
+    last = rollout(1, CALL, own, ended(-1.0) | EXAMPLE)
+    rollouts = [rollout(0, ended(0.0) | EXAMPLE | limit), last]
     text = describe_dryrun([sealed(tmp_path / "s.parquet", *rollouts)], {}, CENTRED, PLAYED)
     assert "ended: 1 by MaxTurnsExceeded, with its reward (rollouts.rewarded_errors)" in text
     assert "train-00000-0000-00, reward 0, for MaxTurnsExceeded" in text
+    assert re.search(
+        r"^train-00000-0000-00 +reward .* reward 0.0, for MaxTurnsExceeded$", text, re.M
+    )
+    assert re.search(r"^train-00000-0000-01 +measure +is short .* 0.5$", text, re.M)
 
 
 def learn(folder: Path, credit: CreditAssignment, *rollouts: list) -> str:
