@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import cache
 from threading import Thread
 from typing import Any, cast
 
@@ -148,7 +147,6 @@ def _ask_codec(url: str, key: str) -> Codec:
     )
 
 
-@cache
 def _transport() -> httpx.AsyncBaseTransport:
     """Return the SDK's transport, which by itself would send keys wherever a redirect leads."""
     off = dict.fromkeys(("follow_redirects", "enable_gzip", "enable_brotli", "enable_zstd"), False)
