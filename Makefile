@@ -67,9 +67,10 @@ test: $(READY) ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
-	tests/flows/cli/test_few_files.py tests/flows/methods $(addprefix tests/flows/test_,stages.py poor_services.py references.py) \
+	tests/flows/cli tests/flows/methods $(addprefix tests/flows/test_,stages.py poor_services.py references.py) \
+	tests/flows/comparison/test_deployed_runs.py tests/adapters/harness/test_gem.py tests/benchmarks/test_gradients.py \
 	tests/adapters/wires tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py tests/benchmarks/test_programs.py \
-	$(foreach form,run_speed durability door.load engine.speed engine.product_types engine.shared_prefixes servers.bridge_cost,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
+	$(foreach form,bench run_speed durability door.load engine.speed engine.product_types engine.shared_prefixes servers.bridge_cost,"tests/benchmarks/test_short_forms.py::test_a_benchmark_prints_what_it_measures[$(form)]")
 
 PROPERTIES := tests/tasks/test_journal.py tests/tasks/test_checksums.py tests/tasks/test_dataset_files.py \
 	tests/tasks/storage/test_logs.py tests/engine/test_engine_refusals.py tests/engine/test_prompt_cache.py \

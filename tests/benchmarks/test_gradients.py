@@ -23,6 +23,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
         yield make_step(service, places=2, likeliest=20)
 
 
+@pytest.mark.story
 def test_an_estimator_has_a_divergence_s_gradient_where_it_is_admitted_and_nowhere_else(
     step: Step,
 ) -> None:

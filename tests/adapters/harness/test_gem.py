@@ -98,6 +98,7 @@ def test_a_seed_determines_the_question_of_a_data_set() -> None:
     assert [len(reward.calls["policy"]) for reward in rewards] == [1, 1, 1]
 
 
+@pytest.mark.story
 def test_the_process_s_random_generators_and_logging_do_not_change() -> None:
     """The test needs its own process: the SDK's threads draw from this one's generators."""
     command = [sys.executable, "-c", GENERATORS]

@@ -63,7 +63,8 @@ def undisturbed(engine: Address, root: Path) -> list[Any]:
     return contents(trained("undisturbed", engine.url, engine, root), engine)
 
 
-@pytest.mark.parametrize("datums", ["json", pytest.param("protobuf", marks=pytest.mark.story)])
+@pytest.mark.story
+@pytest.mark.parametrize("datums", ["json", "protobuf"])
 def test_a_run_by_an_older_wire_ends_with_the_weights_of_the_engine(
     datums: str, engine: Address, root: Path, undisturbed: list[Any]
 ) -> None:

@@ -38,6 +38,7 @@ def test_no_rollout_fails_where_few_files_may_be_open_and_the_run_says_so(tmp_pa
     assert "of 128 rollouts of a batch are played at a time" in trained.stderr
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("prefect_server", "no_tinker")
 def test_a_run_for_which_too_few_files_may_be_open_says_so_before_it_begins(tmp_path: Path) -> None:
     refused = train(64, tmp_path)

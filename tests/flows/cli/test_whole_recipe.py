@@ -83,7 +83,10 @@ def test_the_lines_have_the_price_of_the_recipe_s_own_model(
     ("name", "settings"),
     [
         ("hello-finetune", ["steps=2", "loss=dft", "optimizer.substeps=2", "evaluation.every=1"]),
-        ("hello-prefer", ["steps=2", "evaluation.examples=8", "optimizer.epochs=2"]),
+        pytest.param(
+            *("hello-prefer", ["steps=2", "evaluation.examples=8", "optimizer.epochs=2"]),
+            marks=pytest.mark.story,
+        ),
     ],
 )
 def test_texts_and_pairs_are_counted_to_the_token(

@@ -175,6 +175,7 @@ def test_flow_runs_that_have_not_ended_are_cancelled(flow: str, runs: list[str])
     assert [state.type.value for state in states if state] == ["COMPLETED", *["CANCELLED"] * 2]
 
 
+@pytest.mark.story
 @pytest.mark.usefixtures("root", "no_tinker")
 def test_a_run_that_a_worker_has_trained_in_another_folder_stops_the_sweep(
     flow: str, deploy: Deploy

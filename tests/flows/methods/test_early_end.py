@@ -94,7 +94,8 @@ def dying_at_decision(window: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.usefixtures("root", "prefect_server", "no_tinker")
-@pytest.mark.parametrize("window", [pytest.param("before", marks=pytest.mark.story), "after"])
+@pytest.mark.story
+@pytest.mark.parametrize("window", ["before", "after"])
 def test_a_run_with_a_lag_that_dies_at_its_decision_ends_at_the_same_step(
     window: str, recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,9 +96,8 @@ def test_the_best_checkpoint_has_a_name(summary: RunSummary, whole: RunFolder) -
     assert EvalTarget.find(recipe, None, None, "whole@best").title == f"whole@{best}"
 
 
-@pytest.mark.parametrize(
-    ("phase", "done"), [pytest.param("begin", 1, marks=pytest.mark.story), ("add", 2)]
-)
+@pytest.mark.story
+@pytest.mark.parametrize(("phase", "done"), [("begin", 1), ("add", 2)])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done: int) -> None:
     """Whether or not the service has applied the updates that nobody noted as saved.
 
