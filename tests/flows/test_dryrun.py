@@ -105,7 +105,10 @@ def test_a_long_error_and_a_tool_call_are_shown_whole(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 100
 
 
-def test_a_dry_run_says_which_errors_are_rewards_and_what_an_agent_measures(tmp_path: Path) -> None:
+def test_a_dry_run_says_which_errors_are_rewards_and_what_an_agent_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     limit = {"error_type": "MaxTurnsExceeded", "error_message": "Max turns (3) exceeded"}
     own = ended(0.5) | {"kind": "credit", "role": "measure/is short", "reward_name": "role"}
     last = rollout(1, CALL, own, ended(-1.0) | EXAMPLE)

@@ -119,6 +119,7 @@ def test_an_evaluation_of_which_every_game_failed_is_no_result_and_is_played_aga
     assert "failed" not in evaluated.outcome
 
 
+@pytest.mark.story
 def test_failed_games_are_played_again_as_if_they_had_not_failed_and_no_other_is(
     runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

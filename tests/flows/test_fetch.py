@@ -307,6 +307,7 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
+@pytest.mark.story
 def test_a_fetch_that_was_killed_in_the_download_is_in_nobody_s_way(prepared: Fetching) -> None:
     prepared.index.stalls = True
     process = prepared.start("fetch", "tiny")

@@ -175,6 +175,7 @@ def test_a_text_of_a_recipe_may_name_the_run_of_an_earlier_stage() -> None:
     assert rewards.recipe.model_dump()["algorithm"]["kl"]["reference"] == "run-1-texts@last"
 
 
+@pytest.mark.story
 def test_a_stage_may_learn_the_rollouts_of_an_earlier_one_whose_number_says_its_steps(
     root: Path, prefect_server: None, no_tinker: None
 ) -> None:

@@ -23,10 +23,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "optimizer": {"learning_rate": 0.002, "substeps": 4},
     },
 }
+FIRST, *OTHERS = ALGORITHMS
 
 
 @pytest.mark.usefixtures("prefect_server", "tiny_chat")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [FIRST, *(pytest.param(one, marks=pytest.mark.story) for one in OTHERS)]
+)
 def test_held_out_reward_rises_within_three_steps(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

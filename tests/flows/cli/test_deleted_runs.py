@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ratchet.tasks.storage.files import write_text
 from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.plan_record import PlanRecord, write_plan
 from ratchet.tasks.storage.run_folder import folder_of, runs_root
+from tests.flows.test_wrong_inputs import start_no_process
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.staged import VALUES
@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
     """A folder with finished runs: st in stages, the sweep ss, and one."""
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
+    start_no_process(monkeypatch)
     write_text(tmp_path / "st.yaml", json.dumps(PLAYLESS))
     judge = {"evaluation": {"judge": {"agent": "judge:pairs"}}}
     judged = {**VALUES["evaluate"], **judge, "roles": {"judge": "checkpoint:no@2"}}
@@ -45,10 +45,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
         write_finished(name, recipe)
     write_plan(folder_of("ss"), PlanRecord({}, [*swept], "held-out reward"))
     return tmp_path
-
-
-def refuse_to_start(*_: Any, **__: Any) -> None:
-    raise AssertionError("a process was started")
 
 
 def ratchet(line: str) -> None:

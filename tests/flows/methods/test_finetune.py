@@ -201,6 +201,7 @@ def test_epochs_count_the_texts(root: Path) -> None:
     assert recipe.steps_of(1.5) == 38
 
 
+@pytest.mark.story
 def test_the_best_rollouts_of_a_run_are_learnt_as_they_were_sampled(
     root: Path, recorded_run: RecordedRun, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_page_shows_a_loss_and_an_advantage_that_train(
     assert re.fullmatch(r"my_losses:by_length@[0-9a-f]{12}", recorded["advantage"])
 
 
+@pytest.mark.story
 def test_a_loss_and_an_advantage_equal_to_ones_of_the_tables_give_the_same_weights(
     prefect_server: None, no_tinker: None, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.examples.reading import DatasetError, Source
 from ratchet.tasks.given.given import Drawing, bind_given, draw_given
+from ratchet.tasks.given.measures import read_counts
 from ratchet.tasks.given.texts import LongerTexts, Texts, WrittenTexts
 from ratchet.tasks.settings.given import TRAIN, Batches, Lengths, TooLong
 
@@ -38,7 +39,7 @@ def bind(
 
 def test_a_text_that_lost_its_end_is_counted_and_does_not_end(tmp_path: Path, chat: Chat) -> None:
     texts = bind(tmp_path, {"train": [SHORT, LONG]}, chat, "cut")
-    counts = texts.counts()["train"]
+    counts = read_counts(texts.path)["train"]
     assert (counts["texts"], counts["sequences"]) == (2, 2)
     assert (counts["cut"], counts["cut before their end"]) == (1, 1)
     assert counts["sequences that end as answers do"] == 1
@@ -48,7 +49,7 @@ def test_a_text_that_lost_its_end_is_counted_and_does_not_end(tmp_path: Path, ch
 
 
 def test_a_text_that_is_left_out_is_counted(tmp_path: Path, chat: Chat) -> None:
-    counts = bind(tmp_path, {"train": [SHORT, LONG]}, chat, "leave_out").counts()["train"]
+    counts = read_counts(bind(tmp_path, {"train": [SHORT, LONG]}, chat, "leave_out").path)["train"]
     assert (counts["texts"], counts["sequences"], counts["too long and left out"]) == (2, 1, 1)
 
 
@@ -67,14 +68,14 @@ def test_held_out_texts_that_are_trained_as_well_are_told(
     """Two rows that say the same may be of two splits, as in many published data sets."""
     fox = SHORT | {"completion": "a fox"}
     texts = bind(tmp_path, {"train": [SHORT, SHORT], "test": [fox, SHORT]}, chat, "refuse")
-    assert texts.counts()["test"]["sequences that are trained as well"] == 1
+    assert read_counts(texts.path)["test"]["sequences that are trained as well"] == 1
     assert "1 of 2 held-out sequences are trained as well, token for token" in caplog.text
 
 
 def test_messages_behind_the_last_answer_are_counted(tmp_path: Path, chat: Chat) -> None:
     said = [{"role": role, "content": "an owl"} for role in ("user", "assistant", "user", "user")]
     rows = {"train": [SHORT, {"messages": json.dumps(said)}]}
-    counts = bind(tmp_path, rows, chat, "cut").counts()["train"]
+    counts = read_counts(bind(tmp_path, rows, chat, "cut").path)["train"]
     assert counts["messages behind the last answer left out"] == 2
 
 
