@@ -30,7 +30,7 @@ from prefect.client.schemas.objects import (
     StateType,
     WorkerStatus,
 )
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.responses import DeploymentResponse, SetStateStatus
 from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_URL
@@ -242,6 +242,6 @@ def resume_waiting(run: str) -> bool:
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=1,
         )
-        for one in found:
-            client.resume_flow_run(one.id, run_input={})
-    return bool(found)
+        # Refused while the form of its input is not saved yet, which comes after the state.
+        said = [client.resume_flow_run(one.id, run_input={}).status for one in found]
+    return SetStateStatus.ACCEPT in said
