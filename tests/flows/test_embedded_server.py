@@ -103,5 +103,6 @@ def test_a_command_begins_a_server_first_and_leaves_none_if_it_is_refused() -> N
 
 def test_no_server_is_begun_where_another_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    monkeypatch.setattr(prefect_startup, "_begun", begun := [])
     begin_server()
-    assert prefect_startup._begun == []
+    assert begun == []
