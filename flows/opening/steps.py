@@ -17,7 +17,7 @@ from ratchet.flows.opening.rollouts import RolloutRunner, Spans, training_groups
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import datums_of_batch
-from ratchet.tasks.ends import StepStopped
+from ratchet.tasks.ends import Check, StepStopped
 from ratchet.tasks.examples.shards import ShardSize, draw_shard
 from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.rollouts import measure_yield
@@ -40,7 +40,7 @@ class NextStep:
 
     step: int
     batches: Sequence[Spans]
-    check: Callable[[Sequence[Path]], None]
+    check: Check
 
     def prepare(self, updater: PolicyUpdater, make: Make) -> None:
         """Have a policy's update follow at once, if the rollouts end before the one before it."""
