@@ -9,7 +9,7 @@ import typer
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import show, terminal_width, write_json
 from ratchet.flows.cli.commands import AsJson, Overrides
-from ratchet.flows.recipe.loading import find_deployment, project_files
+from ratchet.flows.recipe.loading import check_project_file, find_deployment
 
 
 def server(
@@ -23,16 +23,15 @@ def server(
 def deploy(
     name: Annotated[
         str | None,
-        typer.Argument(help="A deployment of prefect.yaml, or else an example; by default all."),
+        typer.Argument(help="A deployment of prefect.yaml, by default all; or an example."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    file, plain = (None, None) if name is None else find_deployment(name)
-    files = [file] if file else project_files()
-    from ratchet.flows.server.deployments import deploy_files, describe_deployed
+    file, plain = (check_project_file(), None) if name is None else find_deployment(name)
+    from ratchet.flows.server.deployments import deploy_file, describe_deployed
 
-    show("deploying, which takes about half a minute", sys.stderr)
-    deployed = deploy_files(files, plain)
+    show("deploying, which takes some seconds", sys.stderr)
+    deployed = deploy_file(file, plain)
     if as_json:
         write_json([asdict(one) for one in deployed])
     else:

@@ -51,19 +51,14 @@ class RecipeError(UserError):
     """Refusal of a recipe."""
 
 
-def project_files() -> list[Path]:
-    """List the files of deployments; where two have the same name, the later file's counts.
-
-    RecipeError if the working folder has none, or one that is not read here as Prefect reads it.
-    """
+def check_project_file() -> Path:
+    """Return the working folder's file of deployments; RecipeError if it has none that is read."""
     if not PROJECT_FILE.exists():
         raise RecipeError(
             f"there is no {PROJECT_FILE} in {Path.cwd()} to deploy; `ratchet init` writes one"
         )
     _deployment_names(PROJECT_FILE)
-    carried = EXAMPLES / PROJECT_FILE
-    examples = [] if PROJECT_FILE.samefile(carried) else [carried]
-    return [*examples, PROJECT_FILE]
+    return PROJECT_FILE
 
 
 def find_deployment(name: str) -> tuple[Path, str]:

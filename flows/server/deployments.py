@@ -5,18 +5,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.workers.process import ProcessWorker
 
 from ratchet.adapters.errors import UserError, listed
 from ratchet.adapters.network.addresses import LOOPBACK
@@ -80,21 +82,22 @@ class Deployed:
     description: str | None
 
 
-def deploy_files(files: Iterable[Path], name: str | None = None) -> list[Deployed]:
-    """Deploy all deployments of the files, or only `name`; later files override earlier ones."""
+def deploy_file(file: Path, name: str | None = None) -> list[Deployed]:
+    """Deploy the deployments of a file, or only `name`, and make the work pool."""
     variables = client_environment()
     check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
-    _call_prefect(variables, "work-pool", "create", POOL, "--type", POOL_TYPE, "--overwrite")
-    chosen = ("--all",) if name is None else ("--name", name)
-    made: dict[str, str] = {}
-    for file in files:
-        words = ("--no-prompt", "deploy", *chosen, "--prefect-file", str(file))
-        said = _call_prefect(variables, *words)
-        found = {one["name"]: one["id"] for one in CREATED.finditer(said)}
-        if not found:
-            raise UserError(f"Prefect deploys nothing of {file}; mend what it says:\n{said}")
-        made = found | {other: id for other, id in made.items() if other not in found}
+    pool = WorkPoolCreate(
+        name=POOL,
+        type=POOL_TYPE,
+        base_job_template=ProcessWorker.get_default_base_job_template(),
+    )
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
+        client.create_work_pool(pool, overwrite=True)
+        chosen = ("--all",) if name is None else ("--name", name)
+        said = _call_prefect(variables, "deploy", *chosen, "--prefect-file", str(file))
+        made = {one["name"]: one["id"] for one in CREATED.finditer(said)}
+        if not made:
+            raise UserError(f"Prefect deploys nothing of {file}; mend what it says:\n{said}")
         _crash_silent_flow_runs(client)
         on_server = {name: client.read_deployment(id) for name, id in made.items()}
     return [
@@ -176,7 +179,7 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
 def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
     """Return the output of a command of Prefect's; UserError with it if the command fails."""
     done = subprocess.run(
-        [*PREFECT, *words],
+        [*PREFECT, "--no-prompt", *words],
         # A server whose database is SQLite answers 503 while runs write to it.
         env={"PREFECT_CLIENT_MAX_RETRIES": "8", **variables, "COLUMNS": UNWRAPPED},
         stdout=subprocess.PIPE,

@@ -104,6 +104,13 @@ def test_a_server_gets_one_automation_that_stays_as_it_is_when_more_is_deployed(
 
 @pytest.mark.story
 @pytest.mark.usefixtures("server")
+def test_what_has_no_name_is_the_project_s_own(project: Path) -> None:
+    deployed = {one["deployment"] for one in json.loads("".join(deploy("--json")))}
+    assert deployed == {f"train/{AGENT}"}
+
+
+@pytest.mark.story
+@pytest.mark.usefixtures("server")
 def test_an_example_is_deployed_from_a_folder_that_has_none_of_its_name(folder: Path) -> None:
     _, row, *_ = deploy("whispers")
     assert row.split()[:3] == ["train/whispers", "none", "ratchet"]
