@@ -229,7 +229,8 @@ class Chat:
         """Return an answer's text, reasoning and arguments with all white space of the model's."""
         calls, thought = parsed.tool_calls, parsed.reasoning_content or ""
         frames = self._frames.get((bool(thought), bool(calls)), (("", ""),) * 3)
-        content = answers.restore_spaces(parsed.content, by_text.content, frames[0])
+        spaced = by_text.content or by_value.content  # a blank one is shielded in the second
+        content = answers.restore_spaces(parsed.content, spaced, frames[0])
         arguments = [cast(JsonObject, call.arguments) for call in calls]
         for own, call in zip(arguments, by_value.tool_calls, strict=False):
             given: Any = call.arguments if isinstance(call.arguments, dict) else {}
