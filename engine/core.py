@@ -1,13 +1,12 @@
 """The engine behind the HTTP routes: one base model, its device, and all state on them."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Request
 from safetensors.torch import load_file
@@ -37,8 +36,6 @@ from ratchet.engine.state.checkpoints import (
 from ratchet.engine.state.registry import Registry, RunRecord, SamplerRecord, to_text_values
 from ratchet.engine.training.trainer import Trainer
 
-T = TypeVar("T")
-
 ABANDONED = timedelta(hours=2)
 """Time without a heartbeat or a request after which a session's models are released."""
 
@@ -67,10 +64,6 @@ class EngineCore:
         self.futures = Futures()
         self.resident = ResidentWeights()
         self.live_models: dict[str, LiveModel] = {}
-
-    async def on_device(self, function: Callable[[], T]) -> T:
-        """Run on the device thread, after all functions submitted before."""
-        return await asyncio.wrap_future(self.scheduler.run(function))
 
     def check_base_model(self, name: str) -> None:
         if not self.base.has_name(name):
@@ -180,7 +173,8 @@ class EngineCore:
                 "no longer in memory; make a new sampling client, or save the weights by name with "
                 "save_weights_for_sampler"
             )
-        return await self.on_device(partial(self._load_resident, sampler.path))
+        load = partial(self._load_resident, sampler.path)
+        return await asyncio.wrap_future(self.scheduler.run(load))
 
     def _load_resident(self, path: str) -> LoraWeights:
         """Load weights on the device thread, so that two first requests load them once."""

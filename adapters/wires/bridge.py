@@ -28,7 +28,7 @@ from ratchet.adapters.wires.older_server import (
     passed,
 )
 from ratchet.durable.wire.datums import check_older, to_json
-from ratchet.durable.wire.tensors import Malformed, parse
+from ratchet.durable.wire.tensors import Malformed
 
 LARGEST_DATUMS = 2**26
 """Bytes of a request with datums, which the SDK sends in chunks of 5 MB."""
@@ -202,7 +202,7 @@ class Bridge:
         return JSONResponse({"request_id": model_id, "model_id": model_id})
 
     async def _datums(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        message = parse(pb.ForwardBackwardRequest(), body)
+        message = pb.ForwardBackwardRequest.FromString(body)
         known = self._models.of(message.model_id)
         message.model_id = known.model_id
         if message.seq_id:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from google.protobuf.message import DecodeError
 from starlette.responses import JSONResponse, Response
 from tinker.proto import tinker_public_pb2 as pb
 
@@ -22,7 +23,6 @@ from ratchet.durable.wire.results import (
     losses_from_json,
     sample_from_json,
 )
-from ratchet.durable.wire.tensors import parse
 
 API = "/api/v1/"
 PROTOBUF = "application/x-protobuf"
@@ -40,7 +40,7 @@ TRIES, PAUSE_SECONDS = 3, 0.5
 TRIED_AGAIN = (408, 409, 425, 429)
 MOST_PROMISES = 2**14
 CATEGORIES = ("user", "server", "unknown")
-UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError, DecodeError)
 """What reading an answer raises that is not what it should be."""
 SHAPE = ("train_unembed", "train_mlp", "train_attn")
 LOADING = 1
@@ -193,8 +193,8 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 def _mended(body: bytes, prompt: int | None) -> bytes:
     """Complete an answer in protobuf, which lacks a metric or a place."""
     if prompt is not None:
-        return _completed(parse(pb.SampleResponse(), body), prompt)
-    losses = parse(pb.ForwardBackwardOutput(), body)
+        return _completed(pb.SampleResponse.FromString(body), prompt)
+    losses = pb.ForwardBackwardOutput.FromString(body)
     add_loss(losses)
     return losses.SerializeToString()
 

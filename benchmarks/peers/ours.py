@@ -111,7 +111,7 @@ def _compute_loss(name: str, settings: Settings, tokens: Tokens) -> tuple[float,
     engine_loss, config = resolve_loss(asked.name, asked.settings)
     leaf = torch.tensor(log_p, requires_grad=True)
     given = {name: torch.tensor(values) for name, values in inputs.items()}
-    value = engine_loss(leaf, given, config)
+    value = engine_loss.function(config, leaf, given)
     value.backward()
     assert leaf.grad is not None
     return value.item(), leaf.grad.numpy()

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
 from tinker.proto import tinker_public_pb2 as pb
 
 LARGEST_DENSE = 2**27  # elements of a tensor; a few sparse bytes can declare any shape
@@ -19,20 +18,9 @@ NUMPY: dict[int, np.dtype] = {
 NAMED = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 """Types that a tensor in JSON may have."""
 
-M = TypeVar("M", bound=Message)
-
 
 class Malformed(ValueError):
     """A message that says nothing, or what the other form of it cannot say."""
-
-
-def parse(message: M, body: bytes) -> M:
-    """Fill in a message of protobuf from a body; its tensors remain bytes."""
-    try:
-        message.ParseFromString(body)
-    except DecodeError as error:
-        raise Malformed(f"the body is not a {type(message).__name__}: {error}") from error
-    return message
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi import HTTPException as BodyTooLarge  # FastAPI passes on no other while it reads
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,6 +46,7 @@ def create_app(engine: EngineCore, api_key: str) -> FastAPI:
         app.include_router(router, prefix=PREFIX)
     app.add_exception_handler(RequestRefused, _answer_user_error)
     app.add_exception_handler(Malformed, _answer_user_error)
+    app.add_exception_handler(DecodeError, _answer_user_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_failure)

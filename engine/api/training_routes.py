@@ -1,5 +1,6 @@
 """Routes of training clients, in order: creation, losses, optimizer steps, loading and saving."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -12,7 +13,7 @@ from tinker.types.optimizer import AdamOptimizerConfig, OptimizerConfig
 
 from ratchet.durable.wire.datums import TOKENS, decode_config
 from ratchet.durable.wire.results import encode_losses
-from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, parse, read_array
+from ratchet.durable.wire.tensors import Malformed, decode_tensor, locating, read_array
 from ratchet.engine.core import EngineCore, LiveModel, Submitted, TheEngine
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.futures import json_answer, protobuf_answer
@@ -114,7 +115,7 @@ def _submit_new(
         raise RequestRefused(f"{model_id} exists; give the next model_seq_id, or a new session")
 
     async def work() -> Response:
-        trainer = await engine.on_device(begin)
+        trainer = await asyncio.wrap_future(engine.scheduler.run(begin))
         engine.begin_run(model_id, session_id, trainer, request.user_metadata)
         return json_answer({**answer, "model_id": model_id})
 
@@ -143,7 +144,7 @@ async def get_info(
 @router.post("/forward_backward")
 async def forward_backward(request: Request, engine: TheEngine) -> Submitted:
     body = _decompress(await request.body(), request.headers.get("content-encoding"))
-    message = parse(pb.ForwardBackwardRequest(), body)
+    message = pb.ForwardBackwardRequest.FromString(body)
     live_model = engine.live_model(message.model_id)
     data, config = decode_data(message), decode_config(message)
 
@@ -318,5 +319,6 @@ def _submit_in_order(
                 f"with a number above {live_model.last_seq}"
             )
         live_model.last_seq = max(live_model.last_seq, seq_id)
-    request_id = engine.futures.submit(lambda: engine.on_device(work), key)
+    submit, run = engine.futures.submit, engine.scheduler.run
+    request_id = submit(lambda: asyncio.wrap_future(run(work)), key)
     return {"request_id": request_id, "model_id": model_id}

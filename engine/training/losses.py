@@ -17,56 +17,55 @@ from ratchet.engine.model.language_model import LanguageModel
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
-LossFunction = Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
+LossFunction = Callable[[Config, torch.Tensor, Inputs], torch.Tensor]
 
 CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoss:
-    """A loss, the inputs it reads besides `target_tokens`, and its config with defaults."""
+    """A loss, the inputs it reads besides `target_tokens`, and its config with defaults.
+
+    The `function` computes the scalar to minimise from the policy's log-probabilities of targets.
+    """
 
     function: LossFunction
     required: tuple[str, ...] = ("logprobs", "advantages")
     optional: tuple[str, ...] = ()
     defaults: Config = field(default_factory=dict[str, float])
 
-    def __call__(self, logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-        """Compute the scalar to minimise from the policy's log-probabilities of the targets."""
-        return self.function(logprobs, inputs, {**self.defaults, **config})
 
-
-def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def cross_entropy(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute -Σ w log p; without weights every target counts once."""
     del config
     weights = inputs.get("weights")
     return -(logprobs if weights is None else logprobs * weights).sum()
 
 
-def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def importance_sampling(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute -Σ ratio · A."""
     del config
     return -(_ratio(logprobs, inputs) * inputs["advantages"]).sum()
 
 
-def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def ppo(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute -Σ min(ratio · A, clip(ratio) · A)."""
     return _clipped_objective(_ratio(logprobs, inputs), inputs, config)
 
 
-def cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def cispo(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute -Σ clip(ratio) · log p · A, without a gradient through the ratio."""
     ratio = _clip(_ratio(logprobs.detach(), inputs), inputs, config)
     return -(ratio * logprobs * inputs["advantages"]).sum()
 
 
-def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def dro(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute -Σ (log p · A - ½ β (log p - log q)²)."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * distance).sum()
 
 
-def gspo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+def gspo(config: Config, logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """Compute PPO's objective with one ratio per sequence.
 
     The ratio is exp of the mean of log p - log q over the tokens that `sequence_ratio_mask` marks.
@@ -114,21 +113,21 @@ LOSSES: Mapping[str, EngineLoss] = {
 
 
 def resolve_loss(name: str, config: Mapping[str, float | str]) -> tuple[EngineLoss, Config]:
-    """Return a loss by name, and its checked config; raise RequestRefused if unknown."""
+    """Return a loss by name, and its complete config; raise RequestRefused if unknown."""
     if name not in LOSSES:
         raise RequestRefused(
             f"there is no loss {name!r}; choose one of {', '.join(sorted(LOSSES))}"
         )
     loss = LOSSES[name]
-    checked: dict[str, float] = {}
+    complete = {**loss.defaults}
     for key, value in config.items():
         if key not in loss.defaults:
             known = ", ".join(sorted(loss.defaults)) or "no config at all"
             raise RequestRefused(f"the loss {name} has no config {key!r}; it has {known}")
         if isinstance(value, str) or not abs(value) < float("inf"):
             raise RequestRefused(f"the config {key} of the loss {name} is {value!r}, not a number")
-        checked[key] = float(value)
-    return loss, checked
+        complete[key] = float(value)
+    return loss, complete
 
 
 _KNOWN = {name for loss in LOSSES.values() for name in (*loss.required, *loss.optional)}
@@ -152,8 +151,6 @@ def check_datums(
 
     Raise RequestRefused that names the datum, the input and the wrong value.
     """
-    if not data:
-        raise RequestRefused("no datums were given; a forward pass needs at least one")
     return [
         _DatumCheck(f"datum {number}", name, loss, model).run(datum)
         for number, datum in enumerate(data)

@@ -66,19 +66,21 @@ class Trainer:
 
         Gradients accumulate over calls until `optim_step`. A RequestRefused leaves them unchanged.
         """
-        function, settings = resolve_loss(loss, config or {})
-        datums = check_datums(data, loss, function, self.model)
-        loss_of = partial(function, config=settings)
+        row, settings = resolve_loss(loss, config or {})
+        datums = check_datums(data, loss, row, self.model)
+        loss_of = partial(row.function, settings)
         computation = TreeComputation(self.model, self.lora, self.sums, datums, loss_of, backward)
         forest = grow_forest([np.asarray(datum.tokens) for datum in datums])
         computation.run(pack(forest, computation.budget))
         return computation.outputs, {"loss:sum": sum(computation.losses)}
 
+    @torch.no_grad()
     def optim_step(self, params: AdamParams) -> dict[str, float]:
         """Take one AdamW step on the accumulated gradients and clear them.
 
-        Missing gradients count as zero, as in torch: moments fade and weight decay acts. If the
-        gradients are not finite, clear them and raise RequestRefused.
+        AdamW (Loshchilov and Hutter, 2019) acts in the order of torch.optim.AdamW. Missing
+        gradients count as zero, as in torch: moments fade and weight decay acts. If the gradients
+        are not finite, clear them and raise RequestRefused.
         """
         gradients = self.sums.total()
         self.sums.clear()
@@ -91,7 +93,16 @@ class Trainer:
         if params.grad_clip_norm > 0:
             scale = min(1.0, params.grad_clip_norm / (norm + 1e-6))
             gradients = {name: gradient * scale for name, gradient in gradients.items()}
-        self._adamw(gradients, params)
+        self.step += 1
+        first_bias = 1 - params.beta1**self.step
+        second_bias = 1 - params.beta2**self.step
+        for name, weight in self.lora.tensors.items():
+            gradient, m, v = gradients[name], self.first_moments[name], self.second_moments[name]
+            weight.mul_(1 - params.learning_rate * params.weight_decay)
+            m.lerp_(gradient, 1 - params.beta1)
+            v.mul_(params.beta2).addcmul_(gradient, gradient, value=1 - params.beta2)
+            spread = (v.sqrt() / math.sqrt(second_bias)).add_(params.eps)
+            weight.addcdiv_(m, spread, value=-params.learning_rate / first_bias)
         return {"unclipped_grad_l2:mean": norm, "step:max": float(self.step)}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
@@ -110,17 +121,3 @@ class Trainer:
         for name in self.lora.tensors:
             self.first_moments[name].copy_(tensors[f"{name}.m"])
             self.second_moments[name].copy_(tensors[f"{name}.v"])
-
-    @torch.no_grad()
-    def _adamw(self, gradients: Mapping[str, torch.Tensor], params: AdamParams) -> None:
-        """Apply AdamW (Loshchilov and Hutter, 2019), in the order of torch.optim.AdamW."""
-        self.step += 1
-        first_bias = 1 - params.beta1**self.step
-        second_bias = 1 - params.beta2**self.step
-        for name, weight in self.lora.tensors.items():
-            gradient, m, v = gradients[name], self.first_moments[name], self.second_moments[name]
-            weight.mul_(1 - params.learning_rate * params.weight_decay)
-            m.lerp_(gradient, 1 - params.beta1)
-            v.mul_(params.beta2).addcmul_(gradient, gradient, value=1 - params.beta2)
-            spread = (v.sqrt() / math.sqrt(second_bias)).add_(params.eps)
-            weight.addcdiv_(m, spread, value=-params.learning_rate / first_bias)

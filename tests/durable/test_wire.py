@@ -27,7 +27,7 @@ from ratchet.durable.wire.results import (
     losses_from_json,
     sample_from_json,
 )
-from ratchet.durable.wire.tensors import Malformed, encode_tensor, parse, read_json, write_json
+from ratchet.durable.wire.tensors import Malformed, encode_tensor, read_json, write_json
 from tests.support.servers.older_server import from_json, losses_to_json, sample_to_json
 
 shapes = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
@@ -79,7 +79,7 @@ def requests(draw: st.DrawFn) -> pb.ForwardBackwardRequest:
 def test_a_request_in_json_is_read_as_the_one_in_protobuf(made: pb.ForwardBackwardRequest) -> None:
     written = sent(to_json(made))
     assert (FORWARD if made.forward_only else BACKWARD) in written
-    assert from_json(written) == parse(pb.ForwardBackwardRequest(), made.SerializeToString())
+    assert from_json(written) == pb.ForwardBackwardRequest.FromString(made.SerializeToString())
 
 
 def test_what_json_has_no_field_of_is_refused_by_name() -> None:

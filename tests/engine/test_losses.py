@@ -14,8 +14,9 @@ def computed(
 ) -> tuple[float, list[float]]:
     """Return the loss, and its gradient with respect to each log-probability."""
     leaf = torch.tensor(logprobs, requires_grad=True)
-    loss, settings = resolve_loss(name, config)
-    value = loss(leaf, {key: torch.tensor(values) for key, values in inputs.items()}, settings)
+    row, settings = resolve_loss(name, config)
+    given = {key: torch.tensor(values) for key, values in inputs.items()}
+    value = row.function(settings, leaf, given)
     value.backward()
     assert leaf.grad is not None
     return value.item(), leaf.grad.tolist()

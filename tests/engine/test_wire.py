@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tinker
 import torch
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -15,7 +16,7 @@ from tinker.proto.response_conv import (
 )
 
 from ratchet.durable.wire.datums import decode_config
-from ratchet.durable.wire.tensors import Malformed, decode_tensor, parse
+from ratchet.durable.wire.tensors import Malformed, decode_tensor
 from ratchet.engine.api.sampling_routes import encode_sample
 from ratchet.engine.api.training_routes import decode_data, encode_logprobs
 from ratchet.engine.errors import RequestRefused
@@ -41,9 +42,8 @@ def request(
             data=[datum], loss_fn="cross_entropy", loss_fn_config=config
         ),
     )
-    return parse(
-        pb.ForwardBackwardRequest(), forward_backward_request_to_proto(made).SerializeToString()
-    )
+    sent = forward_backward_request_to_proto(made).SerializeToString()
+    return pb.ForwardBackwardRequest.FromString(sent)
 
 
 @given(floats | integers)
@@ -86,8 +86,13 @@ def test_request_is_decoded_with_number_tokens_and_config() -> None:
 
 @given(st.binary(max_size=60))
 def test_malformed_bytes_are_a_user_error(body: bytes) -> None:
-    with pytest.raises((RequestRefused, Malformed)):
-        decode_data(parse(pb.ForwardBackwardRequest(), body))
+    with pytest.raises((RequestRefused, Malformed, DecodeError)):
+        decode_data(pb.ForwardBackwardRequest.FromString(body))
+
+
+def test_a_request_without_datums_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="give at least one datum"):
+        decode_data(pb.ForwardBackwardRequest())
 
 
 @given(

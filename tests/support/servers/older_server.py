@@ -23,7 +23,6 @@ from ratchet.durable.wire.tensors import (
     Malformed,
     encode_tensor,
     locating,
-    parse,
     read_array,
     read_json,
     write_json,
@@ -122,7 +121,7 @@ class OlderServer:
         elif PROTOBUF not in media:
             return refusal(415, "Unsupported Content-Type")
         else:
-            message = parse(pb.ForwardBackwardRequest(), body)
+            message = pb.ForwardBackwardRequest.FromString(body)
         if gap := self._count(call, message.model_id, message.seq_id):
             return gap
         message.model_id = self.engines_name(message.model_id)
@@ -190,14 +189,14 @@ class OlderServer:
             return JSONResponse(found, answer.status_code)
         if call == "asample":
             return self._sample(body)
-        losses = parse(pb.ForwardBackwardOutput(), body)
+        losses = pb.ForwardBackwardOutput.FromString(body)
         del losses.metrics[LOSS]
         if self.datums == "json":
             return JSONResponse(losses_to_json(losses))
         return Response(losses.SerializeToString(), media_type=PROTOBUF)
 
     def _sample(self, body: bytes) -> Response:
-        message = parse(pb.SampleResponse(), body)
+        message = pb.SampleResponse.FromString(body)
         message.prompt_logprobs = message.prompt_logprobs[4:]  # the first token has no score
         if self.datums == "protobuf":
             return Response(message.SerializeToString(), media_type=PROTOBUF)
