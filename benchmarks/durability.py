@@ -93,7 +93,7 @@ class CallsRecorder:
     def begun(self, begun: Begun) -> None:
         """Record that a call is about to be sampled."""
         if self._journal is not None:
-            self._journal.append_soon(begun_span(begun))
+            self._journal.append(begun_span(begun))
 
     def refused(self, call: RefusedCall) -> None:
         """Record nothing: no call is refused here."""
@@ -101,7 +101,7 @@ class CallsRecorder:
     async def answered(self, completion: Completion) -> None:
         """Record a call durably."""
         if self._journal is not None:
-            await self._journal.append(call_span(completion))
+            await asyncio.wrap_future(self._journal.append(call_span(completion)))
 
     async def ended(self, end: RolloutEnd) -> None:
         """Record nothing: no rollout is ended here."""
@@ -155,7 +155,7 @@ def write_journal(calls: list[Turn], folder: Path) -> None:
 
     async def append(journal: Journal, ours: list[Turn]) -> None:
         for turn in ours:
-            await journal.append(make_span(turn))
+            await asyncio.wrap_future(journal.append(make_span(turn)))
 
     async def all_of_them(journal: Journal) -> None:
         await asyncio.gather(*(append(journal, ours) for ours in rollouts.values()))

@@ -40,7 +40,7 @@ from ratchet.tasks.checkpoints import (
     policy_version,
     sampled_step,
 )
-from ratchet.tasks.recording.recorder import RecordedRollout, describe_end, find_rollout
+from ratchet.tasks.recording.recorded_rollouts import RecordedRollout, describe_end, find_rollout
 from ratchet.tasks.recording.spans import end_spans, scored_names
 from ratchet.tasks.settings.rollouts import Judge
 from ratchet.tasks.storage.names import EXAMINER, JUDGE, parse_rollout

@@ -4,20 +4,37 @@ What the door reports of a batch becomes spans in the batch's journal.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from ratchet.adapters.door.batches import OpenBatch, SampledBy
+from ratchet.adapters.calls import Begun, Completion, RefusedCall
+from ratchet.adapters.door.batches import DueRollout, OpenBatch, SampledBy
 from ratchet.adapters.door.door import Door
-from ratchet.adapters.errors import UserError
-from ratchet.adapters.player_protocol import PlaySettings
+from ratchet.adapters.door.role_calls import SAMPLER_REFUSED, SAMPLER_UNAVAILABLE
+from ratchet.adapters.errors import ServiceError, UserError
+from ratchet.adapters.player_protocol import PlaySettings, RolloutEnd
 from ratchet.adapters.process.event_loop import run_in_lasting_loop
-from ratchet.adapters.tinker.service import Lifeline
-from ratchet.tasks.recording.journal import Journal, seal
-from ratchet.tasks.recording.recorder import JournalRecorder
+from ratchet.adapters.rewards import Reward
+from ratchet.adapters.tinker.service import Lifeline, ServiceFailed, ServiceRefused
+from ratchet.tasks.recording.journal import Journal, read_journal, seal
+from ratchet.tasks.recording.recorded_rollouts import recorded_calls
+from ratchet.tasks.recording.spans import (
+    ERROR,
+    LLM,
+    REWARD,
+    Span,
+    begun_span,
+    call_span,
+    end_spans,
+    refused_span,
+    scored_names,
+)
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import verified
-from ratchet.tasks.storage.names import ShardBatch
+from ratchet.tasks.storage.names import ShardBatch, is_judging, parse_batch
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside, select
 
@@ -83,6 +100,126 @@ class RolloutHost:
             except Exception:
                 await asyncio.wrap_future(self._door.supersede(batch))  # no sampled call is lost
                 raise
+
+
+class JournalRecorder:
+    """Recorder of a batch: what the door reports becomes spans in the batch's journal.
+
+    `judged` rollouts need no reward from the agent.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        lifeline: Lifeline,
+        batch: ShardBatch,
+        shard: Path,
+        journal: Journal,
+        *,
+        judged: bool = False,
+    ) -> None:
+        self.fault: ServiceError | None = None
+        """Why the service answers no call of the batch; then nothing more is recorded."""
+        self._run = run
+        self._lifeline = lifeline
+        self._attempts, self._rewarded = batch.attempts, batch.rewarded
+        self._judges = is_judging(parse_batch(batch.name).split)
+        self._unrewarded = judged or self._judges  # a judge may abstain
+        self._journal = journal
+        self._examples = dict(batch.examples(shard))
+        self._left: dict[str, DueRollout] = {}
+        self._answered = False
+        self._held: list[RolloutEnd] = []
+        self.due()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rollout has ended."""
+        return not self._left
+
+    @property
+    def stuck(self) -> bool:
+        """Whether ends wait for an answer of the service before they are recorded."""
+        return bool(self._held)
+
+    def due(self) -> tuple[int, Sequence[DueRollout]]:
+        """Read the journal: the next attempt's number, and the rollouts that have not ended.
+
+        Raises UserError if the run has another owner by now.
+        """
+        self._run.check_owner()
+        spans = read_journal(self._journal.path)
+        rewarded = {span["rollout_id"] for span in spans if span["kind"] == REWARD}
+        failures = Counter(span["rollout_id"] for span in spans if span["kind"] == ERROR)
+        recorded = recorded_calls(spans)
+        self._left = {
+            name: DueRollout(name, row["example"], failures[name], recorded.get(name, ()))
+            for name, row in self._examples.items()
+            if name not in rewarded and failures[name] < self._attempts
+        }
+        self._answered |= any(span["kind"] == LLM for span in spans)
+        attempt = max((span["attempt"] for span in spans), default=-1)
+        return attempt + 1, [*self._left.values()]
+
+    def begun(self, begun: Begun) -> None:
+        self._journal.append(self._of_run(begun_span(begun)))
+
+    def refused(self, call: RefusedCall) -> None:
+        self._journal.append(self._of_run(refused_span(call)))
+
+    async def answered(self, completion: Completion) -> None:
+        """Record a call durably; ends that waited for the service to answer one count now."""
+        written = self._journal.append(self._of_run(call_span(completion)))
+        await asyncio.shield(asyncio.wrap_future(written))  # what was handed over stays
+        self._answered |= completion.usage is None
+        if self._answered:
+            held, self._held = self._held, []
+            for end in held:
+                await self.ended(end)
+
+    async def ended(self, end: RolloutEnd) -> None:
+        """Record an end durably.
+
+        EngineDied if that may be its cause; UserError if the run has another owner.
+        """
+        self._run.check_owner()
+        self._lifeline.check()
+        if self._waits_for_service(end):
+            return
+        row = self._examples[end.rollout_id]
+        if self._judges and isinstance(end.outcome, Reward):
+            scored = scored_names((one["id"] for one in row["example"]["rollouts"]), end.outcome)
+            end = replace(end, calls={**end.calls, **scored})
+        spans = end_spans(end, datetime.now(UTC), self._rewarded, judged=self._unrewarded)
+        spans[-1]["attributes"] = {"example_id": row["example_id"], "example": row["example"]} | (
+            {"calls_refused": end.refused} if end.refused else {}
+        )
+        failures = self._left[end.rollout_id].failures + (spans[-1]["kind"] == ERROR)
+        if spans[-1]["kind"] == REWARD or failures >= self._attempts:
+            del self._left[end.rollout_id]
+        *_, written = [self._journal.append(self._of_run(span)) for span in spans]
+        await asyncio.shield(asyncio.wrap_future(written))
+
+    def _waits_for_service(self, end: RolloutEnd) -> bool:
+        """Return whether an end cannot be recorded yet; raise a ServiceError if it never can be.
+
+        The service may have refused only this request: it has if it answers another one.
+        """
+        refused = end.unanswered
+        if refused is None or (refused.kind == SAMPLER_REFUSED and self._answered):
+            return False
+        passing = refused.kind == SAMPLER_UNAVAILABLE
+        self.fault = (ServiceFailed if passing else ServiceRefused)(
+            f"{refused.message.rstrip('.')}. No end of {end.rollout_id} is recorded, which had "
+            "asked it: look at the service and at the recipe's model, then resume the run"
+        )
+        if refused.kind != SAMPLER_REFUSED:
+            raise self.fault
+        self._held.append(end)
+        return True
+
+    def _of_run(self, span: Span) -> Span:
+        return {"run_id": self._run.name, **span}
 
 
 @durable

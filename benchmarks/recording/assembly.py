@@ -38,11 +38,11 @@ def write_journal(path: Path, rollouts: int, turns: int) -> tuple[int, int]:
         for turn in make_turns(rollouts, turns=turns):
             span: Span = make_span(turn)
             kept = turn.number - 1 if turn.number else None
-            journal.append_soon(span | {"kept_call": kept, "kept_how": "messages"})
+            journal.append(span | {"kept_call": kept, "kept_how": "messages"})
             calls, tokens = calls + 1, tokens + len(turn.prompt) + len(turn.answer)
             if turn.number == turns - 1:
                 end = RolloutEnd(Reward(1.0), 0.0, span["rollout_id"], 0)
-                journal.append_soon(end_spans(end, span["ended"])[-1])
+                journal.append(end_spans(end, span["ended"])[-1])
     return calls, tokens
 
 

@@ -1,6 +1,5 @@
 """spans → journal → Parquet: a span is a line with its CRC-32, on disk before an answer leaves."""
 
-import asyncio
 import json
 import logging
 import os
@@ -68,7 +67,7 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """A batch's journal. A span is synced to disk when its `append` returns.
+    """A batch's journal. A span is synced to disk when the future of its `append` is done.
 
     Appends that wait at the same time share one write and one sync. One process at a time has a
     journal open. A journal that is opened after a crash continues after its last whole line.
@@ -96,11 +95,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def append(self, span: Span) -> None:
-        """Append a span durably, from any event loop; ValueError if it breaks an invariant."""
-        written = asyncio.wrap_future(self.append_soon(span))
-        await asyncio.shield(written)  # a span that has been handed over stays
-
     @property
     def full(self) -> bool:
         """True while appends wait for space on the disk."""
@@ -113,8 +107,12 @@ class Journal:
         self._writer.shutdown()
         self._file.close()
 
-    def append_soon(self, span: Span) -> Future[None]:
-        """Append a span without waiting: it reaches the disk no later than any later span."""
+    def append(self, span: Span) -> Future[None]:
+        """Append a span, which reaches the disk no later than any later span.
+
+        The future is done when it has: it is shielded where it is awaited. ValueError if the span
+        breaks an invariant.
+        """
         check_span(span)
         key = span_identity(span)
         with self._adding:
@@ -128,40 +126,38 @@ class Journal:
             return self._writer.submit(self._write)
 
     def _write(self) -> None:
-        """Write, in the writer's thread, all waiting spans with one sync."""
+        """Write, in the writer's thread, all waiting spans with one sync, once there is space."""
         with self._adding:
             lines, self._waiting = self._waiting, []
+        data, file = b"".join(lines), self._file.fileno()
         try:
             if self._broken is not None:
                 raise self._broken
-            if lines:
-                self._write_whole(b"".join(lines))
+            while lines:
+                try:
+                    rest = memoryview(data)
+                    while rest:
+                        rest = rest[os.write(file, rest) :]
+                    os.fsync(file)
+                    break
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    self._file.truncate(self._end)  # cuts off a partial write
+                    if self._left_while_full():
+                        raise
+            self._end += len(data)
+            self._full.clear()
         except OSError as error:
             self._broken = error
             raise JournalError(f"{self.path} cannot be written: {error}") from error
 
-    def _write_whole(self, data: bytes) -> None:
-        """Write and sync once there is space; cut off a partial write first."""
-        while True:
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(self._file.fileno(), rest) :]
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                self._file.truncate(self._end)
-                if not self.full:
-                    text = "the disk of %s is full; writing goes on when there is space"
-                    log.warning(text, self.path)
-                self._full.set()
-                if self._leaving.wait(FULL_SECONDS):
-                    raise
-            else:
-                self._end += len(data)
-                self._full.clear()
-                return
+    def _left_while_full(self) -> bool:
+        """Wait a moment for space; return whether the journal is closed meanwhile."""
+        if not self.full:
+            log.warning("the disk of %s is full; writing goes on when there is space", self.path)
+        self._full.set()
+        return self._leaving.wait(FULL_SECONDS)
 
 
 def read_journal(path: Path) -> list[Span]:

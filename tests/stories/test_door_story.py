@@ -1,5 +1,6 @@
 """The door over the engine: what the agent saw, what was journalled and what was sampled agree."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,8 @@ class JournalledCalls(ListRecorder):
         self._journal = journal
 
     async def answered(self, completion: Completion) -> None:
-        await self._journal.append({**call_span(completion), "run_id": "story"})
+        span = {**call_span(completion), "run_id": "story"}
+        await asyncio.wrap_future(self._journal.append(span))
 
 
 @contextmanager

@@ -73,14 +73,12 @@ def test_appends_wait_while_the_disk_is_full_and_none_is_lost(
 ) -> None:
     path = small_disk / "j.jsonl"
 
-    async def append_all(journal: Journal) -> None:
-        await asyncio.gather(*(journal.append(call(number)) for number in range(600, 604)))
-
     with Journal(path) as journal:
         append_now(journal, call(0))
         ballast = fill(small_disk)
         freeing = free_when_full(ballast, journal)
-        asyncio.run(append_all(journal))
+        for written in [journal.append(call(number)) for number in range(600, 604)]:
+            written.result()
         assert not ballast.exists()
         append_now(journal, call(9))
     freeing.join()
@@ -138,7 +136,7 @@ class JournalledCalls(ListRecorder):
         self._journal = journal
 
     async def answered(self, completion: Completion) -> None:
-        await self._journal.append(call_span(completion))
+        await asyncio.wrap_future(self._journal.append(call_span(completion)))
 
 
 def test_an_answer_waits_at_the_door_until_it_is_on_disk(

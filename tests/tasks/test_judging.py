@@ -9,7 +9,7 @@ import pytest
 from ratchet.adapters.player_protocol import RolloutEnd
 from ratchet.adapters.rewards import read_reward
 from ratchet.tasks.judging import shown_sets
-from ratchet.tasks.recording.recorder import describe_end
+from ratchet.tasks.recording.recorded_rollouts import describe_end
 from ratchet.tasks.recording.spans import end_spans, scored_names
 from ratchet.tasks.settings.rollouts import Judge
 

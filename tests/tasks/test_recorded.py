@@ -14,7 +14,7 @@ from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.player_protocol import Failure, PlaySettings
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import Journal, read_journal
-from ratchet.tasks.recording.recorder import recorded_calls
+from ratchet.tasks.recording.recorded_rollouts import recorded_calls
 from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.rollouts import RolloutHost, collect_rollouts
@@ -95,7 +95,7 @@ def written(folder: Path, spans: Sequence[Span]) -> Path:
     """Write a journal of these spans; return the run's folder."""
     with Journal(RunFolder(folder).journal(BATCH)) as journal:
         for span in spans:
-            journal.append_soon(span)
+            journal.append(span)
     return folder
 
 

@@ -1,6 +1,8 @@
 """What the recorder of a batch keeps, and what it keeps back."""
 
 import asyncio
+import os
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from ratchet.adapters.player_protocol import Failure
 from ratchet.adapters.rewards import Reward
 from ratchet.adapters.tinker.service import ServiceRefused
 from ratchet.tasks.recording.journal import Journal, read_journal, read_spans, seal
-from ratchet.tasks.recording.recorder import JournalRecorder
+from ratchet.tasks.rollouts import JournalRecorder
 from ratchet.tasks.storage.names import ShardBatch
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.door.played_batch import BATCH, SHARD, service_without_engine, write_examples
@@ -52,6 +54,37 @@ def test_an_end_without_an_answer_of_the_service_is_recorded_once_the_service_an
         assert recorder.stuck != by_service
         assert isinstance(recorder.fault, ServiceRefused)
         assert "reads no such request" in str(recorder.fault)
+
+
+def test_an_answer_that_was_handed_over_is_recorded_even_if_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rollouts' answers; the second one's client leaves while the first is being synced."""
+    run, batch = RunFolder(tmp_path), ShardBatch(SHARD, 0, 2)
+    shard = write_examples(run, [{"number": 0}])
+    names = [name for name, _ in batch.examples(shard)]
+    sync, syncing, may_go_on = os.fsync, threading.Event(), threading.Event()
+
+    def wait_and_sync(file: int) -> None:
+        syncing.set()
+        may_go_on.wait(9)
+        sync(file)
+
+    async def leave(recorder: JournalRecorder) -> None:
+        first = asyncio.create_task(recorder.answered(answered(names[0], None)))
+        await asyncio.to_thread(syncing.wait, 9)
+        second = asyncio.create_task(recorder.answered(answered(names[1], None)))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        may_go_on.set()
+        await first
+
+    with Journal(run.journal(BATCH)) as journal:
+        recorder = JournalRecorder(run, service_without_engine(), batch, shard, journal)
+        monkeypatch.setattr(os, "fsync", wait_and_sync)
+        asyncio.run(leave(recorder))
+    assert [span["rollout_id"] for span in read_journal(journal.path)] == names
 
 
 def record_ends(run: RunFolder, batch: ShardBatch, order: Sequence[str], failed: set[str]) -> None:

@@ -25,7 +25,7 @@ from ratchet.adapters.harness.agents import contained_task
 from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.tasks.metrics import StepFiles, measure_step
 from ratchet.tasks.recording.journal import Journal, JournalError
-from ratchet.tasks.recording.recorder import find_rollout
+from ratchet.tasks.recording.recorded_rollouts import find_rollout
 from ratchet.tasks.recording.transcripts import describe_end, read_transcripts
 from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.storage.manifest import bind_run

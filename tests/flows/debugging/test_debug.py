@@ -19,7 +19,7 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.debug import Rerun, debug_rollout
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
-from ratchet.tasks.recording.recorder import find_rollout
+from ratchet.tasks.recording.recorded_rollouts import find_rollout
 from ratchet.tasks.storage.manifest import write_manifest
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 from tests.support.door.played_batch import Stage, open_stage
