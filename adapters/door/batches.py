@@ -116,6 +116,8 @@ class Attempt:
     roles: dict[str, CallSequence] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     """The recorded refused calls of each role."""
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the end is recorded."""
     _clock: RunningClock = field(default_factory=running_clock)
     _under_way: int = 0
     _since: float = 0.0
@@ -174,7 +176,6 @@ class OpenBatch:
         self._attempts: dict[str, Attempt] = {}
         self._superseded: set[Attempt] = set()
         self._beginning = asyncio.Lock()
-        self._ending: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> BegunBatch:
         """Begin the next attempt at the rollouts that have not ended.
@@ -212,39 +213,36 @@ class OpenBatch:
         self._attempts = {}
         ended = {*self._superseded}
         await asyncio.gather(*(attempt.finish_calls() for attempt in ended))
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        for attempt in ended:
+            async with attempt.ending:
+                pass
         self._superseded -= ended
 
     async def end(self, rollout_id: str, number: int, told: RolloutEnd) -> None:
         """Record an end once the last calls are recorded; Refused (500) if it cannot be."""
         attempt = self.attempt(rollout_id, number)
         attempt.change(AttemptState.ENDING)
-        task = asyncio.create_task(self._end(attempt, told))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        try:
-            await asyncio.shield(task)
-        except UNRECORDED_ERRORS as error:
-            text = f"The end of {rollout_id} could not be recorded ({error})."
-            raise Refused(500, text, code=NOT_RECORDED) from error
-
-    async def _end(self, attempt: Attempt, told: RolloutEnd) -> None:
-        await attempt.finish_calls()
-        if self._attempts.get(attempt.rollout.id) is not attempt:
-            attempt.change(AttemptState.SUPERSEDED)
-        failed = isinstance(told.outcome, Failure)
-        attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
-        calls, none = attempt.roles, {role: [] for role in self.settings.roles}
-        unanswered = (one for of_role in calls.values() for one in of_role.unanswered.values())
-        end = replace(
-            told,
-            rollout_id=attempt.rollout.id,
-            attempt=attempt.number,
-            calls=none | {role: of_role.answered for role, of_role in calls.items()},
-            refused=sum(of_role.refused for of_role in calls.values()),
-            unanswered=next(unanswered, None),
-        )
-        await self._recorder.ended(end)
+        async with attempt.ending:
+            await attempt.finish_calls()
+            if self._attempts.get(rollout_id) is not attempt:
+                attempt.change(AttemptState.SUPERSEDED)
+            failed = isinstance(told.outcome, Failure)
+            attempt.change(AttemptState.FAILED if failed else AttemptState.REWARDED)
+            calls, none = attempt.roles, {role: [] for role in self.settings.roles}
+            unanswered = (one for of_role in calls.values() for one in of_role.unanswered.values())
+            end = replace(
+                told,
+                rollout_id=rollout_id,
+                attempt=number,
+                calls=none | {role: of_role.answered for role, of_role in calls.items()},
+                refused=sum(of_role.refused for of_role in calls.values()),
+                unanswered=next(unanswered, None),
+            )
+            try:
+                await self._recorder.ended(end)
+            except UNRECORDED_ERRORS as error:
+                text = f"The end of {rollout_id} could not be recorded ({error})."
+                raise Refused(500, text, code=NOT_RECORDED) from error
 
     def attempt(self, rollout_id: str, number: int) -> Attempt:
         """Return the attempt that is being played, or raise Refused (404, 410)."""
