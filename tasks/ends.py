@@ -10,10 +10,10 @@ from typing import Any, Self
 from ratchet.adapters.errors import UserError, counted
 from ratchet.tasks.recording.journal import copy_without, read_journal
 from ratchet.tasks.recording.spans import ERROR, LLM, REWARD, cause_of
-from ratchet.tasks.recording.turns import ANSWER
 from ratchet.tasks.storage.files import appearing, is_written
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import flat_values, read_table
+from ratchet.tasks.trajectories import ANSWER
 
 END_COLUMNS = ("rollout_id", "shard", "kind", "role", "error_type", "error_message")
 """Columns of spans that say how rollouts have ended, and whose calls were answered."""
