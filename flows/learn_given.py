@@ -5,6 +5,7 @@ submitted before the result of the previous one has come.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,13 +48,13 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     early_end = EarlyEnd(recipe, run.folder)
     score(run, recipe, given, left.start)
     early_end.look(left.start)
-    following: Path | None = None
+    drawn: Path | None = None
     for step in left:
-        datums, following = following or draw(step), None
-        if step + 1 < run.end():
-            following = draw(step + 1)
-            updater.follow_with(NextUpdate(step + 1, lambda made=following: [made]))
-        updated = update_policy(run.folder.update(POLICY, step), updater, step, [datums])
+        datums = drawn or draw(step)
+        drawn = draw(step + 1) if step + 1 < run.end() else None
+        next_update = drawn and NextUpdate(step + 1, partial(list, [drawn]))
+        path = run.folder.update(POLICY, step)
+        updated = update_policy(path, updater, step, [datums], next_update=next_update)
         if step == 0:
             given.check_first(updated, updater.probe_tolerance)
         score(run, recipe, given, step + 1)

@@ -64,22 +64,28 @@ def learn(
     While the service computes an update, the step is measured, the next shard is drawn, and the
     next update is submitted if its rollouts have ended.
     """
-    make = partial(make_datums, run.folder, recipe, parts)
     smallest = recipe.rollouts.min_group_size()
     begin_steps(run)
-    for played in evaluations.around(steps):
+    evaluations.begin()
+    for played in steps:
         step, measures = played.step, dict[str, Measure]()
+        evaluations.decide(step)
         for policy in run.policies:
-            files = make(policy.name, step, played.spans)
+            make = partial(make_datums, run.folder, recipe, parts, policy.name)
+            files = make(step, played.spans)
             measures[policy.name] = measure_of(policy, step, files, smallest)
-            if played.following is not None:
-                played.following.prepare(policy.updater, partial(make, policy.name))
             # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
-            meanwhile = measures[policy.name], played.draw_next
-            path = run.folder.update(policy.name, step)
-            update_policy(path, policy.updater, step, files.trained(), meanwhile)
-        evaluations.follow(step)
+            update_policy(
+                run.folder.update(policy.name, step),
+                policy.updater,
+                step,
+                files.trained(),
+                meanwhile=(measures[policy.name], played.draw_next),
+                next_update=played.next_update(make),
+            )
+        evaluations.go_on(step)
         record_step(run, step, measures, measure_parts(parts, step, played.spans))
+    evaluations.end()
 
 
 def make_datums(

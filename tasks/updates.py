@@ -112,7 +112,6 @@ class PolicyUpdater:
         self._rebuilt: RebuiltPolicy | None = None
         """The rebuild behind the live client, until its first update is checked."""
         self._step = -1
-        self._next: NextUpdate | None = None
         self._ahead: _Submitted | None = None
         """The update in flight, if any."""
         self._owning = RLock()
@@ -192,17 +191,18 @@ class PolicyUpdater:
                 datums = to_datums(batch, term.loss, term.settings)
                 self._live.accumulate(step, Pass(datums, term.service_loss()))
 
-    def follow_with(self, following: NextUpdate) -> None:
-        """Have an update submitted before the one before it has its result."""
-        self._next = following
-
     def update(
-        self, step: int, paths: Sequence[Path], meanwhile: Iterable[Callable[[], object]] = ()
+        self,
+        step: int,
+        paths: Sequence[Path],
+        meanwhile: Iterable[Callable[[], object]] = (),
+        next_update: NextUpdate | None = None,
     ) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
-        The calls `meanwhile` are made while the service computes. A step without datums keeps the
-        weights. An update that fails leaves no live client behind.
+        While the service computes, the `next_update` is submitted, and the calls `meanwhile` are
+        made. A step without datums keeps the weights. An update that fails leaves no live client
+        behind.
         """
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
@@ -216,7 +216,7 @@ class PolicyUpdater:
                     if rebuilt is not None:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
-                self._ahead = self._submit_next(live, ahead.update)
+                self._ahead = next_update and self._submit_next(live, ahead.update, next_update)
                 for call in meanwhile:
                     call()
                 result = live.result(ahead.update)
@@ -240,16 +240,13 @@ class PolicyUpdater:
         self._step = made
         return _Submitted(datums, submitted, saving)
 
-    def _submit_next(self, live: LivePolicy, before: SubmittedUpdate) -> _Submitted | None:
+    def _submit_next(
+        self, live: LivePolicy, before: SubmittedUpdate, update: NextUpdate
+    ) -> _Submitted | None:
         """Submit the next update behind the one before it, if its datums are made in time."""
-        following = self._next
-        if following is None or following.step != before.step + 1:
-            return None
-        live.wait_for(following.pending, before)
-        paths = following.make()
-        return (
-            None if paths is None else self._submit(live, self.recorded.read(following.step, paths))
-        )
+        live.wait_for(update.pending, before)
+        paths = update.make()
+        return None if paths is None else self._submit(live, self.recorded.read(update.step, paths))
 
     def _evidence(
         self, datums: StepDatums, rebuilt: RebuiltPolicy | None
@@ -310,6 +307,7 @@ def update_policy(
     step: int,
     datums: Sequence[Path],
     meanwhile: Iterable[Callable[[], object]] = (),
+    next_update: NextUpdate | None = None,
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
@@ -317,7 +315,7 @@ def update_policy(
     are made while the service computes, and not at all if the update was made before.
     """
     started = time.monotonic()
-    update = updater.update(step, datums, meanwhile)
+    update = updater.update(step, datums, meanwhile, next_update)
     seconds = {"seconds/training": time.monotonic() - started}
     terms = updater.recorded.methods.at(step).terms(step)
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)

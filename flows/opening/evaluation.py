@@ -1,7 +1,7 @@
 """Evaluation of a checkpoint: held-out examples are played (sampled, or greedily) and scored."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from ratchet.flows.opening.rollouts import (
 )
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.opening.step_records import EarlyEnd
-from ratchet.flows.opening.steps import PlayedStep
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.ends import find_failed, reopen_failed, reopen_unanswered
 from ratchet.tasks.evaluations import JudgedShard, PlayedShard, score_rollouts
@@ -79,23 +78,27 @@ class HeldOutEvaluations:
         self._next = first
         self._submitted: list[tuple[int, HeldOutShards]] = []
 
-    def around(self, steps: Iterator[PlayedStep]) -> Iterator[PlayedStep]:
-        """Yield the steps, each when the scores before it have decided; score the rest at the end.
-
-        A step is followed (`follow`) once it is trained.
-        """
+    def begin(self) -> None:
+        """Submit what is due before the first step that is left."""
         start = self._run.steps_left().start
         self._submit_due(start)
-        self._decide(start - 1 - self._recipe.rollouts.lag)  # again, if its record is gone
-        for played in steps:
-            self._decide(played.step - self._recipe.rollouts.lag)
-            yield played
-        self._score(self._run.end())
+        self.decide(start - 1)  # again, if its record is gone
 
-    def follow(self, step: int) -> None:
-        """Submit what is due after a step, and score what has been played beside the steps."""
+    def decide(self, step: int) -> None:
+        """Let the scores before a step, which is not trained yet, decide whether the run ends."""
+        if self._recipe.stop.is_given:
+            last = step - self._recipe.rollouts.lag
+            self._score(last)
+            self._early_end.look(last)
+
+    def go_on(self, step: int) -> None:
+        """Submit what is due after a step, and score what has been played meanwhile."""
         self._submit_due(step + 1)
         self._score(step - self._recipe.rollouts.lag)
+
+    def end(self) -> None:
+        """Score what is left."""
+        self._score(self._run.end())
 
     def _submit_due(self, step: int) -> None:
         """Submit evaluations due up to checkpoint `step` that are not submitted, nor on disk."""
@@ -109,12 +112,6 @@ class HeldOutEvaluations:
                 held_out = submit_held_out(self._recipe, self._run.folder, runner, due)
                 self._submitted.append((due, held_out))
         self._next = max(self._next, step + 1)
-
-    def _decide(self, last: int) -> None:
-        """Let the scores of checkpoints up to `last` decide where the run ends, if they may."""
-        if self._recipe.stop.is_given:
-            self._score(last)
-            self._early_end.look(last)
 
     def _score(self, last: int) -> None:
         """Wait for the submitted evaluations of checkpoints up to `last`, and score them."""

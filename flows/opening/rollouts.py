@@ -1,14 +1,14 @@
 """The rollouts of an open run: the door that answers them, and the runners of their batches."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from prefect.futures import PrefectConcurrentFuture
+from prefect.futures import PrefectConcurrentFuture, wait
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ratchet.adapters.calls import Policy, Sampling
@@ -101,20 +101,16 @@ class RolloutRunner:
             for batch in batches
         ]
 
-    def wait_for(self, batches: Iterable[Spans]) -> list[Path]:
-        """Wait until all batches of a shard have ended, and check them."""
-        spans = wait_for_batches(batches)
+    def wait_for(self, batches: Sequence[Spans]) -> list[Path]:
+        """Wait until all batches of a shard have ended, and check them.
+
+        Raise the error of the first that failed.
+        """
+        wait([*batches])
+        spans = [batch.result() for batch in batches]
         if warning := self.check(spans):
             log.warning("%s", warning)
         return spans
-
-
-def wait_for_batches(batches: Iterable[Spans]) -> list[Path]:
-    """Wait until all batches have ended; raise the error of the first that failed."""
-    waited = [*batches]
-    for batch in waited:
-        batch.wait()
-    return [batch.result() for batch in waited]
 
 
 def ask_judge(runner: RolloutRunner, judge: Judge, shard: Path, step: int) -> list[Path]:

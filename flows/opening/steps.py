@@ -13,7 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ratchet.flows.opening.rollouts import RolloutRunner, Spans, training_groups, wait_for_batches
+from prefect.futures import wait
+
+from ratchet.flows.opening.rollouts import RolloutRunner, Spans, training_groups
 from ratchet.flows.opening.run import OpenRun
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.tasks.datums import datums_of_batch
@@ -25,67 +27,57 @@ from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.updates import NextUpdate, PolicyUpdater
+from ratchet.tasks.updates import NextUpdate
 
 Make = Callable[[int, Sequence[Path]], StepFiles]
 """Makes what a policy is trained on at a step, of the sealed spans."""
 
 
 @dataclass(frozen=True)
-class NextStep:
-    """Rollouts of the next step, which has begun while an earlier one is trained.
+class PlayedStep:
+    """A step whose rollouts have ended, with their sealed spans.
 
-    `check` raises StepStopped if they have too few rewards.
+    `ahead` are the batches of the next step: none if it has not begun, or if what it is trained on
+    depends on the update of this one. `check` raises StepStopped if they have too few rewards.
+    `draw_next` draws the next shard that is submitted.
     """
 
     step: int
-    batches: Sequence[Spans]
-    check: Check
+    spans: Sequence[Path]
+    ahead: Sequence[Spans] = ()
+    check: Check = lambda _: None
+    draw_next: Callable[[], object] = lambda: None
 
-    def prepare(self, updater: PolicyUpdater, make: Make) -> None:
-        """Have a policy's update follow at once, if the rollouts end before the one before it."""
+    def next_update(self, make: Make) -> NextUpdate | None:
+        """Return a policy's next update, of datums that are made if the rollouts end in time."""
 
         def trained() -> list[Path] | None:
-            spans = self._ended_spans()
-            return None if spans is None else make(self.step, spans).trained()
+            spans = self._spans_ahead()
+            return None if spans is None else make(self.step + 1, spans).trained()
 
-        updater.follow_with(NextUpdate(self.step, trained, self._pending))
+        return NextUpdate(self.step + 1, trained, self._pending) if self.ahead else None
 
     def _pending(self) -> list[Future[Any]]:
-        played = [batch.wrapped_future for batch in self.batches]
+        played = [batch.wrapped_future for batch in self.ahead]
         return [future for future in played if not future.done()]
 
-    def _ended_spans(self) -> list[Path] | None:
-        """Return the sealed spans if all have ended well, without waiting.
+    def _spans_ahead(self) -> list[Path] | None:
+        """Return the next step's sealed spans if all have ended well, without waiting.
 
         An error of the step is raised when its turn comes.
         """
         if self._pending():
             return None
-        for batch in self.batches:
+        for batch in self.ahead:
             batch.wait()
             if not batch.state.is_completed():
                 return None
-        spans = [batch.result() for batch in self.batches]
+        spans = [batch.result() for batch in self.ahead]
         try:
             self.check(spans)
         except StepStopped:
             return None
         return spans
-
-
-@dataclass(frozen=True)
-class PlayedStep:
-    """A step whose rollouts have ended, with their sealed spans.
-
-    `following` is the next step. It is None if that has not begun, or if what it is trained on
-    depends on the update of this one. `draw_next` draws the next shard that is submitted.
-    """
-
-    step: int
-    spans: Sequence[Path]
-    following: NextStep | None = None
-    draw_next: Callable[[], object] = lambda: None
 
 
 Submit = Callable[[int, int, int], Sequence[Spans]]
@@ -110,16 +102,15 @@ def play_steps(run: OpenRun, recipe: Recipe, runner: RolloutRunner) -> Iterator[
     steps = steps_by_shard(run.steps_left(), rollouts.lag, submit)
     if rollouts.rounds > 1:
         steps = sample_on(steps, rollouts, submit, recipe.algorithm.trained_calls)
-    for step, batches, following in steps:
+    for step, batches, begun in steps:
         for batch in batches if rollouts.stream else ():
             batch.wait()
             if not batch.state.is_completed():
                 break
             accumulate(run, step, batch.result(), recipe.credit())
-        alone = not following or recipe.judge.judges  # a judge may be the policy after this step
-        ahead = None if alone else NextStep(step + 1, following, runner.check)
-        spans, later = runner.wait_for(batches), step + rollouts.lag + 1
-        yield PlayedStep(step, spans, ahead, partial(_draw_before, run.end, draw, later))
+        ahead = () if recipe.judge.judges else begun  # a judge may be the policy after this step
+        draw_next = partial(_draw_before, run.end, draw, step + rollouts.lag + 1)
+        yield PlayedStep(step, runner.wait_for(batches), ahead, runner.check, draw_next)
 
 
 def _draw_before(end: Callable[[], int], draw: Callable[[int], Path], step: int) -> None:
@@ -157,7 +148,8 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
     for step, first, _ in steps:
         batches, checkpoint = [*first], max(step - rollouts.lag, 0)
         for number in range(1, rollouts.rounds):
-            teaching, calls = measure_yield(wait_for_batches(batches))
+            wait([*batches])
+            teaching, calls = measure_yield([batch.result() for batch in batches])
             if teaching >= rollouts.groups if trained_calls is None else calls >= trained_calls:
                 break
             batches += submit(step, checkpoint, number)

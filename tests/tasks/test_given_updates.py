@@ -78,8 +78,8 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     updater = trained.updater()
     made = []
     for step in range(3):
-        updater.follow_with(NextUpdate(step + 1, lambda step=step: [trained.datums(step + 1)]))
-        made.append(updater.update(step, [trained.datums(step)]))
+        ahead = NextUpdate(step + 1, lambda step=step: [trained.datums(step + 1)])
+        made.append(updater.update(step, [trained.datums(step)], next_update=ahead))
     rows = [(row["phase"], row["step"]) for row in read_log(trained.ledger.path)]
     assert rows == [
         *[("saved", 0), ("intent", 1), ("intent", 2), ("saved", 1)],
@@ -98,8 +98,8 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     trained: Trained,
 ) -> None:
     updater = trained.updater()
-    updater.follow_with(NextUpdate(1, lambda: [trained.datums(1)]))
-    updater.update(0, [trained.datums(0)])
+    ahead = NextUpdate(1, lambda: [trained.datums(1)])
+    updater.update(0, [trained.datums(0)], next_update=ahead)
     known = trained.ledger.at(1)
     trained.ledger.add(replace(known, sampler="tinker://gone:train:0/sampler_weights/none"))
     tokens = [[5, 6, 7, 8]]
