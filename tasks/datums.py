@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -250,11 +250,11 @@ class UpdateMethod:
     """Method of an update: the loss with its settings, and the optimizer, in a run of `steps`.
 
     The datums are split evenly, in their order, into the optimizer's `substeps` minibatches with an
-    optimizer step each, `epochs` times over; datums of a pair stay together. `by_batch` makes a
-    forward-backward pass of each rollout batch instead, and one optimizer step. With an `expert`, a
-    step has a second file of datums. Each minibatch gets a part of both files, whose losses are
-    weighted 1 - µ and µ. A `divergence` in the loss is a second term of the datums of the first
-    file, of the log-probabilities that the pass of the first term returns.
+    optimizer step each, `epochs` times over; datums of a pair stay together. `by_batch`, of which
+    one optimizer step is made, each rollout batch has a forward-backward pass of its own. With an
+    `expert`, a step has a second file of datums. Each minibatch gets a part of both files, whose
+    losses are weighted 1 - µ and µ. A `divergence` in the loss is a second term of the datums of
+    the first file, of the log-probabilities that the pass of the first term returns.
     """
 
     loss: str
@@ -281,35 +281,32 @@ class UpdateMethod:
             terms.append(Term(self.expert.loss, {}, share, file=1))
         return terms
 
-    def request(self, step: int, optimizer_steps: Sequence[Sequence[Pass]]) -> UpdateRequest:
-        """Request the optimizer steps of a step by its learning rate."""
-        adam = self.optimizer.model_dump(include={*tinker.AdamParams.model_fields})
-        adam["learning_rate"] *= self.optimizer.share(step, self.steps)
-        return UpdateRequest(optimizer_steps, tinker.AdamParams(**adam))
+    def request(self, step: int, units: Sequence[Units]) -> UpdateRequest:
+        """Request the optimizer steps of a step, by the units of each of its terms.
 
-    def minibatches(self, step: int, units: Sequence[Units]) -> list[list[Pass]]:
-        """Split the units of each term of a step; return the passes before each optimizer step."""
+        Each optimizer step has a part of every term's units, in one pass or, `by_batch`, in a pass
+        of each unit.
+        """
         terms = self.terms(step)
-        losses = [term.service_loss() for term in terms]
-        beside = [term.loss == DIVERGENCE for term in terms]
-        parts = min(self.optimizer.substeps, max(map(len, units)))
-        split = zip(*(_split_units(of_term, parts) for of_term in units), strict=True)
+        parts = min(self.optimizer.substeps, max(map(len, units), default=0))
         epoch = [
             [
-                Pass(datums, losses[term], term, beside[term])
-                for term, datums in enumerate(of_terms)
+                Pass(datums, term.service_loss(), number, term.loss == DIVERGENCE)
+                for number, (term, own) in enumerate(zip(terms, of_terms, strict=True))
+                for datums in (own if self.by_batch else [[*chain(*own)]])
                 if datums
             ]
-            for of_terms in split
+            for of_terms in zip(*(_split(of_term, parts) for of_term in units), strict=True)
         ]
-        return epoch * self.optimizer.epochs
+        adam = self.optimizer.model_dump(include={*tinker.AdamParams.model_fields})
+        adam["learning_rate"] *= self.optimizer.share(step, self.steps)
+        return UpdateRequest(epoch * self.optimizer.epochs, tinker.AdamParams(**adam))
 
     def optimizer_steps(self, datums: int) -> int:
         """Count the optimizer steps of a step by the datums of its largest file."""
-        one = self.by_batch and datums
-        return 1 if one else min(self.optimizer.substeps, datums) * self.optimizer.epochs
+        return min(self.optimizer.substeps, datums) * self.optimizer.epochs
 
 
-def _split_units(units: Units, parts: int) -> list[list[tinker.Datum]]:
+def _split(units: Units, parts: int) -> list[Units]:
     bounds = [len(units) * part // parts for part in range(parts + 1)] if parts else []
-    return [[datum for unit in units[low:high] for datum in unit] for low, high in pairwise(bounds)]
+    return [units[low:high] for low, high in pairwise(bounds)]

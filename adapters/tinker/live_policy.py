@@ -68,13 +68,13 @@ class ServiceLoss:
 class Pass:
     """Datums of a forward-backward pass, and their loss, which is one of the terms of a step's.
 
-    A pass with `beside` has the tokens and log-probabilities of the pass before it.
+    A pass with the `same_tokens` as the pass before it has that one's log-probabilities.
     """
 
     datums: Sequence[Datum]
     loss: ServiceLoss
     term: int = 0
-    beside: bool = False
+    same_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class LivePolicy:
     def accumulate(self, step: int, asked: Pass) -> None:
         """Submit a forward-backward pass, whose gradient is added to those of the passes before.
 
-        A loss with a derivative waits for a forward pass first or, beside another pass, for that.
+        A loss with a derivative waits for the pass before it, if that has the same tokens, or else
+        for a forward pass.
         """
         datums, loss = asked.datums, asked.loss
         if loss.derivative is not None:
@@ -201,8 +202,8 @@ class LivePolicy:
 
     def _weigh(self, step: int, asked: Pass, derivative: Derivative) -> list[Datum]:
         datums = asked.datums
-        if asked.beside:
-            (logprobs,) = self._logprobs_of(self._outputs[-1:], "the loss that a term is beside")
+        if asked.same_tokens:
+            (logprobs,) = self._logprobs_of(self._outputs[-1:], "the pass of the same tokens")
         else:
             logprobs = self._forward(
                 step, datums, asked.loss, "the forward pass of a loss by weights"

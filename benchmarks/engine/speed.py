@@ -357,7 +357,7 @@ def updating_by(measured: Measured, batch: pa.Table, loss: str) -> Run:
     live = LivePolicy(service, service.create("a training client", create, **vars(lora)))
     method = UpdateMethod(loss, {}, Optimizer(learning_rate=1e-5), steps=1)
     units = [[datum] for datum in to_datums(batch, loss)]
-    request = method.request(0, method.minibatches(0, [units]))
+    request = method.request(0, [units])
     return lambda: live.result(live.submit(0, request))
 
 

@@ -132,8 +132,8 @@ class Step:
             units_of(to_datums(rows, term.loss, term.settings, term.factor), term.loss)
             for term in method.terms(0)
         ]
-        (passes,) = method.minibatches(0, units)
-        return passes
+        (passes,) = method.request(0, units).optimizer_steps
+        return [*passes]
 
     def compare(self, gradient: Gradient, exact: Exact) -> Beside:
         """Compare a gradient with the exact one."""
@@ -209,20 +209,22 @@ def kl_term(step: Step, estimator: str, placement: Placement) -> list[Pass]:
     advantage = "none" if placement == "reward" else "zero"
     kl = Divergence.model_construct(coefficient=1.0, estimator=estimator, placement=placement)
     credit = CreditAssignment(Algorithm.model_construct(advantage=advantage, kl=kl))
-    method = UpdateMethod("importance_sampling", {}, Optimizer(), 1, divergence=kl)
+    method = UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), 1, divergence=kl)
     return step.term(credit, method)
 
 
 def advantage_term(step: Step, loss: str, settings: Settings) -> list[Pass]:
     """Return the passes of k1 in the advantage, with a loss."""
     credit = CreditAssignment(Algorithm(advantage="zero", kl=Divergence(coefficient=1)))
-    return step.term(credit, UpdateMethod(loss, settings, Optimizer(), 1))
+    return step.term(credit, UpdateMethod(loss, settings, Optimizer(learning_rate=0.1), 1))
 
 
 def entropy_term(step: Step) -> list[Pass]:
     """Return the passes of an entropy bonus alone."""
     credit = CreditAssignment(Algorithm(advantage="zero", entropy_coefficient=1))
-    return step.term(credit, UpdateMethod("importance_sampling", {}, Optimizer(), 1))
+    return step.term(
+        credit, UpdateMethod("importance_sampling", {}, Optimizer(learning_rate=0.1), 1)
+    )
 
 
 def compare_placements(step: Step) -> Iterator[tuple[str, Placement, Beside]]:

@@ -19,7 +19,6 @@ from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.live_policy import (
     LivePolicy,
     LoraSpec,
-    Pass,
     UpdateRequest,
     UpdateResult,
     apart,
@@ -138,14 +137,12 @@ class RecordedSteps:
             for term in terms
         ]
         if method.by_batch and of_terms[0]:
-            loss = terms[0].service_loss()
-            batches = self.source.batches(step, of_terms[0])
-            passes = [[Pass(batch, loss) for batch in batches if batch]]
+            units = [[batch for batch in self.source.batches(step, of_terms[0]) if batch]]
         else:
             named = zip(of_terms, terms, strict=True)
-            passes = method.minibatches(step, [units_of(own, term.loss) for own, term in named])
+            units = [units_of(own, term.loss) for own, term in named]
         evidence = self._evidence(step, paths[0], of_terms[0])
-        request = method.request(step, passes)
+        request = method.request(step, units)
         return StepDatums(step, [*map(len, of_terms)], request, method, evidence)
 
     def restored(self, step: int) -> StepDatums:

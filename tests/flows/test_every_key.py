@@ -194,7 +194,7 @@ def consumed(recipe: Recipe, key: str) -> Any:
         method = recipe.update_method()
         requests = [method.request(step, []).optimizer.model_dump() for step in steps]
         units: Any = [[number] for number in range(16)]
-        passes = method.minibatches(0, [units] * len(method.terms(0)))
+        passes = method.request(0, [units] * len(method.terms(0))).optimizer_steps
         datums = [[asked.datums for asked in of_step] for of_step in passes]
         return requests, datums
     if section in ("evaluation", "checkpoints"):

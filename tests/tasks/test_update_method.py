@@ -1,5 +1,6 @@
 """Learning-rate schedules and the minibatches of an update, by numbers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
 ) -> None:
     datums: list = list(range(count))
     made = method(substeps, epochs)
-    minibatches = [part.datums for (part,) in made.minibatches(0, [[[datum] for datum in datums]])]
+    request = made.request(0, [[[datum] for datum in datums]])
+    minibatches = [part.datums for (part,) in request.optimizer_steps]
     assert [datum for part in minibatches for datum in part] == datums * epochs
     sizes = {len(part) for part in minibatches}
     assert not sizes or (min(sizes) > 0 and max(sizes) - min(sizes) <= 1)
@@ -83,9 +85,9 @@ def test_minibatches_hold_every_datum_once_an_epoch_and_differ_by_at_most_one(
 
 def test_optimizer_steps_are_taken_by_minibatch_and_otherwise_once() -> None:
     units: Any = [[number] for number in range(4)]
-    assert len(method().minibatches(0, [units])) == 1
-    assert len(method(substeps=2).minibatches(0, [units])) == 2
-    assert len(method(epochs=2).minibatches(0, [units])) == 2
+    assert len(method().request(0, [units]).optimizer_steps) == 1
+    assert len(method(substeps=2).request(0, [units]).optimizer_steps) == 2
+    assert len(method(epochs=2).request(0, [units]).optimizer_steps) == 2
     assert method(by_batch=True).optimizer_steps(5) == 1
     assert method(by_batch=True).optimizer_steps(0) == 0
 
@@ -100,7 +102,7 @@ ROW: dict[str, Any] = {
 }
 
 
-def weights_sent(passes: list[Pass]) -> float:
+def weights_sent(passes: Sequence[Pass]) -> float:
     """Sum the weights of cross-entropy that the passes of an optimizer step come to."""
     total = 0.0
     for asked in passes:
@@ -122,7 +124,7 @@ def test_a_minibatch_of_rollouts_has_its_part_of_the_step_s_mean() -> None:
     for substeps, each in ((1, 1.0), (2, 0.5), (4, 0.25)):
         made = replace(method(substeps), loss="cross_entropy")
         units = units_of(to_datums(rows, "cross_entropy"), "cross_entropy")
-        assert [*map(weights_sent, made.minibatches(0, [units]))] == [each] * substeps
+        assert [*map(weights_sent, made.request(0, [units]).optimizer_steps)] == [each] * substeps
 
 
 def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
@@ -136,11 +138,11 @@ def test_a_minibatch_of_pairs_has_the_mean_over_its_own() -> None:
     for substeps in (1, 2, 4):
         made = replace(method(substeps), loss="dpo", loss_settings={"beta": 0.1})
         units = units_of(to_datums(rows, "dpo", {"beta": 0.1}), "dpo")
-        found = [*map(weights_sent, made.minibatches(0, [units]))]
+        found = [*map(weights_sent, made.request(0, [units]).optimizer_steps)]
         assert found == pytest.approx([0.1] * substeps)
 
 
-def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
+def test_a_penalty_in_the_loss_is_a_pass_of_the_tokens_of_its_minibatch() -> None:
     """It has the coefficient, and beside an expert the share of the rollouts."""
     rows = pa.Table.from_pylist(
         [ROW | {"references": [0.0, -2.0]}] * 4, schema=REFERENCE_DATUM_SCHEMA
@@ -155,8 +157,8 @@ def test_a_penalty_in_the_loss_is_a_pass_beside_that_of_its_minibatch() -> None:
         units_of(to_datums(rows, one.loss, one.settings, one.factor), one.loss)
         for one in (main, kept)
     ]
-    for passes in made.minibatches(0, [*units, []]):
-        assert [(asked.term, asked.beside, len(asked.datums)) for asked in passes] == [
+    for passes in made.request(0, [*units, []]).optimizer_steps:
+        assert [(asked.term, asked.same_tokens, len(asked.datums)) for asked in passes] == [
             (0, False, 2),
             (1, True, 2),
         ]

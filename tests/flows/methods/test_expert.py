@@ -102,9 +102,10 @@ def test_a_minibatch_has_its_part_of_both_sources() -> None:
         algorithm={"expert": EXPERT}, optimizer={"substeps": 2, "learning_rate": 0.1}
     ).update_method()
     units: Any = [[[number] for number in range(4)], [[number] for number in range(10, 17)]]
-    made = [[(one.term, [*one.datums]) for one in step] for step in method.minibatches(0, units)]
+    steps = method.request(0, units).optimizer_steps
+    made = [[(one.term, [*one.datums]) for one in step] for step in steps]
     assert made == [[(0, [0, 1]), (1, [10, 11, 12])], [(0, [2, 3]), (1, [13, 14, 15, 16])]]
-    nothing_played = method.minibatches(0, [[], units[1]])
+    nothing_played = method.request(0, [[], units[1]]).optimizer_steps
     assert [[one.term for one in step] for step in nothing_played] == [[1], [1]]
 
 

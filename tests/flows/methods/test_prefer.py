@@ -117,7 +117,7 @@ def test_a_pair_is_of_one_minibatch(whole: RunFolder) -> None:
     datums = to_datums(recorded, method.loss)
     passes = [
         [int(datum.loss_fn_inputs["pair"].data[0]) for datum in part.datums]
-        for (part,) in method.minibatches(0, [units_of(datums, method.loss)])
+        for (part,) in method.request(0, [units_of(datums, method.loss)]).optimizer_steps
     ]
     assert passes == [[0, 0], [1, 1, 2, 2], [3, 3], [4, 4, 5, 5]]
     assert method.optimizer_steps(recorded.num_rows) == len(passes)
