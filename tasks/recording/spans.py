@@ -227,8 +227,8 @@ def count_tokens(spans: Sequence[Span], aside: Sequence[Span] = ()) -> CallToken
                 use = USED
         else:
             continue
-        beside = span.get("attributes") or {}
-        cached, cost = beside.get("cached_tokens", 0), beside.get("cost")
+        attributes = span.get("attributes") or {}
+        cached, cost = attributes.get("cached_tokens", 0), attributes.get("cost")
         prefill = (span.get("gen_ai_usage_input_tokens") or 0) - cached
         own = sums[span.get("run_id"), span["role"], use, span.get("gen_ai_provider_name") != OTHER]
         own.update(calls=1, prefill=prefill, cached=cached, sampled=sampled)

@@ -391,7 +391,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert tensors(updater, address) == undisturbed
 
 
-def test_what_is_done_beside_an_update_is_done_after_its_begin_and_before_its_checkpoint(
+def test_what_is_done_during_an_update_is_done_after_its_begin_and_before_its_checkpoint(
     make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
 ) -> None:
     updater, seen = make_updater(), list[tuple[int | None, int]]()
@@ -404,7 +404,7 @@ def test_what_is_done_beside_an_update_is_done_after_its_begin_and_before_its_ch
     assert tensors(updater, address) == undisturbed
 
 
-def test_an_error_beside_an_update_leaves_it_in_doubt_to_be_made_again_on_rebuilt_weights(
+def test_an_error_during_an_update_leaves_it_in_doubt_to_be_made_again_on_rebuilt_weights(
     make_updater: MakeUpdater, address: Address, undisturbed: list[bytes]
 ) -> None:
     updater = make_updater()
