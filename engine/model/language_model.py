@@ -23,7 +23,13 @@ from ratchet.engine.model.attention import (
     LayerKind,
     LoraLinear,
 )
-from ratchet.engine.model.products import Products, TiledProducts, Workers, choose_products
+from ratchet.engine.model.products import (
+    Products,
+    TiledProducts,
+    Workers,
+    choose_products,
+    tile_products,
+)
 from ratchet.engine.model.segments import Segment, SegmentAttention
 
 TOLERANCE = 1e-3
@@ -151,7 +157,8 @@ class LanguageModel:
         weights = [group.weight for group in self.groups]
         rounded = any(weight.dtype != torch.float32 for weight in weights)
         if self.size <= LARGEST_MERGED and not rounded:
-            return TiledProducts()
+            widths = (self.cache_shape[2], *(weight.shape[1] for weight in weights))
+            return tile_products(weights, widths)
         chosen = choose_products(weights)
         if rounded and isinstance(chosen, TiledProducts):
             raise RequestRefused(

@@ -2,15 +2,16 @@
 
 Sampling needs products whose rows have the same bits however many rows are computed at once.
 Products by tiles have this property because each is a batch of products of TILE rows, and the
-kernel sees one shape. oneDNN's products have it from two rows on, and in float32 they may take half
-the time of torch's own on x86. `choose_products` tries the property out.
+kernel sees one shape; many kernels sum two rows in a tile's order too, which `tile_products` tries
+out. oneDNN's products have the property from two rows on, and in float32 they may take half the
+time of torch's own on x86. `choose_products` tries that out.
 """
 
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -22,9 +23,11 @@ little when few rows are computed. 16 is a multiple of the vector width."""
 TRAINING_TILE = 64
 """Rows of one product by tiles in training, which has many rows at once."""
 
-PROBES = ((2, 1), (2, 2), (3, 4), (16, 1), (17, 2), (64, 1), (100, 4))
-"""Numbers of rows, and of the threads that share their product. Each product must equal the first
-rows of a product by one thread of twice the largest number of rows."""
+FEW = 2
+"""Rows of the smallest product: one of a single row is summed in another order."""
+
+MANY = 13 * TILE
+"""Rows of a product in a trial, with whose first rows the products of its probes must agree."""
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest accepted error of a product by its type, relative to the largest number in it."""
@@ -36,63 +39,45 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """A LoRA's weights of one layer: A [rank, in] and B [out, rank]."""
 
 
-class Products(Protocol):
-    """Products x Wᵀ of rows x [..., in] with weights W [out, in]."""
+class TiledProducts:
+    """Products by torch's own kernels, in sampling over tiles of TILE rows.
 
-    granule: int
-    """Granule: sampling computes a multiple of this number of rows."""
+    Fewer rows than a tile are a multiple of `granule`. Both kinds of products have these methods,
+    which compute x Wᵀ of rows x [..., in] with weights W [out, in].
+    """
 
-    training_granule: int
+    probes = tuple((rows, 1) for rows in range(FEW, TILE, FEW))
+    """Numbers of rows, and of the threads that share their product, that a trial tries."""
+    training_granule = TRAINING_TILE
     """Number of rows, of which a multiple is trained without rows that are computed in vain."""
-
-    shared: bool
+    shared = False
     """Whether a product has the same bits if torch's threads share it."""
 
+    def __init__(self, granule: int = TILE) -> None:
+        self.granule = granule
+
+    def round_up(self, rows: int) -> int:
+        """Return the number of rows that sampling computes for so many."""
+        return rows + -rows % (self.granule if rows < TILE else TILE)
+
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the form of a frozen weight that `multiply` takes fastest."""
-        ...
+        """Return a frozen weight as `multiply` takes it, by which few rows sum as a tile does."""
+        return weight.detach().t().contiguous()
 
     def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         """Compute x Wᵀ with a packed weight, without a gradient."""
-        ...
-
-    def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
-        """Compute outputs + (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
-        ...
-
-    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Compute x Wᵀ of training, with any weight and without a gradient."""
-        ...
-
-    def add_product(
-        self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute outputs + x Wᵀ of training; outputs may be overwritten."""
-        ...
-
-
-class TiledProducts:
-    """Products by torch's own kernels, in sampling over tiles of TILE rows."""
-
-    granule = TILE
-    training_granule = TRAINING_TILE
-    shared = False
-
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return Wᵀ as a view, made once because creating a view at every call is slow."""
-        return weight.detach().t()
-
-    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         tiles = _tiles(rows)
         return torch.bmm(tiles, packed.expand(len(tiles), -1, -1)).view(*rows.shape[:-1], -1)
 
     def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
+        """Compute outputs + (x Aᵀ) Bᵀ without a gradient; outputs may be overwritten."""
         a, b = packed
         low = _tiles(self.multiply(rows, a))
         _tiles(outputs).baddbmm_(low, b.expand(len(low), -1, -1))
         return outputs
 
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Compute x Wᵀ of training, with any weight and without a gradient."""
         tiles, transposed = _padded_tiles(rows), weight.t()
         products = torch.bmm(tiles, transposed.expand(len(tiles), -1, -1))
         return _untiled(products, rows)
@@ -100,6 +85,7 @@ class TiledProducts:
     def add_product(
         self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
+        """Compute outputs + x Wᵀ of training; outputs may be overwritten."""
         tiles, transposed = _padded_tiles(rows), weight.t()
         sums = _padded_tiles(outputs).baddbmm_(tiles, transposed.expand(len(tiles), -1, -1))
         return _untiled(sums, rows)
@@ -111,9 +97,12 @@ class OneDnnProducts:
     A product of a single row has other bits than the same row among others.
     """
 
-    granule = 2
+    probes = ((2, 1), (2, 2), (3, 4), (16, 1), (17, 2), (64, 1), (100, 4))
     training_granule = 2
     shared = True
+
+    def round_up(self, rows: int) -> int:
+        return rows + rows % 2
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a copy in oneDNN's layout, without which few rows take as long as many."""
@@ -135,15 +124,27 @@ class OneDnnProducts:
         return _multiply_and_add(rows, weight, outputs)
 
 
+Products: TypeAlias = TiledProducts | OneDnnProducts
+
+
 def choose_products(weights: Iterable[torch.Tensor]) -> Products:
     """Return oneDNN's products for large layers on an x86 CPU where a trial finds them sound."""
-    shapes = {weight.shape: weight for weight in weights}
+    shapes = {weight.shape: weight for weight in weights}.values()
     found = OneDnnProducts()
-    if all(map(_is_served, shapes.values())) and all(
-        is_sound(found, weight) for weight in shapes.values()
-    ):
+    if all(map(_is_served, shapes)) and all(is_sound(found, weight) for weight in shapes):
         return found
     return TiledProducts()
+
+
+def tile_products(weights: Iterable[torch.Tensor], widths: Iterable[int]) -> TiledProducts:
+    """Return products by tiles, or of fewer rows where a trial finds that these have their bits.
+
+    Rows of other widths than a tile's multiples would end within a vector of the processor if they
+    are few, and its rest is rounded in another way.
+    """
+    found, shapes = TiledProducts(FEW), {weight.shape: weight for weight in weights}.values()
+    whole = all(width % TILE == 0 for width in widths)
+    return found if whole and all(is_sound(found, one) for one in shapes) else TiledProducts()
 
 
 def _is_served(weight: torch.Tensor) -> bool:
@@ -168,14 +169,14 @@ def is_sound(products: Products, weight: torch.Tensor) -> bool:
     The error of a product is at most the rounding error of its type.
     """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn((2 * max(PROBES)[0], weight.shape[1]), generator=generator)
+    rows = torch.randn((MANY, weight.shape[1]), generator=generator)
     packed = products.pack(weight)
     many = _multiply_by(1, products, rows, packed)
     exact = F.linear(rows, weight.float())
     accepted = ROUNDING[weight.dtype] * exact.abs().max()
     return bool((many - exact).abs().max() <= accepted) and all(
         torch.equal(_multiply_by(threads, products, rows[:count], packed), many[:count])
-        for count, threads in PROBES
+        for count, threads in products.probes
     )
 
 
@@ -195,8 +196,8 @@ def _multiply_by(
 
 
 def _tiles(rows: torch.Tensor) -> torch.Tensor:
-    """View rows [..., width] as tiles [n / TILE, TILE, width]."""
-    return rows.view(-1, TILE, rows.shape[-1])
+    """View rows [..., width] as tiles [n / TILE, TILE, width], or as a smaller one."""
+    return rows.view(-1, min(TILE, rows.numel() // rows.shape[-1]), rows.shape[-1])
 
 
 def _padded_tiles(rows: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The forward pass of sampling, whose results do not depend on what shares the batch.
 
 The same request gives the same bits whatever is computed beside it. A row of a matrix product
-keeps its bits however many rows there are (`engine/model/products.py`), if their number is a
-multiple of the products' granule: the rows of each LoRA are padded to one. Attention depends on a
+keeps its bits however many rows there are (`engine/model/products.py`), if their number is one
+that `Products.round_up` gives: the rows of each LoRA are padded to one. Attention depends on a
 token's sequence and position alone; normalisations and activations work row by row.
 
 The tokens of a prompt are computed in chunks of CHUNK positions, and each chunk in a product of one
@@ -10,7 +10,7 @@ shape, over the keys up to the chunk's end. So it makes no difference which of a
 read in this step and which were read before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -107,42 +107,42 @@ class CachedGroup:
     rows: torch.Tensor
     lengths: torch.Tensor
     places: torch.Tensor
-    masks: dict[int, torch.Tensor] = field(default_factory=dict)
-    known: list[list[torch.Tensor]] = field(init=False)
-    """By kind and layer, the keys (0) or values (1) [sequences · heads, capacity, width]."""
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    keys: Sequence[torch.Tensor] = field(init=False)
+    """By layer, the keys [sequences · heads, width, capacity]."""
+    values: Sequence[torch.Tensor] = field(init=False)
+    """By layer, the values [sequences · heads, capacity, width]."""
 
     def __post_init__(self) -> None:
         mine = self.pool.data[:, :, self.first : self.first + len(self.rows)].flatten(2, 3)
-        self.known = [[*kind] for kind in mine]
+        self.keys, self.values = mine[0].transpose(2, 3).unbind(), mine[1].unbind()
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attended values [sequences, heads, width]."""
-        count = len(self.rows)
-        query = call.query.index_select(0, self.rows) * call.scale
+        query = call.query.index_select(0, self.rows).mul_(call.scale)
         for which, packed in enumerate((call.key, call.value)):
             self.pool.store(which, call.layer, self.places, packed.index_select(0, self.rows))
-        keys, values = (kind[call.layer] for kind in self.known)
-        heads, width = call.key.shape[1:]
-        shared = query.shape[1] // heads
+        _, heads, width = call.key.shape
+        count, shared = len(self.rows), query.shape[1] // heads
         grouped = query.view(-1, shared, width)
         if width >= WIDE:
             grouped = F.pad(grouped, (0, 0, 0, -shared % WIDE_ROWS))
-        scores = torch.bmm(grouped, keys.transpose(1, 2))
+        scores = torch.bmm(grouped, self.keys[call.layer])
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
         scores.view(count, -1, self.pool.capacity).add_(self.mask(call.window))
-        return torch.bmm(scores.softmax(-1), values)[:, :shared].reshape(count, -1, width)
+        values = torch.bmm(scores.softmax(-1), self.values[call.layer])
+        return values[:, :shared].reshape(count, -1, width)
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Return [sequences, 1, capacity]: 0 where the new token may attend, -inf elsewhere."""
-        reach = min(window or self.pool.capacity, self.pool.capacity)
-        if reach not in self.masks:
+        if (mask := self.masks.get(window)) is None:
             positions = torch.arange(self.pool.capacity, device=self.rows.device)
             behind = self.lengths[:, None] - positions
-            hidden = (behind < 0) | (behind >= reach)
+            hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
             mask = torch.zeros(hidden.shape, device=self.rows.device)
-            self.masks[reach] = mask.masked_fill_(hidden, float("-inf"))[:, None]
-        return self.masks[reach]
+            mask = self.masks[window] = mask.masked_fill_(hidden, float("-inf"))[:, None]
+        return mask
 
 
 @dataclass(slots=True)
@@ -158,34 +158,23 @@ class SamplingAttention:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         parts = [group.attend(call) for group in self.groups]
-        return torch.cat(parts).index_select(0, self.order)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A prompt that is read from its position `known` on.
-
-    `place` is that token's place in the packed row; `entry` holds the prompt's keys and values.
-    """
-
-    entry: int
-    known: int
-    length: int
-    place: int
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined.index_select(0, self.order)
 
 
 def prompt_group(
-    pool: Pool, readings: list[Reading], order: np.ndarray, offset: int
+    pool: Pool, prefills: list[Prefill], order: np.ndarray, offset: int
 ) -> tuple[PromptGroup, int]:
     """Group the prompts of a pool by chunk; fill `order` from `offset` on and return its end."""
     steps = np.arange(CHUNK)
     tables: dict[int, list[tuple[int, np.ndarray]]] = {}
-    for reading in readings:
-        for number in range(reading.known // CHUNK, (reading.length - 1) // CHUNK + 1):
+    for one in prefills:
+        known, length = one.known, len(one.prompt)
+        for number in range(known // CHUNK, (length - 1) // CHUNK + 1):
             positions = number * CHUNK + steps
-            read = (positions >= reading.known) & (positions < reading.length)
-            rows = reading.place + np.where(read, positions - reading.known, 0)
-            tables.setdefault(number, []).append((reading.entry, np.where(read, rows, -1)))
+            read = (positions >= known) & (positions < length)
+            rows = one.start + np.where(read, positions - known, 0)
+            tables.setdefault(number, []).append((one.entry, np.where(read, rows, -1)))
     chunks = []
     for number, members in sorted(tables.items()):
         entries, rows = (np.array(column) for column in zip(*members, strict=True))
@@ -195,10 +184,11 @@ def prompt_group(
         chunks.append(
             Chunks(number, _index(entries, pool), _index(np.where(rows < 0, some, rows), pool))
         )
-    spans = [(one.entry, np.arange(one.known, one.length), one.place) for one in readings]
-    rows = np.concatenate([place + np.arange(len(span)) for _, span, place in spans])
-    entries = np.concatenate([np.full(len(span), entry) for entry, span, _ in spans])
-    places = pool.places(entries, np.concatenate([span for _, span, _ in spans]))
+    spans = [np.arange(one.known, len(one.prompt)) for one in prefills]
+    reading = [*zip(prefills, spans, strict=True)]
+    rows = np.concatenate([one.start + np.arange(len(span)) for one, span in reading])
+    entries = np.concatenate([np.full(len(span), one.entry) for one, span in reading])
+    places = pool.places(entries, np.concatenate(spans))
     return PromptGroup(pool, _index(rows, pool), places, chunks), offset
 
 
@@ -236,26 +226,28 @@ class SamplingPass:
     """The group that was computed last, its inputs and its outputs."""
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
-        """Map inputs [1, rows, in], whose rows are multiples of the granule, to [1, rows, out].
+        """Map inputs [1, rows, in], as many as `round_up` gives, to [1, rows, out].
 
         The first layer of a group computes the outputs of all, which the others return.
         """
         group = layer.group
         if len(group.layers) == 1:
-            return self._compute(group, inputs)
+            return self.multiply(group, inputs)
         if self.last is None or self.last[0] is not group or self.last[1] is not inputs:
-            self.last = (group, inputs, self._compute(group, inputs))
+            self.last = (group, inputs, self.multiply(group, inputs))
         return self.last[2][..., layer.columns]
 
-    def _compute(self, group: LayerGroup, inputs: torch.Tensor) -> torch.Tensor:
+    def multiply(self, group: LayerGroup, inputs: torch.Tensor) -> torch.Tensor:
+        """Map inputs [..., rows, in] to the outputs of a group."""
         shares = self.head if group.kind == "unembedding" else self.body
         if len(shares) == 1:
             outputs = self._multiply(shares[0].lora, group, inputs)
         else:
             parts = [
-                self._multiply(one.lora, group, inputs[:, one.start : one.stop]) for one in shares
+                self._multiply(one.lora, group, inputs[..., one.start : one.stop, :])
+                for one in shares
             ]
-            outputs = torch.cat(parts, 1)
+            outputs = torch.cat(parts, -2)
         if group.bias is not None:
             outputs += group.bias
         return outputs
@@ -263,7 +255,7 @@ class SamplingPass:
     def _multiply(
         self, lora: LoraWeights | None, group: LayerGroup, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Multiply one LoRA's rows [1, n, in] by a group's weights, without the bias."""
+        """Multiply one LoRA's rows [..., n, in] by a group's weights, without the bias."""
         own = None if lora is None else self.ready[lora].get(group.name)
         if isinstance(own, torch.Tensor):
             return self.products.multiply(rows, own)
@@ -304,10 +296,10 @@ def split(
 
 
 class Strip:
-    """Concatenated numbers, padded to a multiple of `granule` at the end of each LoRA's share."""
+    """Concatenated numbers, padded at the end of each LoRA's share."""
 
-    def __init__(self, granule: int) -> None:
-        self.granule = granule
+    def __init__(self, round_up: Callable[[int], int]) -> None:
+        self._round_up = round_up
         self.parts: list[np.ndarray] = []
         self.length = 0
         self.shares: list[Share] = []
@@ -320,8 +312,9 @@ class Strip:
         return start
 
     def end_share(self, lora: LoraWeights | None) -> None:
-        self.add(np.zeros(-self.length % self.granule, dtype=np.int64))
         start = self.shares[-1].stop if self.shares else 0
+        rows = self.length - start
+        self.add(np.zeros(self._round_up(rows) - rows, dtype=np.int64))
         self.shares.append(Share(lora, start, self.length))
 
 
@@ -340,7 +333,7 @@ class Row:
         self.cache, self.prompts = caches
         self.device = self.cache.device
         self.products = products
-        strips = (Strip(products.granule) for _ in range(3))
+        strips = (Strip(products.round_up) for _ in range(3))
         self.tokens, self.positions, self.heads = strips
         self.prefills = prefills
         self.loras = list(dict.fromkeys([*active, *(prefill.lora for prefill in prefills)]))
@@ -384,13 +377,11 @@ class Row:
         order = np.zeros(self.tokens.length, dtype=np.int64)
         offset = 0
         groups: list[PromptGroup | CachedGroup] = []
-        read: dict[Pool, list[Reading]] = {}
+        read: dict[Pool, list[Prefill]] = {}
         for one in self.prefills:
-            length = len(one.prompt)
-            reading = Reading(one.entry, one.known, length, one.start)
-            read.setdefault(self.prompts.pool(length), []).append(reading)
-        for pool, readings in read.items():
-            prompts, offset = prompt_group(pool, readings, order, offset)
+            read.setdefault(self.prompts.pool(len(one.prompt)), []).append(one)
+        for pool, prefills in read.items():
+            prompts, offset = prompt_group(pool, prefills, order, offset)
             groups.append(prompts)
         for capacity in np.unique(self.table.capacity[self.running]):
             group, places = self._cached_group(int(capacity))

@@ -17,12 +17,14 @@ from ratchet.engine.model.lora import LoraConfig, LoraWeights
 from ratchet.engine.model.products import (
     MOST_APART,
     ROUNDING,
+    TILE,
     OneDnnProducts,
     TiledProducts,
     Workers,
     choose_products,
     has_bfloat16,
     is_sound,
+    tile_products,
 )
 from ratchet.engine.model.segments import Segment, SegmentAttention
 from ratchet.engine.sampling import decoder
@@ -126,6 +128,29 @@ def test_products_that_depend_on_other_rows_or_are_not_in_float32_are_not_used()
     for dtype in TYPES:
         assert is_sound(OneDnnProducts(), weight.to(dtype))
         assert not is_sound(Uneven(), weight.to(dtype))
+
+
+class UnevenTiles(TiledProducts):
+    """Products by tiles, of which fewer rows are rounded in another way."""
+
+    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+        return super().multiply(rows, packed) * (1 + 1e-6 * (len(rows) < TILE))
+
+
+def test_few_rows_are_computed_alone_where_they_have_the_bits_of_a_tile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = weight_of((96, 64))
+    products = tile_products([weight], [64])
+    rows, packed = torch.randn(4 * TILE, 64), products.pack(weight)
+    many = products.multiply(rows, packed)
+    for count in range(1, 2 * TILE):
+        computed = products.round_up(count)
+        assert torch.equal(products.multiply(rows[:computed], packed), many[:computed])
+    assert products.round_up(TILE + 1) == 2 * TILE
+    assert tile_products([weight], [64, 40]).round_up(1) == TILE
+    monkeypatch.setattr("ratchet.engine.model.products.TiledProducts", UnevenTiles)
+    assert tile_products([weight], [64]).round_up(1) == TILE
 
 
 def test_small_models_and_other_devices_have_their_products_by_tiles() -> None:
