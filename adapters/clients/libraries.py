@@ -12,11 +12,14 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile, mkdtemp
@@ -57,6 +60,10 @@ TRANSPORTS = ("httpx._transports.default", "httpx2._transports.default")
 RESPONSES = "httpx._client"
 """Module of the streams that refer to their response. Those of httpx2 do not."""
 
+TORCH = "torch"
+HARDLY_TORCH = ("tinker", "transformers.models.auto.tokenization_auto")
+"""Modules that import torch, for a second, and seldom use it where a service computes."""
+
 PROTOCOLS = {False: ["http/1.1"], True: ["http/1.1", "h2"]}
 """Protocols that a client offers, without and with HTTP/2, which the Tinker SDK's asks for."""
 
@@ -95,10 +102,7 @@ def spare_machine() -> None:
 
 
 def keep_silent() -> None:
-    """Set the variables that the user has not set, and the logger's level.
-
-    The variables also reach the processes that this one starts.
-    """
+    """Set the variables that the user has not set, and the logger's level."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
     if logging.getLogger(CHATTER).level == logging.NOTSET:
@@ -111,6 +115,33 @@ def when_imported(name: str, then: Callable[[ModuleType], object]) -> None:
         then(sys.modules[name])
     else:
         sys.meta_path.insert(0, _Finder(name, then))
+
+
+def spare_torch() -> None:
+    """Have the SDK and the tokenizers import torch when they use it."""
+    for name in HARDLY_TORCH:
+        sys.meta_path.insert(0, _Finder(name, during=_torch_later))
+
+
+@contextmanager
+def _torch_later() -> Iterator[None]:
+    """Give modules that are imported in the block a torch that is imported at its first use."""
+
+    def use(name: str) -> object:
+        leave()
+        return getattr(import_module(TORCH), name)
+
+    def leave() -> None:
+        if sys.modules.get(TORCH) is later:
+            del sys.modules[TORCH]
+
+    later = ModuleType(TORCH)
+    later.__spec__, later.__getattr__ = find_spec(TORCH), use
+    sys.modules.setdefault(TORCH, later)
+    try:
+        yield
+    finally:
+        leave()
 
 
 @cache
@@ -135,11 +166,10 @@ class _Finder(MetaPathFinder):
     """A finder of one module, which asks the later finders. To find is not yet to import."""
 
     name: str
-    then: Callable[[ModuleType], object]
+    then: Callable[[ModuleType], object] = lambda _: None
+    during: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname != self.name:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
@@ -153,7 +183,8 @@ class _Finder(MetaPathFinder):
         execute = loader.exec_module
 
         def execute_and_tell(module: ModuleType) -> None:
-            execute(module)
+            with self.during():
+                execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.then(module)

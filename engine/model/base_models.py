@@ -164,8 +164,9 @@ LOCAL = "local/"
 TINY_CHAT = "local/tiny-chat"
 SHIPPED = Path(__file__).parents[1] / "tiny_chat"
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+CONFIG_FILE = "config.json"
 TOKENIZER_FILES = (
-    "config.json",
+    CONFIG_FILE,
     "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
@@ -220,9 +221,9 @@ def find(base_model: str) -> BaseModel:
 
 
 def _check_folder(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         raise RequestRefused(
-            f"there is no {folder / 'config.json'}; give the folder of a Hugging Face model"
+            f"there is no {folder / CONFIG_FILE}; give the folder of a Hugging Face model"
         )
     return folder.resolve()
 
@@ -254,13 +255,15 @@ def add_to_cache(model: BaseModel) -> None:
     if not model.name.startswith(LOCAL):
         return
     files = sorted({path for pattern in TOKENIZER_FILES for path in model.folder.glob(pattern)})
-    digest = sha1(usedforsecurity=False)
-    for path in files:
-        digest.update(path.name.encode() + path.read_bytes())
-    revision = digest.hexdigest()
+    contents = {path.name: path.read_bytes() for path in files}
+    config = json.loads(contents[CONFIG_FILE])
+    config.pop("dtype", None)  # of the weights; a client would import torch for it
+    contents[CONFIG_FILE] = json.dumps(config).encode()
+    said = b"".join(name.encode() + content for name, content in contents.items())
+    revision = sha1(said, usedforsecurity=False).hexdigest()
     entry = Path(constants.HF_HUB_CACHE) / f"models--{model.name.replace('/', '--')}"
     snapshot = entry / "snapshots" / revision
-    for path in files:
-        if not (snapshot / path.name).is_file():
-            write_file(snapshot / path.name, path.read_bytes())
+    for name, content in contents.items():
+        if not (snapshot / name).is_file():
+            write_file(snapshot / name, content)
     write_file(entry / "refs" / "main", revision.encode())

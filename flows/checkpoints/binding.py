@@ -30,7 +30,7 @@ from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 
-if TYPE_CHECKING:  # they import torch or Prefect, which take seconds
+if TYPE_CHECKING:  # they import the SDK or Prefect, which take seconds
     from ratchet.adapters.clients.scoring_server import ScoringServer
     from ratchet.adapters.tinker.service import PatientSampler, Service
     from ratchet.tasks.recovery.recorded_steps import Start
@@ -365,7 +365,7 @@ def _check_start(name: str, step: int, parent: RunFolder, trained: Model, model:
 
 
 def _optimizer_steps(recipe: RunRecipe, parent: RunFolder, policy: str, step: int) -> int | None:
-    from ratchet.tasks.recovery.recorded_steps import count_optimizer_steps  # imports torch
+    from ratchet.tasks.recovery.recorded_steps import count_optimizer_steps  # imports the SDK
 
     recipes, start = read_lineage(parent, recipe), find_start(recipe, parent, policy)
     methods = recipes.make(RunRecipe, lambda made: made.update_method())

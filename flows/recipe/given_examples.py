@@ -27,7 +27,7 @@ from ratchet.tasks.settings.run import HeldOut
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import the SDK, which takes a while
     from ratchet.tasks.given.given import Drawing, Given, GivenSource
     from ratchet.tasks.given.selections import Chosen
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy

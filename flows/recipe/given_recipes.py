@@ -32,7 +32,7 @@ from ratchet.tasks.settings.run import HeldOut, Optimizer
 from ratchet.tasks.settings.section import OTHERS, Needs, Refusals, Section
 from ratchet.tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import the SDK, which takes a while
     from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.given import GivenSource
     from ratchet.tasks.given.pairs import BoundPairs, WrittenPairs

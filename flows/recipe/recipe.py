@@ -36,7 +36,7 @@ from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import the SDK, which takes a while
     from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.given.given import GivenSource
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy

@@ -34,7 +34,7 @@ from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import ByStep, checksum, differences
 from ratchet.tasks.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import the SDK, which takes a while
     from ratchet.tasks.datums import UpdateMethod
     from ratchet.tasks.recovery.recorded_steps import StepSource, TrainedPolicy
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ratchet.tasks.algorithm.settings import Known, Settings
 
-if TYPE_CHECKING:  # it imports torch, which takes seconds
+if TYPE_CHECKING:  # it imports the SDK, which takes a while
     from tinker.types import LossFnType
 
 Columns = Mapping[str, np.ndarray]

@@ -46,7 +46,7 @@ from ratchet.tasks.algorithm.settings import (
     is_own,
 )
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
+if TYPE_CHECKING:  # they import the SDK, which takes a while
     from tinker.types import LossFnType
 
 POLICY_GRADIENT: Mapping[str, Input] = {

@@ -159,6 +159,9 @@ def test_tokenizer_of_a_local_id_is_in_the_hugging_face_cache(
     )
     assert tokenizer.encode("<|im_end|>") == [258]
     assert not list(hub.rglob("*.safetensors"))
+    [config] = hub.rglob("config.json")
+    assert "dtype" in (tiny_model / config.name).read_text()
+    assert "dtype" not in config.read_text(), "for which transformers would import torch"
 
 
 def test_base_model_folder_matches_every_spelling_of_its_path(

@@ -83,6 +83,21 @@ def test_the_flows_turn_telemetry_off_before_prefect_is_imported() -> None:
     assert ran.stdout.split() == ["False", *({**TELEMETRY, "DO_NOT_TRACK": "0"}).values()]
 
 
+TORCH_LATER = """
+import ratchet.flows, sys, tinker
+from transformers import AutoTokenizer
+print("torch" in sys.modules)
+values = tinker.TensorData([1.0], dtype="float32").to_torch()
+import torch
+print(values.dtype is torch.float32, tinker.TensorData.from_torch(values).data)
+"""
+
+
+def test_the_sdk_and_tokenizers_import_torch_when_they_use_it() -> None:
+    ran = subprocess.run([sys.executable, "-c", TORCH_LATER], capture_output=True, text=True)
+    assert ran.stdout.splitlines() == ["False", "True [1.0]"], ran.stderr
+
+
 FIRST_USE = """
 import sys, threading
 {before}
