@@ -1,9 +1,13 @@
 """The base class of a recipe's sections."""
 
+import ast
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import ClassVar, Self, get_args, get_origin
+from functools import cache
+from inspect import cleandoc, getsource
+from itertools import chain, pairwise
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -69,9 +73,7 @@ class Needs:
 class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     requirements: ClassVar[tuple[Needs, ...]] = ()
     """Rules of the class's own keys, which are checked before the refusals."""
@@ -79,6 +81,14 @@ class Section(BaseModel):
     def refusals(self) -> Refusals:
         """Yield the other rules in the order of their checks; the first broken one is said."""
         yield from ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """Explain the keys in Prefect's form."""
+        schema = handler(core_schema)
+        for name, own in handler.resolve_ref_schema(schema)["properties"].items():
+            own |= {"description": said} if (said := explained(cls)[name].description) else {}
+        return schema
 
     def gives(self, name: str) -> bool:
         """Return whether a setting has not its default."""
@@ -107,9 +117,32 @@ class Section(BaseModel):
         return self
 
 
+def explained(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return a section's keys with their docstrings, which pydantic would read at every import."""
+    for kind in (one for one in reversed(model.__mro__) if issubclass(one, Section)):
+        for name, said in _docstrings(kind.__module__).get(kind.__name__, {}).items():
+            if name in model.model_fields:
+                model.model_fields[name].description = said
+    return model.model_fields
+
+
+@cache
+def _docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Read the docstrings of the attributes of each class of a module."""
+    return {
+        one.name: {
+            ast.unparse(named.target): cleandoc(ast.literal_eval(said.value))
+            for named, said in pairwise(one.body)
+            if isinstance(named, ast.AnnAssign) and isinstance(said, ast.Expr)
+        }
+        for one in ast.parse(getsource(sys.modules[module])).body
+        if isinstance(one, ast.ClassDef)
+    }
+
+
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Iterate over the keys of a recipe, the sections among them; entries of a list are NAME."""
-    for name, field in model.model_fields.items():
+    for name, field in explained(model).items():
         yield prefix + name, field
         if section := section_of(field):
             yield from fields_of(section, f"{prefix}{name}.")
