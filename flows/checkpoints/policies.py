@@ -10,12 +10,7 @@ from threading import Lock
 from ratchet.adapters.calls import POLICY, Policy
 from ratchet.adapters.errors import listed
 from ratchet.adapters.tinker.live_policy import LoraSpec
-from ratchet.adapters.tinker.service import (
-    Service,
-    ServiceBroken,
-    ServiceFailed,
-    ServiceRefused,
-)
+from ratchet.adapters.tinker.service import Service, ServiceBroken, ServiceFailed, ServiceRefused
 from ratchet.flows.checkpoints.binding import check_state, find_start
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.recipe.service_needs import may_offer, tolerance_of

@@ -15,107 +15,49 @@ from ratchet.adapters.process.terminal import show
 from ratchet.flows.server.prefect_startup import begin_server, quiet_prefect
 
 COMMANDS = {
-    "init": (
-        "new_project:init",
-        "Write a project of your own: an agent, its data set, its recipe and its test.",
-    ),
-    "pins": ("new_project:pins", "Print the versions that Ratchet was tested with, for pip."),
-    "keys": ("recipes:keys", "List the keys of a recipe, for --set."),
-    "dryrun": (
-        "recipes:dryrun",
-        "Play a few examples, or show texts or pairs as they are trained, and train nothing.",
-    ),
-    "import trinity": (
-        "recipes:trinity",
-        "Make a recipe of Trinity-RFT's YAML, and say what has no counterpart.",
-    ),
-    "train": (
-        "training:train",
-        "Train a model: an agent's by its rewards or a teacher, on texts or pairs, or in stages.",
-    ),
-    "resume": (
-        "training:resume",
-        "Continue a run where it stopped, by the recipe it was started with.",
-    ),
-    "fork": (
-        "training:fork",
-        "Continue a copy of a run from any of its steps; earlier files are shared, not copied.",
-    ),
-    "replay": (
-        "training:replay",
-        "Train anew from a run's recorded rollouts, say with another algorithm; nothing is "
-        "sampled.",
-    ),
-    "sweep": (
-        "training:sweep",
-        "Train a recipe with several values of its keys, and choose the best run.",
-    ),
-    "evaluate": (
-        "checkpoints:evaluate",
-        "Score a model on held-out examples; one that was cut off goes on where it stopped.",
-    ),
-    "compare": (
-        "checkpoints:compare",
-        "Compare checkpoints and models on the same held-out examples, with the same seeds.",
-    ),
-    "promote": (
-        "checkpoints:promote",
-        "Give a checkpoint a name, in place of the one that had it.",
-    ),
-    "serve": (
-        "checkpoints:serve",
-        "Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin.",
-    ),
-    "export": (
-        "checkpoints:export",
-        "Write a checkpoint as a folder that transformers, PEFT and model servers load, checked.",
-    ),
-    "runs": ("runs:runs", "List the runs of this folder."),
-    "watch": ("runs:watch", "Show what a run of this machine does, until its end or Ctrl-C."),
-    "report": (
-        "runs:report",
-        "Write a page of HTML about a run, or about several: curves, time, costs and rollouts.",
-    ),
-    "board": (
-        "runs:board",
-        "Show the runs of this folder in a browser, also while they train, until Ctrl-C.",
-    ),
-    "sql": (
-        "runs:sql",
-        "Ask files of runs: spans, calls, rollouts, groups, trajectories, tokens, datums, steps.",
-    ),
-    "find": (
-        "runs:find",
-        "Find rollouts by what was said, by reward, error or tool, and show what was said in them.",
-    ),
-    "costs": (
-        "runs:costs",
-        "Show the tokens that a run has used, by purpose and kind, and their price.",
-    ),
-    "verify": (
-        "runs:verify",
-        "Check that a run has every file that it must, and its engine's, as they were written.",
-    ),
-    "debug": (
-        "runs:debug",
-        "Play a recorded rollout again, with its recorded answers, under your own debugger.",
-    ),
-    "server": ("servers:server", "Start a Prefect server with its UI, until Ctrl-C."),
-    "deploy": (
-        "servers:deploy",
-        "Put the deployments of prefect.yaml, the examples and a work pool on the Prefect server.",
-    ),
-    "worker": ("servers:worker", "Run what the Prefect server schedules, until Ctrl-C."),
-    "doctor": (
-        "servers:doctor",
-        "Say what a Tinker service offers, lacks, and takes but does not honour, by its values.",
-    ),
-    "fetch": (
-        "fetch_model:fetch",
-        "Bring a small real model onto this machine, as a base for a recipe.",
-    ),
+    "new_project": {
+        "init": "Write a project of your own: an agent, its data set, its recipe and its test.",
+        "pins": "Print the versions that Ratchet was tested with, for pip.",
+    },
+    "recipes": {
+        "keys": "List the keys of a recipe, for --set.",
+        "dryrun": "Play a few examples, or show texts or pairs as they are trained; train nothing.",
+        "import trinity": "Make a recipe of Trinity-RFT's YAML, and say what has no counterpart.",
+    },
+    "training": {
+        "train": "Train a model: by an agent's rewards, a teacher, texts or pairs, or in stages.",
+        "resume": "Continue a run where it stopped, by the recipe it was started with.",
+        "fork": "Continue a copy of a run from any of its steps; it shares the earlier files.",
+        "replay": "Train anew on a run's recorded rollouts, say by another algorithm.",
+        "sweep": "Train a recipe with several values of its keys, and choose the best run.",
+    },
+    "checkpoints": {
+        "evaluate": "Score a model on held-out examples; one that was cut off goes on.",
+        "compare": "Compare checkpoints and models on the same held-out examples and seeds.",
+        "promote": "Give a checkpoint a name, in place of the one that had it.",
+        "serve": "Serve a checkpoint to any OpenAI client, until Ctrl-C or the end of stdin.",
+        "export": "Write a checkpoint as a folder, checked, for transformers, PEFT and servers.",
+    },
+    "runs": {
+        "runs": "List the runs of this folder.",
+        "watch": "Show what a run of this machine does, until its end or Ctrl-C.",
+        "report": "Write a page of HTML about runs: curves, time, costs and rollouts.",
+        "board": "Show the runs of this folder in a browser, also while they train, until Ctrl-C.",
+        "sql": "Ask the files of runs, by SQL: spans, calls, rollouts, groups, tokens, steps.",
+        "find": "Find rollouts by words, reward, error or tool, and show what was said in them.",
+        "costs": "Show the tokens that a run has used, by purpose and kind, and their price.",
+        "verify": "Check that a run and its engine have every file, each as it was written.",
+        "debug": "Play a recorded rollout again, with its answers, under your own debugger.",
+    },
+    "servers": {
+        "server": "Start a Prefect server with its UI, until Ctrl-C.",
+        "deploy": "Put the deployments, the examples and a work pool on the Prefect server.",
+        "worker": "Run what the Prefect server schedules, until Ctrl-C.",
+        "doctor": "Say what a Tinker service offers, lacks, and takes but does not honour.",
+    },
+    "fetch_model": {"fetch": "Bring a small real model onto this machine, as a base for recipes."},
 }
-"""Commands by their words → the module and the function, whose parameters are the options; help."""
+"""Modules with commands → their words, whose last is the function's name → what they do."""
 
 Verbose = Annotated[bool, typer.Option(help="Show Prefect's own log.", callback=quiet_prefect)]
 """Option that is obeyed before its command begins: Prefect reads its log level when imported."""
@@ -144,10 +86,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class LateCommand(TyperCommand):
-    """A command whose module is imported when it is run, or when its own help is asked for.
-
-    A server that it needs begins to load before that.
-    """
+    """A command whose module is imported when it is run, or when its own help is asked for."""
 
     def load(self) -> Any:
         assert self.callback is not None
@@ -156,7 +95,7 @@ class LateCommand(TyperCommand):
         return get_command(one)
 
     def make_context(self, info_name: str | None, args: list[str], *of: Any, **extra: Any) -> Any:
-        """Read the command's words."""
+        """Read the command's words; a server that it needs begins to load before."""
         if info_name in FLOW_COMMANDS and "--help" not in args:
             quiet_prefect("--verbose" in args)  # the server reads this, too
             begin_server()
@@ -164,9 +103,7 @@ class LateCommand(TyperCommand):
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-imports = typer.Typer(
-    no_args_is_help=True, help="Make a recipe of another program's configuration."
-)
+imports = typer.Typer(no_args_is_help=True, help="Make a recipe of another's configuration.")
 app.add_typer(imports, name="import")
 
 
@@ -190,9 +127,11 @@ def _loading(target: str) -> Callable[[], Any]:
     return lambda: resolve_name(f"ratchet.flows.cli.{target}")
 
 
-for words, (target, said) in COMMANDS.items():
-    group, _, word = words.rpartition(" ")
-    (imports if group else app).command(word, help=said, cls=LateCommand)(_loading(target))
+for module, commands in COMMANDS.items():
+    for words, said in commands.items():
+        group, _, word = words.rpartition(" ")
+        late = _loading(f"{module}:{word}")
+        (imports if group else app).command(word, help=said, cls=LateCommand)(late)
 
 
 @app.command(context_settings=PASSED_ON, add_help_option=False)

@@ -87,9 +87,7 @@ def deploy_file(file: Path, name: str | None = None) -> list[Deployed]:
     variables = client_environment()
     check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
     pool = WorkPoolCreate(
-        name=POOL,
-        type=POOL_TYPE,
-        base_job_template=ProcessWorker.get_default_base_job_template(),
+        name=POOL, type=POOL_TYPE, base_job_template=ProcessWorker.get_default_base_job_template()
     )
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         client.create_work_pool(pool, overwrite=True)
