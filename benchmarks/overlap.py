@@ -29,13 +29,19 @@ class Overlap:
     """What the rows of the table differ in."""
 
     lag: int
+    streamed: int = 0
+    """Batches of a step that is streamed; 0 for one that is not, in four batches."""
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings of a recipe."""
-        return (f"rollouts.lag={self.lag}",)
+        if self.streamed:
+            return ("rollouts.stream=true", f"rollouts.batches={self.streamed}")
+        return (f"rollouts.lag={self.lag}", "rollouts.batches=4")
 
     def __str__(self) -> str:
+        if self.streamed:
+            return f"streamed, {self.streamed} batches"
         return "synchronous" if self.lag == 0 else f"lag {self.lag}"
 
 
@@ -70,14 +76,13 @@ def read_course(run: RunFolder) -> Course:
 
 def train(folder: Path, overlap: Overlap, seed: int, steps: int) -> Course:
     """Train a run, or read what it has left."""
-    run = RunFolder(folder / f"lag-{overlap.lag}-{seed}")
+    run = RunFolder(folder / f"lag-{overlap.lag}-streamed-{overlap.streamed}-{seed}")
     if len(read_metrics(run.metrics)) < steps:
         settings = (
             "agent=benchmarks.agents.slow_guessing:play",
             "dataset.path=datasets/guess_the_number.jsonl",
             'dataset.columns=["high","guesses","secret"]',
             "rollouts.groups=8",
-            "rollouts.batches=4",
             f"steps={steps}",
             f"seed={seed}",
             "evaluation.examples=64",
@@ -111,12 +116,14 @@ def main() -> None:
     """Train every row with every seed, and print the table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2, 4])
+    options.add_argument("--streamed", type=int, nargs="*", default=[])
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--steps", type=int, default=10)
     options.add_argument("--folder", type=Path, default=Path("runs/overlap"))
     arguments = options.parse_args()
     print(describe_machine(), flush=True)
     rows = [Overlap(lag) for lag in dict.fromkeys((0, *arguments.lag))]
+    rows += [Overlap(0, batches) for batches in arguments.streamed]
     courses: dict[Overlap, list[Course]] = {row: [] for row in rows}
     for seed in range(arguments.seeds):
         for row in rows:

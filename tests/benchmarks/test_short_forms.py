@@ -10,7 +10,7 @@ import pytest
 from benchmarks.peers.formulas import PEERS
 from tests.support.processes import ROOT
 
-OVERLAP = ("--lag", "0", "--seeds", "1", "--steps", "1", "--folder", "o")
+OVERLAP = ("--lag", "0", "--streamed", "2", "--seeds", "1", "--steps", "1", "--folder", "o")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
 ALONE = ("--seeds", "1", "--steps", "1")
 BY_SEED = ("--seeds", "1", "--set", "steps=1", "--folder", "d")
