@@ -190,7 +190,8 @@ def _data(manifest: Manifest) -> str:
 
 def _lineage(manifest: Manifest) -> str:
     """List the run's ancestors, the nearest first."""
-    lines = [f"- made {manifest['created']}, recipe {manifest['fingerprint'][:12]}"]
+    commit = f", commit {manifest['commit']}" if "commit" in manifest else ""
+    lines = [f"- made {manifest['created']}, recipe {manifest['fingerprint'][:12]}{commit}"]
     for described in generations(manifest):
         if origin := describe_parent(described):
             parent = described.get("parent")

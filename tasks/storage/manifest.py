@@ -4,6 +4,8 @@ import hashlib
 import json
 import logging
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +42,10 @@ V = TypeVar("V")
 
 Manifest = dict[str, Any]
 """created, format, recipe, fingerprint, versions, python, machine; files: the checksums of its data
-and of the project's code; if its base is a GGUF file, base_origin, with licence and author; if it
-names checkpoints of other runs, bound: what each was; in a fork or a replay also parent: run, step,
-how, fingerprint, recipe and, if it has one, its parent."""
+and of the project's code; commit: Git's commit of the folder in which it was begun, if it is in
+one; if its base is a GGUF file, base_origin, with licence and author; if it names checkpoints of
+other runs, bound: what each was; in a fork or a replay also parent: run, step, how, fingerprint,
+recipe and, if it has one, its parent."""
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +103,18 @@ def write_manifest(
         "python": platform.python_version(),
         "machine": platform.machine(),
         **({"base_origin": origin} if origin else {}),
+        **({"commit": commit} if (commit := _commit()) else {}),
         **{key: value for key, value in (further or {}).items() if value},
     }
     write_json(run.manifest, described)
+
+
+def _commit() -> str:
+    """Name the Git commit of the working folder, if any, and whether its files differ from it."""
+    if (git := shutil.which("git")) is None:
+        return ""
+    words = (git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= and changes")
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def readable_runs() -> list[RunFolder]:

@@ -1,6 +1,7 @@
 """A run is bound to its data and code: a change is refused, or recorded with its step."""
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ratchet.tasks.storage.manifest import (
     checksum,
     file_rows,
     list_changes,
+    read_manifest,
     write_manifest,
 )
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
@@ -234,3 +236,23 @@ def test_a_fork_and_a_resumed_run_say_since_when_they_have_other_data(
     assert said in fork.report.read_text()
     again = fork_run(fork, "again", 2, made.model_dump(mode="json"), made.fingerprint())
     assert list_changes(again) == [said]
+
+
+def test_a_run_names_the_commit_of_its_folder_and_whether_files_differ_from_it(
+    project: Path,
+) -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=n", "-c", "user.email=e@e")
+        return subprocess.run(
+            ["git", *who, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    made = recipe()
+    assert "commit" not in read_manifest(begun(made, "before"))
+    git("init")
+    git("add", ".")
+    git("commit", "--message", "one")
+    commit = git("rev-parse", "HEAD").strip()
+    assert read_manifest(begun(made, "clean"))["commit"] == commit
+    (project / "rows.jsonl").write_text("")
+    assert read_manifest(begun(made, "edited"))["commit"] == f"{commit} and changes"
