@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,12 @@ def test_an_evaluation_that_was_cut_off_goes_on_and_plays_no_example_twice(
 ) -> None:
     append, rewards = Journal.append, []
 
-    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+    def cut_off(journal: Journal, span: dict[str, Any]) -> Future[None]:
         if span["kind"] == "reward":
             rewards.append(span)
             if len(rewards) == 3:
                 raise CutOff
-        await append(journal, span)
+        return append(journal, span)
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", cut_off)
@@ -194,11 +195,11 @@ def test_games_that_failed_before_the_rest_was_cut_off_are_played_again_if_none_
     folder.delete()
     append, ends = Journal.append, []
 
-    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+    def cut_off(journal: Journal, span: dict[str, Any]) -> Future[None]:
         ends.append(span["kind"] == "error")
         if sum(ends) == 3:
             raise CutOff
-        await append(journal, span)
+        return append(journal, span)
 
     (runs / "broken").write_text("test-0")
     with monkeypatch.context() as patch:

@@ -267,7 +267,7 @@ def test_rollouts_that_are_cut_off_end_what_they_began(
 ) -> None:
     """Were all tasks ended at once, anyio would leave coroutines that never ran, and would warn."""
 
-    async def cut_off(journal: Journal, span: dict[str, Any]) -> None:
+    def cut_off(journal: Journal, span: dict[str, Any]) -> None:
         raise JournalError("the disk is gone")
 
     monkeypatch.setattr(Journal, "append", cut_off)
