@@ -22,6 +22,7 @@ COMMANDS = {
     "recipes": {
         "keys": "List the keys of a recipe, for --set.",
         "dryrun": "Play a few examples, or show texts or pairs as they are trained; train nothing.",
+        "doctor": "Say what a Tinker service offers, lacks, and takes but does not honour.",
         "import trinity": "Make a recipe of Trinity-RFT's YAML, and say what has no counterpart.",
     },
     "training": {
@@ -53,7 +54,6 @@ COMMANDS = {
         "server": "Start a Prefect server with its UI, until Ctrl-C.",
         "deploy": "Put the deployments, the examples and a work pool on the Prefect server.",
         "worker": "Run what the Prefect server schedules, until Ctrl-C.",
-        "doctor": "Say what a Tinker service offers, lacks, and takes but does not honour.",
     },
     "fetch_model": {"fetch": "Bring a small real model onto this machine, as a base for recipes."},
 }

@@ -1,4 +1,4 @@
-"""The commands about a recipe: its keys, its import from elsewhere, and a dry run of it."""
+"""The commands about a recipe: its keys, its import, a dry run of it, and where it is trained."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import typer
 
 from ratchet.adapters.door.roles import FUNCTION, is_untrained, policy_of, roles_of_policies
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.process.terminal import show, write_data, write_json
+from ratchet.adapters.process.terminal import show, terminal_width, write_data, write_json
 from ratchet.adapters.tinker.bases import has_tokenizer, is_here, open_tokenizer
 from ratchet.adapters.tinker.engines import LOCAL
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
@@ -106,6 +106,29 @@ def dryrun(
         query = ask_failures(run) if result.failed else f"ratchet sql --run {run} 'from rollouts'"
         show(f"\nkept in {folder.path}; {query}", sys.stderr if as_json else None)
     result.check()
+
+
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="A recipe to train there.")] = None,
+    set_: Overrides = None,
+    url: Annotated[
+        str | None, typer.Option(help="The service; by default TINKER_BASE_URL, or the engine.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model; by default the recipe's, or the first.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    from ratchet.flows.recipe.service_needs import Examined
+
+    examined = Examined.ask(name, set_ or [], url, base)
+    if as_json:
+        write_json(examined.record())
+    else:
+        show(examined.table(terminal_width()))
+        show(examined.verdict())
+    if examined.refuses:
+        raise SystemExit(UserError.status)
 
 
 def _write_report(record: dict[str, object], *, as_json: bool) -> None:

@@ -11,7 +11,6 @@ import typer
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.terminal import show, terminal_width, write_data, write_json
 from ratchet.flows.cli.commands import AsJson, Port, Run
-from ratchet.tasks.recording.queries import Sought, answer_query, describe_found, read_range
 from ratchet.tasks.reports.board.runs import list_runs, runs_table
 from ratchet.tasks.reports.tables import describe_costs
 from ratchet.tasks.spending.ledger import read_ledger
@@ -83,6 +82,8 @@ def sql(
         Path | None, typer.Option(help="File to write; by default the terminal.")
     ] = None,
 ) -> None:
+    from ratchet.tasks.recording.queries import answer_query
+
     runs = _named(run) or readable_runs()
     if out is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is no text for a terminal: name a file with --out")
@@ -103,6 +104,8 @@ def find(
     ] = "",
     first: Annotated[int, typer.Option(min=1, help="Rollouts that are shown.")] = 5,
 ) -> None:
+    from ratchet.tasks.recording.queries import Sought, describe_found, read_range
+
     sought = Sought(text, error, tool, *read_range(reward))
     if sought == Sought():
         raise UserError("nothing is sought: give a text, --error, --tool or --reward")
