@@ -18,7 +18,7 @@ from ratchet.flows.recipe.given_examples import GivenRecipe
 from ratchet.tasks.given.given import Given, bind_given, draw_given, score_given
 from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.storage.run_folder import folder_of
-from ratchet.tasks.updates import NextUpdate, update_policy
+from ratchet.tasks.updates import StepUpdate, update_policy
 
 R = TypeVar("R", bound=GivenRecipe)
 
@@ -43,7 +43,7 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     begin_steps(run)
 
     def draw(step: int) -> Path:
-        return draw_given(run.folder.datums(POLICY, step), given, drawing, step)
+        return draw_given.make(run.folder.datums(POLICY, step), given, drawing, step)
 
     early_end = EarlyEnd(recipe, run.folder)
     score(run, recipe, given, left.start)
@@ -52,14 +52,14 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     for step in left:
         datums = drawn or draw(step)
         drawn = draw(step + 1) if step + 1 < run.end() else None
-        next_update = drawn and NextUpdate(step + 1, partial(list, [drawn]))
-        path = run.folder.update(POLICY, step)
-        updated = update_policy(path, updater, step, [datums], next_update=next_update)
+        next_update = drawn and StepUpdate(step + 1, partial(list, [drawn]))
+        path, update = run.folder.update(POLICY, step), StepUpdate(step, partial(list, [datums]))
+        updated = update_policy(path, updater, update, next_update=next_update)
         if step == 0:
             given.check_first(updated, updater.probe_tolerance)
         score(run, recipe, given, step + 1)
         early_end.look(step + 1)
-        files = StepFiles([], None, {}, datums, run.folder.measure(step + 1))
+        files = partial(StepFiles, [], None, {}, datums, run.folder.measure(step + 1))
         measure = measure_of(run.policies.main, step, files)
         record_step(run, step, {POLICY: measure}, given.measure(datums))
 

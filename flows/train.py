@@ -9,7 +9,7 @@ after s - `rollouts.lag` updates, or after none while s is smaller.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from prefect import flow
@@ -28,7 +28,7 @@ from ratchet.tasks.metrics import StepFiles
 from ratchet.tasks.rewards import compute_rewards
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from ratchet.tasks.trajectories import assemble_trajectories
-from ratchet.tasks.updates import update_policy
+from ratchet.tasks.updates import StepUpdate, update_policy
 
 
 @flow(name="train", flow_run_name=name_of_run)
@@ -72,14 +72,13 @@ def learn(
         evaluations.decide(step)
         for policy in run.policies:
             make = partial(make_datums, run.folder, recipe, parts, policy.name)
-            files = make(step, played.spans)
+            files = cache(partial(make, step, played.spans))
             measures[policy.name] = measure_of(policy, step, files, smallest)
             # Passes of `algorithm.loss` (tasks/algorithm/losses.py), and the optimizer's step.
             update_policy(
                 run.folder.update(policy.name, step),
                 policy.updater,
-                step,
-                files.trained(),
+                StepUpdate(step, lambda made=files: made().trained(), spans=played.spans),
                 meanwhile=(measures[policy.name], played.draw_next),
                 next_update=played.next_update(make),
             )
@@ -96,14 +95,17 @@ def make_datums(
     step: int,
     spans: Sequence[Path],
 ) -> StepFiles:
-    """Make what the policy `name` is trained on at a step, from the rollouts' sealed batches."""
+    """Make what the policy `name` is trained on at a step, from the rollouts' sealed batches.
+
+    Prefect is told of the update that needs the files, and not of each of them.
+    """
     query, credit, roles = recipe.algorithm.rewards, recipe.credit(), recipe.policies()[name]
     verdicts = next(filter(None, (part.verdicts(step, spans) for part in parts)), None)
-    trajectories = assemble_trajectories(at.trajectories(name, step), spans, roles)
-    rewards = compute_rewards(at.rewards(name, step), trajectories, query, verdicts)
+    trajectories = assemble_trajectories.make(at.trajectories(name, step), spans, roles)
+    rewards = compute_rewards.make(at.rewards(name, step), trajectories, query, verdicts)
     read = [part.logprobs(name, step, spans, trajectories) for part in parts]
     logprobs = {source: path for of_part in read for source, path in of_part.items()}
     # Rewards become advantages, by `algorithm.advantage` (tasks/algorithm/advantages.py).
-    datums = build_datums(at.datums(name, step), trajectories, rewards, credit, logprobs)
+    datums = build_datums.make(at.datums(name, step), trajectories, rewards, credit, logprobs)
     beside = [path for part in parts for path in part.datums(name, step)]
     return StepFiles(spans, trajectories, logprobs, datums, verdicts=verdicts, beside=beside)

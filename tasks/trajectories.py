@@ -187,7 +187,7 @@ def assemble_trajectories(
 
 def _assembled(spans: Sequence[Path], trained_roles: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the rows of trajectories, a row group at a time."""
-    table, turns = read_turns(spans)
+    table, turns = _read_turns(spans)
     rows, calls = _describe(table.to_pylist())
     for at in range(0, len(rows), ROWS_A_GROUP):
         part = pa.Table.from_pylist(rows[at : at + ROWS_A_GROUP], schema=DESCRIBED)

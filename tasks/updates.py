@@ -57,15 +57,17 @@ class _Submitted:
 
 
 @dataclass(frozen=True)
-class NextUpdate:
-    """The update of a step to come.
+class StepUpdate:
+    """The update of a step.
 
-    `make` returns its datums' files, None if there are none; `pending`, what it waits for.
+    `make` returns its datums' files, None if there are none; `pending`, what it waits for. They are
+    made of the `spans`, by which Prefect links the update's task run to those of the batches.
     """
 
     step: int
     make: Callable[[], Sequence[Path] | None]
     pending: Callable[[], Sequence[Future[Any]]] = list
+    spans: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class PolicyUpdater:
         step: int,
         paths: Sequence[Path],
         meanwhile: Iterable[Callable[[], object]] = (),
-        next_update: NextUpdate | None = None,
+        next_update: StepUpdate | None = None,
     ) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
@@ -241,7 +243,7 @@ class PolicyUpdater:
         return _Submitted(datums, submitted, saving)
 
     def _submit_next(
-        self, live: LivePolicy, before: SubmittedUpdate, update: NextUpdate
+        self, live: LivePolicy, before: SubmittedUpdate, update: StepUpdate
     ) -> _Submitted | None:
         """Submit the next update behind the one before it, if its datums are made in time."""
         live.wait_for(update.pending, before)
@@ -304,16 +306,16 @@ class PolicyUpdater:
 def update_policy(
     path: Path,
     updater: PolicyUpdater,
-    step: int,
-    datums: Sequence[Path],
+    due: StepUpdate,
     meanwhile: Iterable[Callable[[], object]] = (),
-    next_update: NextUpdate | None = None,
+    next_update: StepUpdate | None = None,
 ) -> None:
     """Update a policy on the datums of a step, and write what the update measured.
 
     The expert's texts, if there is an expert, are the second file of datums. The calls `meanwhile`
     are made while the service computes, and not at all if the update was made before.
     """
+    step, datums = due.step, due.make() or ()
     started = time.monotonic()
     update = updater.update(step, datums, meanwhile, next_update)
     seconds = {"seconds/training": time.monotonic() - started}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 
 from prefect import get_run_logger
 
@@ -39,10 +39,12 @@ def begin_steps(run: OpenRun) -> None:
     check_budget(run)
 
 
-def measure_of(policy: RunPolicy, step: int, files: StepFiles, min_group_size: int = 1) -> Measure:
+def measure_of(
+    policy: RunPolicy, step: int, files: Callable[[], StepFiles], min_group_size: int = 1
+) -> Measure:
     """Return the measure of what a policy made of a step, by all but its update."""
     loss = policy.updater.recorded.methods.at(step).loss
-    return cache(partial(measure_step, files, policy.roles, min_group_size, loss))
+    return cache(lambda: measure_step(files(), policy.roles, min_group_size, loss))
 
 
 def record_step(

@@ -27,7 +27,7 @@ from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.settings.rollouts import Rollouts
 from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.updates import NextUpdate
+from ratchet.tasks.updates import StepUpdate
 
 Make = Callable[[int, Sequence[Path]], StepFiles]
 """Makes what a policy is trained on at a step, of the sealed spans."""
@@ -48,14 +48,14 @@ class PlayedStep:
     check: Check = lambda _: None
     draw_next: Callable[[], object] = lambda: None
 
-    def next_update(self, make: Make) -> NextUpdate | None:
+    def next_update(self, make: Make) -> StepUpdate | None:
         """Return a policy's next update, of datums that are made if the rollouts end in time."""
 
         def trained() -> list[Path] | None:
             spans = self._spans_ahead()
             return None if spans is None else make(self.step + 1, spans).trained()
 
-        return NextUpdate(self.step + 1, trained, self._pending) if self.ahead else None
+        return StepUpdate(self.step + 1, trained, self._pending) if self.ahead else None
 
     def _pending(self) -> list[Future[Any]]:
         played = [batch.wrapped_future for batch in self.ahead]
@@ -159,4 +159,4 @@ def sample_on(steps: Steps, rollouts: Rollouts, submit: Submit, trained_calls: i
 def draw_train_shard(recipe: Recipe, run: RunFolder, step: int) -> Path:
     rollouts, path = recipe.rollouts, run.shard(shard_name("train", step))
     size = ShardSize(rollouts.groups, rollouts.batches, rollouts.rounds)
-    return draw_shard(path, recipe.train_split(), recipe.seed, step, size)
+    return draw_shard.make(path, recipe.train_split(), recipe.seed, step, size)

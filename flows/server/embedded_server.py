@@ -25,6 +25,9 @@ QUIET = "CRITICAL"
 """Default log level of a server; it hides why a start fails."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
+EVENTS_KEPT = "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED"
+"""Setting that keeps a row of each event and of each of its resources, which no page here shows."""
+
 KEPT_LINES = 200
 """Last lines of a server's output that are kept: an error's whole stack trace."""
 CAUSE = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
@@ -104,6 +107,7 @@ class EmbeddedServer:
         level = os.environ.get(SERVER_LEVEL, "")
         console = {CONSOLE_LEVEL: level} if level else {}
         environment = {
+            EVENTS_KEPT: "0",
             **console,
             **os.environ,
             **(dict.fromkeys((SERVER_LEVEL, CONSOLE_LEVEL), "ERROR") if _is_quiet() else {}),

@@ -35,16 +35,14 @@ class DurableTask(Task[P, Path]):
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *args: P.args, **kwargs: P.kwargs
     ) -> Path:
-        return _path_of(super().__call__(*args, **kwargs))
+        made = super().__call__(*args, **kwargs)
+        return made if isinstance(made, Path) else made.result()
 
     def make(self, *args: P.args, **kwargs: P.kwargs) -> Path:
         """Write the file unless it is there, as the task does, but unknown to Prefect."""
-        return _path_of(self.fn(*args, **kwargs))
-
-
-def _path_of(made: Path | State[Path]) -> Path:
-    """Return the path that a task has made; to ask a state for it takes a turn of an event loop."""
-    return made if isinstance(made, Path) else made.result()
+        made: Path | State[Path] = self.fn(*args, **kwargs)
+        # Its `result()` would take a turn of an event loop.
+        return made if isinstance(made, Path) else cast(Path, made.data)
 
 
 def durable(write: Callable[Concatenate[Path, P], None]) -> "DurableTask[Concatenate[Path, P]]":

@@ -1,8 +1,10 @@
 """Prefect's embedded server loads before it is needed, and ends with the command that began it."""
 
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -39,6 +41,26 @@ class Told(embedded_server.EmbeddedServer):
 embedded_server.EmbeddedServer = Told
 sys.argv[1:] = ["train", "nonsense"]
 main.main()
+"""
+RECORDS = """
+from ratchet.flows.server.prefect_startup import quiet_prefect, start_server
+quiet_prefect(verbose=False)
+from prefect import flow, task
+
+@task
+def play():
+    pass
+
+@flow
+def train():
+    play()
+
+with start_server() as serving, serving():
+    train()
+"""
+COUNTS = """
+select (select count(*) from task_run_state), (select count(*) from events),
+    (select count(*) from event_resources)
 """
 SERVES = f"server.start(); server.wait({SERVING_SECONDS})"
 
@@ -90,6 +112,15 @@ def test_a_server_that_is_killed_serves_again_at_its_address(home: Path) -> None
         server.stop()
     server.stop()  # as at the exit of a command whose server has ended
     assert server.child.process.returncode == 0
+
+
+def test_a_task_run_leaves_its_states_in_the_database_and_no_event(home: Path) -> None:
+    subprocess.run([sys.executable, "-c", RECORDS], cwd=ROOT, check=True)
+    with closing(sqlite3.connect(home / "prefect.db")) as database:
+        names = database.execute("select state_name from task_run").fetchall()
+        counts = database.execute(COUNTS).fetchone()
+    assert names == [("Completed",)]
+    assert counts == (3, 0, 0)
 
 
 @pytest.mark.usefixtures("home")

@@ -25,7 +25,7 @@ from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import write_table
-from ratchet.tasks.updates import NextUpdate, PolicyUpdater
+from ratchet.tasks.updates import StepUpdate, PolicyUpdater
 from tests.support.servers.engine_server import Address
 
 METHOD = UpdateMethod("cross_entropy", {}, Optimizer(learning_rate=0.05), steps=9)
@@ -78,7 +78,7 @@ def test_an_update_is_submitted_before_the_result_of_the_one_before_it_is_awaite
     updater = trained.updater()
     made = []
     for step in range(3):
-        ahead = NextUpdate(step + 1, lambda step=step: [trained.datums(step + 1)])
+        ahead = StepUpdate(step + 1, lambda step=step: [trained.datums(step + 1)])
         made.append(updater.update(step, [trained.datums(step)], next_update=ahead))
     rows = [(row["phase"], row["step"]) for row in read_log(trained.ledger.path)]
     assert rows == [
@@ -98,7 +98,7 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     trained: Trained,
 ) -> None:
     updater = trained.updater()
-    ahead = NextUpdate(1, lambda: [trained.datums(1)])
+    ahead = StepUpdate(1, lambda: [trained.datums(1)])
     updater.update(0, [trained.datums(0)], next_update=ahead)
     known = trained.ledger.at(1)
     trained.ledger.add(replace(known, sampler="tinker://gone:train:0/sampler_weights/none"))

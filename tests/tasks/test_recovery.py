@@ -30,7 +30,7 @@ from ratchet.tasks.settings.run import Optimizer
 from ratchet.tasks.storage.files import Damaged
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import write_table
-from ratchet.tasks.updates import PolicyUpdater, update_policy
+from ratchet.tasks.updates import PolicyUpdater, StepUpdate, update_policy
 from tests.support.credited import credited, recorded_steps
 from tests.support.damages import delete_the_folder, flip
 from tests.support.door.opened_door import CHAT
@@ -386,7 +386,7 @@ def test_an_update_is_complete_with_its_file_and_not_with_its_checkpoint(
     assert tensors(make_updater(), address) == undisturbed
     updater = make_updater()
     datums, path = datums_of(updater, 3), updater.recorded.run.update(POLICY, 3)
-    update_policy.make(path, updater, 3, [datums])
+    update_policy.make(path, updater, StepUpdate(3, lambda: [datums]))
     assert [c.step for c in updater.ledger.checkpoints()].count(4) == 2
     assert tensors(updater, address) == undisturbed
 
