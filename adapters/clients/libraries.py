@@ -3,8 +3,8 @@
 They are silent, and send nothing to their makers. The clients of OpenAI and Anthropic build a
 response model's validator at its first use, without a lock: threads that do so together raise an
 AttributeError or a PydanticUserError. A client reads the certificates when it is created, in tens
-of milliseconds. A response of httpx and its stream refer to each other, which only the garbage
-collector finds.
+of milliseconds. A response of httpx and its stream refer to each other, as do the clients and what
+they offer, which only the garbage collector finds.
 """
 
 import atexit
@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache, wraps
+from functools import cache, cached_property, lru_cache, wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import iscoroutinefunction
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile, mkdtemp
@@ -53,6 +54,9 @@ CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 
 CLIENTS = ("openai._models", "anthropic._models")
 """Modules that define the base of each client's models."""
+
+BASES = ("openai._base_client", "anthropic._base_client")
+"""Modules that define the base of each client."""
 
 TRANSPORTS = ("httpx._transports.default", "httpx2._transports.default")
 """Modules in which a client's transports get their context."""
@@ -226,26 +230,47 @@ def share_contexts() -> None:
 
 
 @cache
-def release_responses() -> None:
-    """Have a closed stream of httpx leave its response, which then needs no garbage collector."""
-    when_imported(RESPONSES, _release)
+def release_closed() -> None:
+    """Have closed streams of httpx, and closed clients, need no garbage collector.
+
+    A stream leaves its response, and a client what its cached properties have made.
+    """
+    when_imported(RESPONSES, _release_streams)
+    for name in BASES:
+        when_imported(name, _release_clients)
 
 
-def _release(module: ModuleType) -> None:
-    close, aclose = module.BoundSyncStream.close, module.BoundAsyncStream.aclose
+def _release_streams(module: ModuleType) -> None:
+    for stream, close in ((module.BoundSyncStream, "close"), (module.BoundAsyncStream, "aclose")):
+        _then(stream, close, lambda closed: setattr(closed, "_response", None))
+
+
+def _release_clients(module: ModuleType) -> None:
+    for client in (module.SyncAPIClient, module.AsyncAPIClient):
+        _then(client, "close", _forget_made)
+
+
+def _forget_made(client: object) -> None:
+    for name in [*vars(client)]:
+        if isinstance(getattr(type(client), name, None), cached_property):
+            delattr(client, name)
+
+
+def _then(of: type, name: str, release: Callable[[Any], None]) -> None:
+    """Have the method by which objects are closed release them."""
+    close = getattr(of, name)
 
     @wraps(close)
-    def close_and_release(stream: Any) -> None:
-        close(stream)
-        stream._response = None
+    def close_and_release(closed: object) -> None:
+        close(closed)
+        release(closed)
 
-    @wraps(aclose)
-    async def aclose_and_release(stream: Any) -> None:
-        await aclose(stream)
-        stream._response = None
+    @wraps(close)
+    async def aclose_and_release(closed: object) -> None:
+        await close(closed)
+        release(closed)
 
-    module.BoundSyncStream.close = close_and_release
-    module.BoundAsyncStream.aclose = aclose_and_release
+    setattr(of, name, aclose_and_release if iscoroutinefunction(close) else close_and_release)
 
 
 def _share(module: ModuleType) -> None:

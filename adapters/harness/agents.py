@@ -21,7 +21,7 @@ from ratchet.adapters.clients.current_rollout import Endpoint, Roles, rollout_co
 from ratchet.adapters.clients.libraries import (
     keep_silent,
     lock_client_models,
-    release_responses,
+    release_closed,
     share_contexts,
 )
 from ratchet.adapters.places.place import Place
@@ -86,7 +86,7 @@ def load_agent(name: str, roles: Collection[str] = (), *, placed: bool = False) 
     keep_silent()  # before the agent imports a framework that reads the settings
     lock_client_models()
     share_contexts()
-    release_responses()
+    release_closed()
     function = _find_function(name)
     known = _parameters(name, function)
     if roles and ROLES_KEY not in known:

@@ -193,6 +193,7 @@ class PatientSampler:
         try:
             work = client.sample(prompt, *asked)
             answer = await self._service.while_alive(work, limit=self._service.patience)
+            vars(work).pop("_future", None)  # which refers to it, too
             scores = [one.logprobs or [] for one in answer.sequences]
             if not scores or not all(np.isfinite(one).all() for one in scores):
                 raise ArithmeticError("it samples nothing, or by log-probabilities that are none")

@@ -21,7 +21,7 @@ import pytest
 from ratchet.adapters.clients.libraries import (
     TELEMETRY,
     SharedContext,
-    release_responses,
+    release_closed,
     share_contexts,
     when_imported,
 )
@@ -172,7 +172,7 @@ def ask_async(transport: httpx.MockTransport) -> httpx.Response:
 def test_a_read_response_of_httpx_leaves_memory_without_the_garbage_collector(
     ask: Callable[[httpx.MockTransport], httpx.Response],
 ) -> None:
-    release_responses()
+    release_closed()
     said = httpx.ByteStream(b"said")
     response = ask(httpx.MockTransport(lambda _: httpx.Response(200, stream=said)))
     assert response.content == b"said"
@@ -181,6 +181,29 @@ def test_a_read_response_of_httpx_leaves_memory_without_the_garbage_collector(
     with no_collector():
         del response
         assert left() is None
+
+
+@pytest.mark.parametrize("library", [openai.OpenAI, anthropic.Anthropic])
+def test_a_closed_client_leaves_memory_without_the_garbage_collector(library: type[Any]) -> None:
+    release_closed()
+    with no_collector():
+        with library(**NOWHERE) as client:
+            assert getattr(client, "chat", client.models)._client is client
+        left = weakref.ref(client)
+        del client
+        assert left() is None
+
+
+def test_a_closed_client_of_an_event_loop_leaves_memory_too() -> None:
+    release_closed()
+
+    async def close() -> weakref.ref[openai.AsyncOpenAI]:
+        async with openai.AsyncOpenAI(**NOWHERE) as client:
+            assert client.chat.completions._client is client
+        return weakref.ref(client)
+
+    with no_collector():
+        assert asyncio.run(close())() is None
 
 
 @pytest.fixture

@@ -1,20 +1,25 @@
 """A live training client: what it saves is what it was when the save was asked for."""
 
+import asyncio
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tinker import AdamParams
+from tinker import AdamParams, ModelInput, SamplingParams
 
 from ratchet.adapters.diagnosis.bench import TOKENS, datum
 from ratchet.adapters.tinker.engines import TinkerServer
 from ratchet.adapters.tinker.live_policy import LivePolicy
 from ratchet.adapters.tinker.service import Service, open_session
+from tests.support.door.garbage import no_collector
+from tests.support.processes import wait_until
 from tests.support.servers.engine_server import TINY, serving
 
 BASE = str(TINY)
@@ -41,6 +46,23 @@ def test_a_save_does_not_hold_an_update_that_is_submitted_behind_it(service: Ser
     untrained = service.base_sampler(BASE)
     last = [len(TOKENS) - 1]
     assert np.allclose(saved.score([TOKENS], last), untrained.score([TOKENS], last), atol=1e-4)
+
+
+def test_the_future_of_an_answer_leaves_memory_without_the_garbage_collector(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, prompt = service.base_sampler(BASE), ModelInput.from_ints(TOKENS)
+    sample, left = sampler.client.sample, list[weakref.ref[Any]]()
+
+    def sample_and_look(*asked: Any) -> Any:
+        future = sample(*asked)
+        left.append(weakref.ref(future))
+        return future
+
+    monkeypatch.setattr(sampler.client, "sample", sample_and_look)
+    with no_collector():
+        asyncio.run(sampler.sample(prompt, 1, SamplingParams(max_tokens=2)))
+        wait_until("the SDK's thread to leave it", lambda: left[0]() is None, seconds=10)
 
 
 LEFT_OPEN = """
