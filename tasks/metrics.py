@@ -1,9 +1,11 @@
 """A step → its metrics: one flat row of numbers, under the field's names."""
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -19,14 +21,23 @@ from ratchet.tasks.algorithm.losses import complete_of, loss_of
 from ratchet.tasks.algorithm.settings import Settings
 from ratchet.tasks.checkpoints import sampled_step
 from ratchet.tasks.datums import columns_of
+from ratchet.tasks.recording.spans import BEGUN, CREDIT, ERROR, LLM, REWARD, TIMES
 from ratchet.tasks.recording.step_log import COST, REWARDED, Metrics
 from ratchet.tasks.rewards import read_verdicts, rewards_of
 from ratchet.tasks.scoring import TEACHER
-from ratchet.tasks.storage.files import is_written, read_json, verified
-from ratchet.tasks.storage.tables import arrays, flat_values, query_beside, read_table, select
+from ratchet.tasks.storage.files import is_written, read_json
+from ratchet.tasks.storage.tables import arrays, flat_values, read_parts, read_table
 from ratchet.tasks.trajectories import TRAINED_ROLES
 
-QUERY = query_beside(__file__)
+TOKEN_COLUMNS = ("prompt_token_ids", "response_token_ids")
+SPAN_COLUMNS = (
+    "rollout_id", "group_id", "attempt", "role", "call", "kind", "error_type", "recalled",
+    "request_sha", "gen_ai_request_seed", "kept_tokens", "reward", "attributes",
+    *TIMES, *TOKEN_COLUMNS,
+)  # fmt: skip
+"""Columns of spans that are measured."""
+
+Row = Mapping[str, Any]
 
 DATUM_LOGPROBS = "datums/logprobs"
 """Key, in an update's file, of the sum of the log-probabilities of each datum before the update."""
@@ -106,21 +117,101 @@ def measure_step(
 def _rollouts(
     spans: Sequence[Path], trained_roles: Sequence[str]
 ) -> tuple[dict[str, float | None], Mapping[str, int]]:
-    """Measure a step's rollouts, whichever policies they train; return also each group's size."""
-    files = [verified(path) for path in spans]
-    (counts,) = select(QUERY, spans=files, trained=list(trained_roles)).to_pylist()
-    apart = "rewards", "roles", "group_sizes", "sampling", "attempts", "rewarded_errors"
-    rewards, roles, sizes, whole, attempts, errors = (counts.pop(name) for name in apart)
+    """Measure a step's rollouts, whichever policies they train; return also each group's size.
+
+    Calls and tokens are those of the trained roles in every attempt, also where the rollout failed:
+    they were sampled, and paid for. What an attempt was given again was paid for before it.
+    """
+    rows = [row for part in read_parts(spans, SPAN_COLUMNS) for row in _light_rows(part)]
+    rollouts = _group(rows, "rollout_id")
+    ends = {name: [row for row in own if row["kind"] == REWARD] for name, own in rollouts.items()}
+    rewarded = [max(own, key=itemgetter("attempt")) for own in ends.values() if own]
+    rewards = [row["reward"] for row in rewarded if row["reward"] is not None]
+    called = {row["rollout_id"] for row in rows if row["kind"] == LLM}
+    errors = [own[0]["error_type"] for own in ends.values() if own and own[0]["error_type"]]
+    refused = (row["attributes"].get("calls_refused", 0) for row in rows)
+    whole, attempts = _seconds(rows)
     measured = {
-        **counts,
-        **{f"{REWARDED}{name}": number for name, number in sorted(Counter(errors or []).items())},
+        "rollouts/ok": len(rewarded),
+        "rollouts/failed": len(rollouts) - len(rewarded),
+        "rollouts/retried": sum(any(row["attempt"] for row in own) for own in rollouts.values()),
+        "rollouts/without_calls": sum(row["rollout_id"] not in called for row in rewarded),
+        "calls/refused": sum(refused),
+        **_calls([row for row in rows if row["kind"] == LLM], trained_roles),
+        "calls/lost": sum(row["kind"] == BEGUN for row in rows),
+        **{f"{REWARDED}{name}": number for name, number in sorted(Counter(errors).items())},
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
-        **_roles(roles or []),
+        **_roles(rows),
         "seconds/sampling": whole,
         "seconds/rollout": fmean(attempts) if attempts else None,
     }
-    return measured, {group["group_id"]: group["size"] for group in sizes or []}
+    return measured, Counter(own[0]["group_id"] for own in rollouts.values())
+
+
+def _light_rows(spans: pa.Table) -> Iterator[Row]:
+    """Yield spans with the lengths of their lists of tokens, and with their JSON read."""
+    columns = {name: spans[name] for name in SPAN_COLUMNS}
+    lists = {name: spans[name].combine_chunks() for name in TOKEN_COLUMNS}
+    columns |= {name: column.value_lengths().fill_null(0) for name, column in lists.items()}
+    columns |= {name: spans[name].cast(pa.int64()) for name in TIMES}
+    read = (column.to_pylist() for column in columns.values())
+    for values in zip(*read, strict=True):
+        row = dict(zip(columns, values, strict=True))
+        yield {**row, "attributes": json.loads(row["attributes"] or "{}")}
+
+
+def _group(rows: Iterable[Row], *names: str) -> dict[Any, list[Row]]:
+    """Group rows by the values of a column, or of several."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[itemgetter(*names)(row)].append(row)
+    return groups
+
+
+def _calls(calls: Sequence[Row], trained_roles: Sequence[str]) -> dict[str, float | None]:
+    """Count calls and tokens; say how many calls were recalled, or were asked otherwise again."""
+    recalled = [call for call in calls if call["recalled"]]
+    answered = [c for c in calls if not c["recalled"] and c["error_type"] is None]
+    trained = [call for call in answered if call["role"] in trained_roles]
+    prompts, sampled = (sum(call[name] for call in trained) for name in TOKEN_COLUMNS)
+    kept = [call["kept_tokens"] for call in trained if call["kept_tokens"] is not None]
+    asked = _group(calls, "rollout_id", "role", "call", "gen_ai_request_seed")
+    diverged = {
+        own[0]["rollout_id"]
+        for own in asked.values()
+        if len({call["request_sha"] for call in own} - {None}) > 1
+    }
+    return {
+        "calls": len(trained),
+        "tokens/prompt": prompts,
+        "tokens/sampled": sampled,
+        # The share of the prompts' tokens that are an earlier call's, kept as they were sampled.
+        "tokens/kept_fraction": sum(kept) / prompts if kept and prompts else None,
+        "format/valid_fraction": _share(trained, "format", "valid"),
+        "tool_choice/kept_fraction": _share(trained, "tool_choice", "kept"),
+        "calls/other_roles": len(answered) - len(trained),
+        "recall/calls": len(recalled),
+        "recall/tokens": sum(call["response_token_ids"] for call in recalled),
+        "recall/rollouts": len({call["rollout_id"] for call in recalled}),
+        "recall/diverged": len(diverged),
+    }
+
+
+def _share(calls: Sequence[Row], asked: str, met: str) -> float | None:
+    """Return the share of the answers that met what was asked; None if it was asked of none."""
+    found = [call["attributes"].get(asked, {}).get(met) for call in calls]
+    known = [one for one in found if one is not None]
+    return fmean(map(bool, known)) if known else None
+
+
+def _seconds(rows: Sequence[Row]) -> tuple[float | None, list[float]]:
+    """Return the seconds from the first start to the last end, and those of each attempt."""
+    started, ended = ([row[name] for row in rows if row[name] is not None] for name in TIMES)
+    whole = (max(ended) - min(started)) / 1e6 if started and ended else None
+    return whole, [
+        (row["ended"] - row["started"]) / 1e6 for row in rows if row["kind"] in (REWARD, ERROR)
+    ]
 
 
 def measure_divergence(batch: pa.Table, logprobs: Sequence[np.ndarray], step: int) -> Metrics:
@@ -238,17 +329,24 @@ def drop_costs(metrics: Metrics) -> Metrics:
     }
 
 
-def _roles(roles: Sequence[Mapping[str, Any]]) -> Metrics:
+def _roles(rows: Sequence[Row]) -> Metrics:
     """Return each role's mean reward, if roles are rewarded, and its cost, if it has a price.
 
-    The agent's own measures have their own names.
+    Credits count in an attempt that was rewarded. The agent's own measures have their own names.
     """
-    means = {of["role"]: fmean(of["rewards"]) for of in roles if of["rewards"]}
-    earned = {
-        role if role.startswith(MEASURE) else f"reward/{role}/mean": mean
-        for role, mean in means.items()
-    }
-    return earned | {f"{COST}{of['role']}": fsum(of["costs"]) for of in roles if of["costs"]}
+    rewarded = {(row["rollout_id"], row["attempt"]) for row in rows if row["kind"] == REWARD}
+    earned: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        counts = row["kind"] == CREDIT and row["call"] is None
+        if counts and (row["rollout_id"], row["attempt"]) in rewarded:
+            earned[row["role"]].append(row["reward"])
+        cost = row["attributes"].get("cost")
+        if row["kind"] == LLM and not row["recalled"] and cost is not None:
+            costs[row["role"]].append(cost)
+    names = {role: role if role.startswith(MEASURE) else f"reward/{role}/mean" for role in earned}
+    means = {names[role]: fmean(earned[role]) for role in sorted(earned)}
+    return means | {f"{COST}{role}": fsum(costs[role]) for role in sorted(costs)}
 
 
 def _groups(rewards: pa.Table, played: Mapping[str, int], min_group_size: int) -> Metrics:

@@ -25,7 +25,7 @@ from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import write_table
-from ratchet.tasks.updates import StepUpdate, PolicyUpdater
+from ratchet.tasks.updates import PolicyUpdater, StepUpdate
 from tests.support.servers.engine_server import Address
 
 METHOD = UpdateMethod("cross_entropy", {}, Optimizer(learning_rate=0.05), steps=9)
