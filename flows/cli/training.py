@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -347,12 +348,11 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
 
 
 def _find_flow(run: RunFolder, name: str) -> "Callable[..., RunSummary]":
-    from ratchet.flows.stages import FLOWS
-
+    """Import a run's flow alone: each has its form made at its import."""
     parent = parent_of(run) if run.exists() else None
     if parent and parent["how"] == REPLAY:
-        return partial(FLOWS["replay"], parent=parent["run"])
-    return FLOWS[name]
+        return partial(resolve_name("ratchet.flows.replay:replay"), parent=parent["run"])
+    return resolve_name(f"ratchet.flows.{name}:{name}")
 
 
 def _closing_lines(summary: "RunSummary", run: RunFolder, spent: str) -> str:

@@ -85,9 +85,9 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         """Explain the keys in Prefect's form."""
-        schema = handler(core_schema)
+        schema, fields = handler(core_schema), explained(cls)
         for name, own in handler.resolve_ref_schema(schema)["properties"].items():
-            own |= {"description": said} if (said := explained(cls)[name].description) else {}
+            own |= {"description": said} if (said := fields[name].description) else {}
         return schema
 
     def gives(self, name: str) -> bool:
