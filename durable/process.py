@@ -16,7 +16,7 @@ FEW, MANY = 500, 10
 def collect_garbage() -> None:
     """Collect the garbage that there is, before more comes with a batch, or after a step.
 
-    HTTP clients leave some 300 objects of a call in cycles, so that a pause grows with the calls
+    HTTP clients leave some 40 objects of a call in cycles, so that a pause grows with the calls
     since the last full collection. All objects that are alive are exempt from collection if modules
     were imported since last time: the objects of the imported libraries are a million, and looking
     through them stops every thread of the process for 0.3 to 0.6 s.
