@@ -26,9 +26,6 @@ TRAINING_TILE = 64
 FEW = 2
 """Rows of the smallest product: one of a single row is summed in another order."""
 
-MANY = 13 * TILE
-"""Rows of a product in a trial, with whose first rows the products of its probes must agree."""
-
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest accepted error of a product by its type, relative to the largest number in it."""
 
@@ -169,7 +166,7 @@ def is_sound(products: Products, weight: torch.Tensor) -> bool:
     The error of a product is at most the rounding error of its type.
     """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn((MANY, weight.shape[1]), generator=generator)
+    rows = torch.randn((13 * TILE, weight.shape[1]), generator=generator)
     packed = products.pack(weight)
     many = _multiply_by(1, products, rows, packed)
     exact = F.linear(rows, weight.float())

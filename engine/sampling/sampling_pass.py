@@ -109,9 +109,8 @@ class CachedGroup:
     places: torch.Tensor
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
     keys: Sequence[torch.Tensor] = field(init=False)
-    """By layer, the keys [sequences · heads, width, capacity]."""
     values: Sequence[torch.Tensor] = field(init=False)
-    """By layer, the values [sequences · heads, capacity, width]."""
+    """By layer, [sequences · heads, capacity, width]; keys have the last two in turn."""
 
     def __post_init__(self) -> None:
         mine = self.pool.data[:, :, self.first : self.first + len(self.rows)].flatten(2, 3)

@@ -130,26 +130,18 @@ def test_products_that_depend_on_other_rows_or_are_not_in_float32_are_not_used()
         assert not is_sound(Uneven(), weight.to(dtype))
 
 
-class UnevenTiles(TiledProducts):
-    """Products by tiles, of which fewer rows are rounded in another way."""
-
-    def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-        return super().multiply(rows, packed) * (1 + 1e-6 * (len(rows) < TILE))
-
-
 def test_few_rows_are_computed_alone_where_they_have_the_bits_of_a_tile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = weight_of((96, 64))
-    products = tile_products([weight], [64])
-    rows, packed = torch.randn(4 * TILE, 64), products.pack(weight)
-    many = products.multiply(rows, packed)
-    for count in range(1, 2 * TILE):
-        computed = products.round_up(count)
-        assert torch.equal(products.multiply(rows[:computed], packed), many[:computed])
-    assert products.round_up(TILE + 1) == 2 * TILE
+    products, rows = tile_products([weight], [64]), torch.randn(2 * TILE, 64)
+    packed = products.pack(weight)
+    for count in map(products.round_up, range(1, 2 * TILE)):
+        few = products.multiply(rows[:count], packed)
+        assert torch.equal(few, products.multiply(rows, packed)[:count])
     assert tile_products([weight], [64, 40]).round_up(1) == TILE
-    monkeypatch.setattr("ratchet.engine.model.products.TiledProducts", UnevenTiles)
+    uneven = lambda _, rows, packed: rows @ packed * (1 + 1e-6 * (len(rows) < TILE))  # noqa: E731
+    monkeypatch.setattr(TiledProducts, "multiply", uneven)
     assert tile_products([weight], [64]).round_up(1) == TILE
 
 
@@ -389,14 +381,8 @@ def test_disturbed_steps_are_followed_by_ever_more_steps_that_are_not_shared(
     assert [two.may_share() for _ in range(2)] == [False, True]
 
 
-def test_one_thread_shares_nothing() -> None:
-    assert not Workers(1).may_share()
-
-
-def test_a_step_that_fails_leaves_one_thread() -> None:
-    def fail(step: str) -> None:
-        raise ValueError(step)
-
-    with pytest.raises(ValueError, match="a step"):
-        Workers(2).share(fail, "a step")
+def test_a_step_that_fails_leaves_one_thread_which_shares_nothing() -> None:
+    with pytest.raises(KeyError, match="a step"):
+        Workers(2).share({}.__getitem__, "a step")
     assert torch.get_num_threads() == 1
+    assert not Workers(1).may_share()
