@@ -140,7 +140,9 @@ class RunCurves:
 
     def of_policy(self, policy: str) -> list[StepMetrics]:
         """Return the metrics of a policy, under their plain names, by step."""
-        prefix = "" if policy == POLICY else f"policies/{policy}/"
+        if policy == POLICY:
+            return [*self.metrics]
+        prefix = f"policies/{policy}/"
         return [
             {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
             for row in self.metrics
@@ -388,9 +390,9 @@ class RunFacts:
 
     def curves(self, views: "Views | None" = None) -> RunCurves:
         """Return the curves of the run; its minutes are read from the spans in `views`."""
-        run, metrics = self.run, self.metrics
         own = {MEASURE + name: of for name, of in self.own_measures.items()}
-        curves = RunCurves(run.name, metrics, run.policies(), (), self.tokens, self.scores, own)
+        known = self.metrics, self.run.policies(), (), self.tokens, self.scores, own
+        curves = RunCurves(self.run.name, *known)
         return curves if views is None else replace(curves, minutes=self._minutes(views))
 
     def _minutes(self, views: Views) -> list[float]:

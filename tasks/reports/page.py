@@ -79,9 +79,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.globals["colours"] = plots.COLOURS
-TEMPLATES.globals["number"] = readable
-TEMPLATES.globals["list_changes"] = list_changes
+TEMPLATES.globals.update(colours=plots.COLOURS, number=readable, list_changes=list_changes)
 TEMPLATES.filters["counted"] = counted
 
 
@@ -188,7 +186,9 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
     counts = read_counts(run.texts) if is_written(run.texts) else {}
-    with open_views([run], PAGE_VIEWS) as views:
+    failing = [row["step"] for row in facts.metrics if row.get("rollouts/failed")]
+    told = {*range(0, done, 1 + done // plots.MOST_POINTS), *failing[-MOST_FAILURES:]}
+    with open_views([run], PAGE_VIEWS, lambda of: of.step in told or of.step >= done - 1) as views:
         call_times = views.sql(CALL_TIMES_QUERY, params={"ancestors": ancestors(run)})
         marked = [
             rollout

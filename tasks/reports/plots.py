@@ -76,6 +76,7 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.edgecolor": RULE,
 }
+MOST_POINTS = 200
 METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -131,7 +132,7 @@ SCALES: Mapping[str, Callable[[RunCurves], Sequence[float]]] = {
 
 def draw_rewards(runs: Sequence[RunCurves], scales: Iterable[str] = SCALES) -> list[str]:
     """Draw the rewards of runs over some of SCALES."""
-    return [_draw_reward(runs, label, SCALES[label]) for label in scales]
+    return [_draw_reward(runs, label) for label in scales]
 
 
 def draw_named_rewards(runs: Sequence[RunCurves]) -> list[str]:
@@ -214,18 +215,16 @@ def _time_parts(run: RunCurves) -> list[float]:
     return [*sums, max(0.0, run.minutes[-1] - sum(sums))]
 
 
-def _draw_reward(
-    runs: Sequence[RunCurves], label: str, scale: Callable[[RunCurves], Sequence[float]]
-) -> str:
+def _draw_reward(runs: Sequence[RunCurves], label: str) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
         for colour, width, run in _lines(runs):
-            along = scale(run)
-            steps = [step for step, row in enumerate(run.metrics) if "reward/mean" in row]
+            along = SCALES[label](run)
+            steps = _spread([step for step, row in enumerate(run.metrics) if "reward/mean" in row])
             rewards = [run.metrics[step]["reward/mean"] for step in steps]
             places = [along[step] for step in steps]
             axes.plot(places, rewards, color=colour, linewidth=width, marker=".")
-            for score in (score for score in run.scores if score.step < len(along)):
+            for score in _spread([one for one in run.scores if one.step < len(along)]):
                 axes.errorbar(
                     along[score.step],
                     score.reward,
@@ -248,7 +247,8 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     with _panel(panel.title) as (axes, svg):
         for colour, width, dashes, values in series:
             style = {"color": colour, "linewidth": width, "linestyle": dashes}
-            axes.plot([*values], [*values.values()], **style, marker=".")
+            steps = _spread([*values])
+            axes.plot(steps, [values[step] for step in steps], **style, marker=".")
         for colour, values in measured:
             axes.plot([*values], [*values.values()], "o", color=colour, markersize=5)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
@@ -261,6 +261,11 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
         elif max(found) - min(found) < LEVEL * max(map(abs, found)):
             axes.set_ylim(min(found) * (1 - LEVEL), max(found) * (1 + LEVEL))
         return svg()
+
+
+def _spread(values: Sequence[Any]) -> list[Any]:
+    """Return the values that are drawn: evenly spread over a long run, and the last."""
+    return [*values[: -1 : 1 + len(values) // MOST_POINTS], *values[-1:]]
 
 
 def _lines(runs: Sequence[RunCurves]) -> Iterator[tuple[str, float, RunCurves]]:

@@ -396,6 +396,17 @@ def test_errors_are_shown_to_their_last_line_and_equal_ones_once() -> None:
     assert text.count(f"TimeoutError: {error}") == 1
 
 
+def test_a_long_run_s_page_reads_a_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.tasks.reports.plots.MOST_POINTS", 2)
+    run, failed = record_run("hello"), {"kind": "error", "started": NOON, "ended": NOON}
+    for step in range(1, 7):
+        played = failed | {"error_type": "E", "error_message": f"of {'ab'[step == 3]}"}
+        record_metrics(run.metrics, step, {"rollouts/failed": int(step == 3)})
+        record_step(run, step, rollout(0, played, step=step))
+    page, ended = render_report([run]), "train-00006-0000-00"
+    assert [one in page for one in ("E: of b", ended, "train-00001-0000-00")] == [True, True, False]
+
+
 def test_minutes_are_those_in_which_the_run_was_open() -> None:
     run = record_run("hello")
     again = NOON + timedelta(hours=5)
