@@ -136,8 +136,7 @@ def choose_products(weights: Iterable[torch.Tensor]) -> Products:
 def tile_products(weights: Iterable[torch.Tensor], widths: Iterable[int]) -> TiledProducts:
     """Return products by tiles, or of fewer rows where a trial finds that these have their bits.
 
-    Rows of other widths than a tile's multiples would end within a vector of the processor if they
-    are few, and its rest is rounded in another way.
+    Few rows of an uneven width would end within a vector, whose rest is rounded in another way.
     """
     found, shapes = TiledProducts(FEW), {weight.shape: weight for weight in weights}.values()
     whole = all(width % TILE == 0 for width in widths)
@@ -165,8 +164,7 @@ def is_sound(products: Products, weight: torch.Tensor) -> bool:
 
     The error of a product is at most the rounding error of its type.
     """
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn((13 * TILE, weight.shape[1]), generator=generator)
+    rows = torch.randn((13 * TILE, weight.shape[1]), generator=torch.Generator().manual_seed(0))
     packed = products.pack(weight)
     many = _multiply_by(1, products, rows, packed)
     exact = F.linear(rows, weight.float())

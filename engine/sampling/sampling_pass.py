@@ -183,11 +183,10 @@ def prompt_group(
         chunks.append(
             Chunks(number, _index(entries, pool), _index(np.where(rows < 0, some, rows), pool))
         )
-    spans = [np.arange(one.known, len(one.prompt)) for one in prefills]
-    reading = [*zip(prefills, spans, strict=True)]
+    reading = [(one, np.arange(one.known, len(one.prompt))) for one in prefills]
     rows = np.concatenate([one.start + np.arange(len(span)) for one, span in reading])
     entries = np.concatenate([np.full(len(span), one.entry) for one, span in reading])
-    places = pool.places(entries, np.concatenate(spans))
+    places = pool.places(entries, np.concatenate([span for _, span in reading]))
     return PromptGroup(pool, _index(rows, pool), places, chunks), offset
 
 
