@@ -4,48 +4,37 @@ Files are read a row group at a time, and only what is new in their calls is kep
 """
 
 from array import array
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, pairwise
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.calls import POLICY
 from ratchet.tasks.recording.records import LOGPROBS, TOKENS
-from ratchet.tasks.recording.spans import CREDIT, LLM, REWARD
+from ratchet.tasks.recording.spans import LLM
 from ratchet.tasks.storage.durability import durable
-from ratchet.tasks.storage.tables import ROWS_A_GROUP, flat_values, read_parts, write_parts
-
-DESCRIBED = pa.schema(
-    [
-        ("rollout_id", pa.string()),
-        ("group_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("role", pa.string()),
-        ("first_call", pa.int32()),
-        ("calls", pa.int32()),
-        ("begins", pa.string()),
-        ("policy_version", pa.string()),
-        ("reward", pa.float64()),
-        ("truncated", pa.bool_()),
-        ("call_numbers", pa.list_(pa.int32())),
-        ("call_tokens", pa.list_(pa.int32())),
-        ("call_rewards", pa.list_(pa.float64())),
-    ]
+from ratchet.tasks.storage.tables import (
+    ROWS_A_GROUP,
+    arrays,
+    flat_values,
+    query_beside,
+    read_parts,
+    select,
+    write_parts,
 )
+
+TRAJECTORY_QUERY = query_beside(__file__)
 TRAINED_ROLES = (POLICY,)
 TOKEN_LISTS = {
     "tokens": pa.list_(pa.int32()),
     "logprobs": pa.list_(pa.float32()),
     "mask": pa.list_(pa.int8()),
 }
-SCHEMA = pa.schema([*DESCRIBED, *TOKEN_LISTS.items()])
-
-Row = Mapping[str, Any]
+PLACES = "places"
+"""Column of the query: the places of a trajectory's calls in the turns."""
 
 ANSWER = "response_token_ids"
 CALL_LISTS = (TOKENS, ANSWER, LOGPROBS)
@@ -175,82 +164,38 @@ def trajectories_of(
     (`adapters.door.role_calls`), a `branch` (another call has already grown from the same one), or
     a `mismatch`: the door reported the tokens as kept, and they differ.
     """
-    return pa.concat_tables([SCHEMA.empty_table(), *_assembled(spans, trained_roles)])
+    schema, parts = _assembled(spans, trained_roles)
+    return pa.concat_tables([schema.empty_table(), *parts])
 
 
 @durable
 def assemble_trajectories(
     path: Path, spans: Sequence[Path], trained_roles: Sequence[str] = TRAINED_ROLES
 ) -> None:
-    write_parts(_assembled(spans, trained_roles), SCHEMA, path)
+    schema, parts = _assembled(spans, trained_roles)
+    write_parts(parts, schema, path)
 
 
-def _assembled(spans: Sequence[Path], trained_roles: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of trajectories, a row group at a time."""
+def _assembled(
+    spans: Sequence[Path], trained_roles: Sequence[str]
+) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """Return the schema of trajectories, and their rows, a row group at a time."""
     table, turns = _read_turns(spans)
-    rows, calls = _describe(table.to_pylist())
-    for at in range(0, len(rows), ROWS_A_GROUP):
-        part = pa.Table.from_pylist(rows[at : at + ROWS_A_GROUP], schema=DESCRIBED)
-        places = [np.array(own) for own in calls[at : at + ROWS_A_GROUP]]
-        _check_aligned(part, places, turns)
-        lists = _token_lists(part, places, turns, trained_roles)
-        yield pa.table([*part.columns, *lists], schema=SCHEMA)
+    rows = select(TRAJECTORY_QUERY, {"spans": table})
+    described = rows.drop_columns([PLACES])
+    schema = pa.schema([*described.schema, *TOKEN_LISTS.items()])
 
+    def parts() -> Iterator[pa.Table]:
+        for at in range(0, len(rows), ROWS_A_GROUP):
+            part, places = (
+                described.slice(at, ROWS_A_GROUP),
+                arrays(rows[PLACES].slice(at, ROWS_A_GROUP)),
+            )
+            _check_aligned(part, places, turns)
+            lists = _token_lists(part, places, turns, trained_roles)
+            yield pa.table([*part.columns, *lists], schema=schema)
 
-def _describe(spans: Sequence[Row]) -> tuple[list[Row], list[list[int]]]:
-    """Describe each trajectory in a row of DESCRIBED; return also the places of its calls.
-
-    A trajectory is of the attempt that earned the rollout's reward. A statement would take DuckDB
-    10 ms to plan, however few the spans are.
-    """
-    ended: dict[str, Row] = {}
-    for row in spans:
-        last = ended.get(row["rollout_id"], row)
-        if row["reward_name"] == REWARD and row["attempt"] >= last["attempt"]:
-            ended[row["rollout_id"]] = row
-    credits: dict[str, dict[tuple[str, int | None], float]] = defaultdict(dict)
-    trajectories: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
-    for row in spans:
-        rollout, role = row["rollout_id"], row["role"]
-        if rollout not in ended or row["attempt"] != ended[rollout]["attempt"]:
-            continue
-        if row["kind"] == CREDIT:
-            credits[rollout][role, row["call"]] = row["reward"]
-        elif row["place"] is not None:
-            trajectories[rollout, role, row["first_call"]].append(row)
-    calls = [sorted(trajectories[key], key=itemgetter("call")) for key in sorted(trajectories)]
-    rows = [
-        _describe_one(own, ended[(of := own[0]["rollout_id"])]["reward"], credits.get(of, {}))
-        for own in calls
-    ]
-    return rows, [[call["place"] for call in own] for own in calls]
-
-
-def _describe_one(
-    calls: Sequence[Row], reward: float | None, credits: Mapping[tuple[str, int | None], float]
-) -> Row:
-    """Describe a trajectory by its calls, the rollout's reward, and the credits of roles and calls.
-
-    An agent that names rewards of roles leaves out those that have none.
-    """
-    first, role = calls[0], calls[0]["role"]
-    begins = "mismatch" if first["kept_how"] in ("messages", "text") else first["kept_how"]
-    begins = "branch" if first["grew"] else begins
-    numbers = [call["call"] for call in calls]
-    versions = (call["policy_version"] for call in calls)
-    ends = [(call["gen_ai_response_finish_reasons"] or [None])[0] for call in calls]
-    rewards = [credits[role, number] for number in numbers if (role, number) in credits]
-    return {
-        **{name: first[name] for name in DESCRIBED.names[:5]},
-        "calls": len(calls),
-        "begins": begins if first["call"] == first["first_call"] else None,
-        "policy_version": next((version for version in versions if version is not None), None),
-        "reward": credits.get((role, None)) if credits else reward,
-        "truncated": "length" in ends,
-        "call_numbers": numbers,
-        "call_tokens": [call["new_tokens"] for call in calls],
-        "call_rewards": rewards or None,
-    }
+    return schema, parts()
 
 
 def _token_lists(
