@@ -32,7 +32,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
     """A folder with finished runs: st in stages, the sweep ss, and one."""
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
-    start_no_process(monkeypatch)
     write_text(tmp_path / "st.yaml", json.dumps(PLAYLESS))
     judge = {"evaluation": {"judge": {"agent": "judge:pairs"}}}
     judged = {**VALUES["evaluate"], **judge, "roles": {"judge": "checkpoint:no@2"}}
@@ -44,6 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_tinker: None) ->
     for name, recipe in swept.items():
         write_finished(name, recipe)
     write_plan(folder_of("ss"), PlanRecord({}, [*swept], "held-out reward"))
+    start_no_process(monkeypatch)
     return tmp_path
 
 
