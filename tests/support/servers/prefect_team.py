@@ -4,6 +4,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def open_team(
             timeout=DEPLOYING_SECONDS,
         )
         stack.enter_context(running("worker"))
+        looking = partial(api.post, "/work_pools/ratchet/workers/filter", json={})
+        wait_until("the worker looks for flow runs", lambda: looking().json(), STARTING_SECONDS)
         yield api
 
 
